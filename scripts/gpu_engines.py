@@ -38,7 +38,7 @@ def sharded(figures: Figures, shape: str) -> dict[str, Any]:
     import torch.distributed as dist
 
     from gxpo.base import runtime
-    from gxpo.learning.sharded import ShardedLearner, whole
+    from gxpo.learning.sharded import ShardedLearner, whole_tensor
     from gxpo.learning.torch import TorchLearner
 
     samples, prompt, new = (8, 4, 8) if figures.toy else (64, 128, 512)
@@ -50,7 +50,7 @@ def sharded(figures: Figures, shape: str) -> dict[str, Any]:
         gradients, seconds = [], {}
         for name, kind in (("local", TorchLearner), ("fsdp", ShardedLearner)):
             learner: Any = kind(random_model(shape, figures.device, torch.float32), lr=0.0, device=figures.device)
-            gradients.append({n: whole(x).float().cpu() for n, x in learner.gradient(few, spread).items()})
+            gradients.append({n: whole_tensor(x).float().cpu() for n, x in learner.gradient(few, spread).items()})
             del learner
             model = random_model(shape, figures.device, torch.bfloat16)
             learner = kind(model, lr=1e-6, device=figures.device, tokens_per_microbatch=16384, recompute=True)
@@ -144,11 +144,11 @@ def staleness(figures: Figures) -> None:
 def trained_model() -> str:
     """The largest model that is there without a download."""
     from gxpo.models.cache import cache_directory
-    from gxpo.models.smollm2 import NAME, _installed
+    from gxpo.models.smollm2 import NAME, _installed_file
 
     if given := os.environ.get("GXPO_GPU_MODEL"):
         return given
-    there = (cache_directory(None) / NAME / "model.safetensors").is_file() or _installed() is not None
+    there = (cache_directory(None) / NAME / "model.safetensors").is_file() or _installed_file() is not None
     return NAME if there else "tiny"
 
 

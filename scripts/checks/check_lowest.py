@@ -27,12 +27,12 @@ CORE = [
 ]
 TRAIN = [
     *(f"tests/sampling/engines/{name}.py" for name in ("test_torch_engine", "test_keep")),
-    *(f"tests/learning/{name}.py" for name in ("test_packed", "test_policies")),  # of peft too
+    *(f"tests/learning/{name}.py" for name in ("test_packing", "test_policies")),  # of peft too
     *(
         "tests/forest/test_records.py",
         "tests/forest/record_format",
         "tests/models/decoder",
-        "tests/models/test_load.py",
+        "tests/training/models/test_load.py",
         "tests/training/test_export.py",
         "tests/environments/tasks",
         "tests/cli/test_app.py",

@@ -116,7 +116,7 @@ def checks() -> bool:
                 lr=0.0,
                 lora=LoraSettings(rank=RANK, alpha=ALPHA, targets=tuple(sorted({n.split(".")[-3] for n in held}))),
             )
-            names = {n.replace(".default.", "."): n for n in standard.optimiser.named}
+            names = {n.replace(".default.", "."): n for n in standard.optimiser.parameter_by_name}
             assert names.keys() == held.keys(), sorted(names.keys() ^ held.keys())[:4]
             standard.restore({names[n]: x.float() for n, x in held.items()})
             own, theirs = (learner.outputs(given)["logprob"] for learner in (standard, remote))
@@ -142,9 +142,9 @@ def adapters(engine: Any, folder: Path) -> dict[str, torch.Tensor]:
     """The adapters as the server holds them, from a checkpoint for samplers."""
     from safetensors.torch import load
 
-    engine._saved += 1
-    engine._client.save_weights_for_sampler(f"look-{engine._saved}").result()
-    (path,) = (folder / "checkpoints").rglob(f"look-{engine._saved}.tar.gz")
+    engine._save_count += 1
+    engine._client.save_weights_for_sampler(f"look-{engine._save_count}").result()
+    (path,) = (folder / "checkpoints").rglob(f"look-{engine._save_count}.tar.gz")
     with tarfile.open(path) as tar:
         name = next(n for n in tar.getnames() if n.endswith(".safetensors"))
         file = tar.extractfile(name)

@@ -56,7 +56,7 @@ HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "initializ
 
 def tokenizer(*more: str) -> Any:
     """gxpo's characters, and tokens of a family's own."""
-    from gxpo.models.tokenizer import character_tokenizer
+    from gxpo.models.tiny import character_tokenizer
 
     return character_tokenizer(*more)
 

@@ -137,10 +137,10 @@ def optimiser_elsewhere(trainer: Any) -> None:
     def wrapped() -> float:
         import torch
 
-        before = {n: p.detach().clone() for n, p in optimiser.named.items()}
+        before = {n: p.detach().clone() for n, p in optimiser.parameter_by_name.items()}
         norm = step()
         with torch.no_grad():
-            for n, p in optimiser.named.items():
+            for n, p in optimiser.parameter_by_name.items():
                 p.copy_(before[n])
         return norm
 

@@ -15,7 +15,7 @@ from gxpo.environments.rewards.judge import JudgeFailure
 from gxpo.environments.rewards.judged import Pairwise, Rubric
 from gxpo.forest.forest import Forest
 from gxpo.models.cache import cache_directory
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny import character_tokenizer
 from gxpo.parts.protocols import Task
 from gxpo.training.models.load import load
 

@@ -19,7 +19,7 @@ from torch import nn
 from gxpo.base import runtime
 from gxpo.forest.forest import Forest
 from gxpo.learning.lora import LoraSettings
-from gxpo.learning.sharded import ShardedLearner, whole
+from gxpo.learning.sharded import ShardedLearner, whole_tensor
 from gxpo.learning.torch import TorchLearner
 
 LORA = {"lora": LoraSettings(rank=4, targets=("q_proj", "down_proj"))}
@@ -71,7 +71,7 @@ def work(folder: Path, sharded: bool, kinds: list[str]) -> None:
         several = losses(forest, x["logprob"] + 0.01 * noise, credit)
         for couples, loss in several.items():
             for name, g in own.gradient(forest, loss, names=names, couples=couples).items():
-                out[f"{kind}/{couples}/{name}"] = whole(g)
+                out[f"{kind}/{couples}/{name}"] = whole_tensor(g)
         for couples, loss in several.items():
             info = own.step(forest, loss, names=names, couples=couples)
             notes[f"{kind}/{couples}"] = {"microbatches": info.microbatches, "loss": info.loss, "norm": info.grad_norm}
@@ -79,17 +79,17 @@ def work(folder: Path, sharded: bool, kinds: list[str]) -> None:
         if len(own.policies) == 1:
             out[f"{kind}/hidden/states"] = own.hidden(forest)
             out[f"{kind}/hidden/logits"] = own.logits(own.hidden(forest)[:3]).cpu()
-        before = {n: whole(p).clone() for n, p in own.snapshot().items()}
+        before = {n: whole_tensor(p).clone() for n, p in own.snapshot().items()}
         out |= {f"{kind}/after/{n}": v for n, v in before.items()}
         far = torch.ones(forest.n_entries, dtype=torch.float64)
         far[-1] = torch.inf  # in one micro-batch
         skipped = own.step(forest, lambda x, far=far: (far * x["logprob"]).sum()).nonfinite
-        assert skipped and all(torch.equal(whole(p), before[n]) for n, p in own.snapshot().items()), kind
+        assert skipped and all(torch.equal(whole_tensor(p), before[n]) for n, p in own.snapshot().items()), kind
         own.publish()
         copy = dict(own.samples.named_parameters())
         assert all(torch.equal(copy[n], before[n].to(copy[n])) for n in before if n in copy), kind
         if isinstance(own, ShardedLearner):
-            named = {n: p for n, p in own.optimiser.named.items() if hasattr(p, "to_local")}
+            named = {n: p for n, p in own.optimiser.parameter_by_name.items() if hasattr(p, "to_local")}
             held = sum(p.to_local().numel() for p in named.values()) / sum(p.numel() for p in named.values())
             notes[kind] = {"share": held, **own.checksum()}
             own.save(folder / f"saved-{kind}")

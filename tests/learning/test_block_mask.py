@@ -64,7 +64,7 @@ def pairs(mask, rows, length):
 
 def ends_of(sheet):
     rows = padded(sheet)
-    return tree_ends(rows.enter, rows.leave, rows.held), rows.position
+    return tree_ends(rows.enter, rows.leave, rows.is_token), rows.position
 
 
 def test_a_prompt_with_two_branches():
@@ -249,7 +249,7 @@ def test_bytes_of_a_row_of_32k():
     assert int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum()) == 528 + 14 * (512 + 136)
 
 
-def test_processes_that_share_a_model_choose_masks_by_the_longest_row_of_all(monkeypatch):
+def test_sharded_processes_choose_masks_by_the_longest_row(monkeypatch):
     """A process whose own rows are short would else make no trial forward pass where another one waits in it."""
     learner = TorchLearner(small_llama(), lr=0.0, kernels="transformers")
     learner._blocks_from, learner.lockstep = 5000, True

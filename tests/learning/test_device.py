@@ -123,7 +123,7 @@ def test_a_kept_cache_goes_on_as_a_fresh_one():
     ],
     ids=["float32", "lora", "bfloat16", "bfloat16 states", "value head"],
 )
-def test_a_step_moves_parameters_and_a_saved_learner_goes_on_alike(settings):
+def test_a_step_moves_parameters_and_a_saved_learner_continues(settings):
     forest = random_forest(7)
     names = (*NAMES, "value") if "value_heads" in settings else NAMES
 

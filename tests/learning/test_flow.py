@@ -114,7 +114,7 @@ def test_the_gradient_is_exact_whatever_the_microbatches(forest, size, couples):
         assert torch.allclose(g, expected[name], rtol=1e-9, atol=1e-11), name
 
 
-def test_a_tree_and_the_same_written_out_in_full_have_one_gradient():
+def test_a_tree_and_its_flat_trajectories_have_one_gradient():
     one = other(tokens_per_microbatch=7)
     tree, flat = (one.gradient(f, coupled, couples="step") for f in (TREE, TREE.flatten()))
     assert all(torch.allclose(tree[n], flat[n], rtol=1e-10, atol=1e-13) for n in tree)
@@ -219,7 +219,7 @@ def test_what_a_flow_cannot_learn_from_is_said():
 
 # ---------------------------------------------------------------- the methods
 @pytest.mark.parametrize("name", ["flow_grpo", "tempflow_grpo"])
-def test_a_method_is_exact_under_microbatches_and_on_policy_at_first(name):
+def test_microbatches_are_exact_and_the_first_ratio_is_one(name):
     small = {"rollout.group_size": 4} if name == "flow_grpo" else {"rollout.seeds": 2, "rollout.branches": 3}
     m = gxpo.method(name, small)
     forest = grown(m.rollout, TASKS[:2])

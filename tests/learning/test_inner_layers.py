@@ -69,7 +69,7 @@ def test_the_head_on_the_state_as_it_is(kernels):
 
 
 @pytest.mark.parametrize("kernels", ["auto", "transformers"])
-def test_the_gradient_reaches_the_layers_below_the_norm_and_the_head_alone(kernels):
+def test_the_gradient_reaches_lower_layers_norm_and_head_alone(kernels):
     model = clean_llama(**DEEP)
     learner = TorchLearner(model, lr=0.0, kernels=kernels)
     forest = Forest.from_completions([[3, 4, 5]], [[[6, 7]]], [[1.0]])

@@ -33,7 +33,7 @@ def allocator_fails(*_):
 
 @pytest.mark.parametrize("failure", [device_is_full, allocator_fails])
 @pytest.mark.parametrize("act", ["step", "gradient", "outputs"])
-def test_running_out_of_memory_names_the_setting_and_moves_nothing(learner, failure, act):
+def test_out_of_memory_names_the_setting_and_moves_nothing(learner, failure, act):
     before = learner.weights_crc()
     hook = learner.model.model.rotary_emb.register_forward_pre_hook(failure)
     with pytest.raises(ModelError, match=r"learner\.tokens_per_microbatch \(now 8192\)") as caught:
@@ -81,7 +81,7 @@ def test_what_float32_weights_move_is_told_by_a_sample():
     assert optimiser.moved == 0.5 and not optimiser.copies
     # near 1 float32 has steps of 2^-24 (6e-8) below: a step of 1e-9 is lost in every weight
     lost = Optimiser({"pushed": torch.nn.Parameter(torch.ones(300_000))}, lr=1e-9)
-    lost.named["pushed"].grad = torch.ones(300_000)
+    lost.parameter_by_name["pushed"].grad = torch.ones(300_000)
     lost.step()
     assert lost.moved == 0.0
 

@@ -31,7 +31,7 @@ class Scripted:
         return measure.tokens_per_microbatch(self, 40, 24, 8, clock=lambda: self.now, **keys)
 
 
-def test_the_smallest_size_within_five_percent_of_the_best_is_taken():
+def test_the_smallest_size_within_five_percent_is_chosen():
     speeds = {1024: 100, 2048: 180, 4096: 195, 8192: 200, 16384: 200}
     learner = Scripted(lambda size: speeds.get(size, 200))
     assert learner.measured(seconds=1e9) == 4096
@@ -57,8 +57,8 @@ def test_nothing_fits():
 
 def test_a_size_that_would_take_the_free_memory_is_not_tried(monkeypatch):
     used = iter([0, 100, 100, 400])  # before and after each size: 1,024 tokens took 100 bytes, 2,048 took 300
-    monkeypatch.setattr(measure, "_taken", lambda device, mark=False: next(used))
-    monkeypatch.setattr(measure, "_free", lambda device: 900)
+    monkeypatch.setattr(measure, "_memory_in_use", lambda device, mark=False: next(used))
+    monkeypatch.setattr(measure, "_free_memory", lambda device: 900)
     learner = Scripted(lambda size: size)
     assert learner.measured(seconds=1e9) == 2048  # 2 * 300 > 0.6 * 900
 

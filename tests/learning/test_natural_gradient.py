@@ -13,7 +13,7 @@ from tests.learning.llamas import clean_llama, random_forest, small_llama
 import gxpo
 from gxpo.algorithms.signals import Signals
 from gxpo.base.errors import ConfigError
-from gxpo.learning.natural_gradient import NaturalGradient, conjugate_gradient, flat, mean_kl, named
+from gxpo.learning.natural_gradient import NaturalGradient, conjugate_gradient, flatten, mean_kl, unflatten
 from gxpo.learning.torch import TorchLearner
 from gxpo.training.bound_learner import BoundLearner
 
@@ -54,8 +54,8 @@ def test_the_kl_of_the_card_toy():
 
 def test_one_column_and_back():
     tensors = {"b": torch.arange(4.0).view(2, 2), "a": torch.tensor([9.0])}
-    assert flat(tensors).tolist() == [9, 0, 1, 2, 3]
-    back = named(flat(tensors), tensors)
+    assert flatten(tensors).tolist() == [9, 0, 1, 2, 3]
+    back = unflatten(flatten(tensors), tensors)
     assert all(torch.equal(back[k], tensors[k]) for k in tensors)
 
 
@@ -83,7 +83,7 @@ def explicit(learner, forest, credit, weight):
         one = torch.zeros(forest.n_entries, dtype=torch.float64)
         one[p] = 1.0
         found = learner.gradient(forest, lambda x, one=one: (one * x["logprob"]).sum())
-        rows.append(flat(found))
+        rows.append(flatten(found))
     jacobian = torch.stack(rows)
     own = (credit * weight)[tokens]
     return -(own @ jacobian) / len(tokens), jacobian.T @ jacobian / len(tokens)
@@ -106,10 +106,10 @@ def test_the_direction_solves_the_damped_system(radius):
     learner = fresh()
     forest, held, credit, weight = bound(learner)
     gradient, fisher = explicit(learner, forest, credit, weight)
-    start = flat(learner.snapshot())
+    start = flatten(learner.snapshot())
     exact = torch.linalg.solve(fisher + 0.1 * torch.eye(len(start), dtype=torch.float64), gradient)
     NaturalGradient(radius=radius, iterations=100).run(forest, credit, weight, held)
-    moved = start - flat(learner.snapshot())
+    moved = start - flatten(learner.snapshot())
     cosine = float(moved @ exact) / float(moved.norm() * exact.norm())
     assert cosine > 1 - 1e-7
     # the length: sqrt(2 delta / (x'Fx + 0.1 x'x)) times a power of 0.5
@@ -118,19 +118,19 @@ def test_the_direction_solves_the_damped_system(radius):
     assert power == pytest.approx(round(power), abs=1e-4) and round(power) >= 0
 
 
-def test_ten_iterations_are_near_and_without_damping_it_is_the_natural_gradient():
+def test_ten_iterations_approach_the_natural_gradient():
     learner = fresh()
     forest, held, credit, weight = bound(learner)
     gradient, fisher = explicit(learner, forest, credit, weight)
-    start = flat(learner.snapshot())
+    start = flatten(learner.snapshot())
     NaturalGradient(radius=1e-8, damping=0.0, iterations=200).run(forest, credit, weight, held)
-    moved = start - flat(learner.snapshot())
+    moved = start - flatten(learner.snapshot())
     exact = torch.linalg.pinv(fisher, rtol=1e-10, hermitian=True) @ gradient
     assert float(moved @ exact) / float(moved.norm() * exact.norm()) > 1 - 1e-4
     again = fresh()
     forest, held, credit, weight = bound(again)
     NaturalGradient(radius=1e-8).run(forest, credit, weight, held)
-    short = start - flat(again.snapshot())
+    short = start - flatten(again.snapshot())
     damped = torch.linalg.solve(fisher + 0.1 * torch.eye(len(start), dtype=torch.float64), gradient)
     assert float(short @ damped) / float(short.norm() * damped.norm()) > 0.98
 
@@ -198,9 +198,9 @@ def test_float32_is_near_float64():
     narrow = TorchLearner(small_llama(**TINY), lr=1.0, kernels="transformers")
     moves = []
     for learner in (wide, narrow):
-        start = flat(learner.snapshot()).double()
+        start = flatten(learner.snapshot()).double()
         run(NaturalGradient(), learner)
-        moves.append(flat(learner.snapshot()).double() - start)
+        moves.append(flatten(learner.snapshot()).double() - start)
     assert float(moves[0] @ moves[1]) / float(moves[0].norm() * moves[1].norm()) > 0.999
 
 

@@ -24,7 +24,7 @@ def way(forest: Forest, token: int) -> list[int]:
 
 @few
 @given(forests())
-def test_positions_predecessors_and_mask_follow_the_way_from_the_root(forest: Forest) -> None:
+def test_positions_predecessors_and_mask_follow_the_path(forest: Forest) -> None:
     packed = forest.pack()
     ways = [way(forest, t) for t in range(forest.n_tokens)]
     assert packed.token is forest.token
@@ -42,7 +42,7 @@ def test_positions_predecessors_and_mask_follow_the_way_from_the_root(forest: Fo
 
 @few
 @given(forests())
-def test_every_path_token_sees_its_whole_trajectory_and_nothing_else(forest: Forest) -> None:
+def test_a_path_token_sees_its_whole_trajectory_and_no_more(forest: Forest) -> None:
     """What a token attends to, in order of position, is what the record says it was conditioned on."""
     packed = forest.pack()
     mask = packed.mask(torch.arange(forest.n_tokens))

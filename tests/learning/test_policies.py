@@ -94,7 +94,7 @@ def test_every_token_is_read_by_who_wrote_it(layout: str) -> None:
         assert len(set(author(forest))) == 2
 
 
-def test_one_policy_reads_everything_whatever_the_forest_calls_it() -> None:
+def test_a_single_policy_reads_tokens_of_any_policy_name() -> None:
     forest = team_forest(1)
     one = moved(make(None))
     assert one.policies == {"main": "trained"}
@@ -103,7 +103,7 @@ def test_one_policy_reads_everything_whatever_the_forest_calls_it() -> None:
     assert list(renamed.snapshot()) == list(one.snapshot())
 
 
-def test_the_reference_and_a_frozen_policy_are_the_model_without_adapters() -> None:
+def test_reference_and_frozen_policy_run_without_adapters() -> None:
     forest, learner = team_forest(2), moved(make(FROZEN, reference=True))
     base = TorchLearner(clean_llama(), lr=0.0).outputs(forest)["logprob"]
     assert torch.allclose(learner.outputs(forest, policy="reference")["logprob"], base, rtol=1e-12, atol=0)
@@ -269,7 +269,7 @@ def test_what_one_policy_kept_is_of_no_use_to_another() -> None:
         )
 
 
-def test_requests_of_several_policies_are_answered_in_their_order() -> None:
+def test_requests_of_several_policies_keep_their_order() -> None:
     learner = moved(make())
     engine = TorchEngine(learner.model, stop_ids=(1,), acting=learner.acting)
     asked = [(p, k) for k in range(3) for p in ("verifier", "solver")]
@@ -374,7 +374,7 @@ def goes_on(whole: Path, run: Path) -> set[str]:
 
 
 @pytest.mark.thorough
-def test_a_team_run_that_was_killed_goes_on_as_if_it_had_not_been(parity: str, tmp_path: Path) -> None:
+def test_a_killed_team_run_resumes_with_equal_bits(parity: str, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     gxpo.train("tiny:cold", "arithmetic", "dr_mas", 3, parity, out=whole, set=KEYS)
     (tmp_path / "script.py").write_text(SCRIPT)

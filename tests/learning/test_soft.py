@@ -13,7 +13,7 @@ import gxpo
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny import character_tokenizer
 from gxpo.parts.protocols import Budget, EpisodeRules, Request, Sampling, SoftSampling, StreamKey, Task
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.sampling.rollouts.soft_thinking import SoftThinking

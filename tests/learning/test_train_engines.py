@@ -275,7 +275,7 @@ def test_a_wrong_engine_whose_eps_is_fixed_is_caught(fake: type[TransformersEngi
     assert figure in failed
 
 
-def test_a_scale_behind_an_eps_that_was_told_wrong_is_seen_by_the_norm_alone() -> None:
+def test_a_wrong_eps_hides_a_scale_that_only_the_norm_shows() -> None:
     """A gradient of half the size and twice the eps look alike to the steps: their scale is known as far as eps is."""
     model = clean_llama(vocab_size=64)
 

@@ -128,7 +128,7 @@ def test_turns_from_the_end_and_products_since_the_start():
     assert given[2] == pytest.approx([1.2] * 6 + [-b] * 2)  # e^.25 = 1.284 is held
 
 
-def test_an_empty_step_corrects_nothing_and_the_last_step_is_not_looked_at():
+def test_empty_and_last_steps_correct_nothing():
     forest = Forest.from_records([record("a", [5], [6]), record("b", [7], [8])])
     learner = Scripted(forest, drift=0.1, empty={0})
     looked = []
@@ -149,7 +149,7 @@ def test_turns_without_trained_tokens_are_no_turns():
     assert len(learner.steps) == 1 and torch.equal(learner.steps[0][0], forest.path_trainable)
 
 
-def test_a_shared_turn_at_two_distances_counts_at_each_with_its_own_entries():
+def test_a_shared_turn_at_two_distances_counts_at_each():
     base = record("a", [5, 6], [7])
     fork = {"schema": "gxpo.rollouts/1", "group": "g", "id": "b", "fork": {"of": "a", "turn": 0, "token": 2},
             "turns": [{"action": [8], "logprob": [-1.0]}], "reward": 1.0}  # fmt: skip

@@ -55,7 +55,7 @@ def test_values_and_hidden_states_do_not_depend_on_packing(seed, limit):
     assert all(float((a[n] - b[n]).norm()) <= 1e-10 * max(1.0, float(b[n].norm())) for n in a)
 
 
-def test_the_head_moves_at_its_own_rate_and_is_saved_with_the_policy():
+def test_the_head_has_its_own_rate_and_is_saved_with_the_policy():
     forest = Forest.from_completions([[3, 4]], [[[6, 7], [8]]], [[1.0, 0.0]])
     slow, fast = with_head(), with_head(value_lr=3.0)
     for learner in (slow, fast):

@@ -11,7 +11,7 @@ from gxpo.base.errors import ModelError
 from gxpo.bench.random_models import KINDS, TINY, Sizes
 from gxpo.learning.lora import LoraSettings, merged
 from gxpo.models.decoder.forward import Decoder
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny import character_tokenizer
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines import network
 from gxpo.sampling.engines.torch import TorchEngine
@@ -21,7 +21,7 @@ from gxpo.training.models.load import Loaded, load
 WIDE = Sizes(128, 32, 48, 2, 4, 2, 12, 256, 4, 4)  # more ids than the tokenizer's 100
 
 
-def test_a_padded_vocabulary_several_ends_and_a_pad_token_that_is_one_of_them(tmp_path):
+def test_a_padded_vocabulary_and_a_pad_token_that_is_an_end(tmp_path):
     model, tokenizer = KINDS["qwen2"].model(WIDE), character_tokenizer()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = [5, 2], 2
     tokenizer.pad_token = tokenizer.eos_token
@@ -96,7 +96,7 @@ def test_a_subclass_is_fast_only_where_it_computes_the_same():
 
 
 @pytest.mark.parametrize("name", ["mistral-window", "gemma3", "qwen2-window"])
-def test_windows_that_are_other_than_the_configuration_says_are_noticed(name):
+def test_windows_unlike_the_configuration_are_noticed(name):
     """Also where the window is wider than the probe."""
     model = KINDS[name].model(TINY, sliding_window=100)
     assert Decoder.of(model) is not None

@@ -15,7 +15,7 @@ from gxpo.models import smollm2
 
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch):
-    monkeypatch.setattr(smollm2, "_installed", lambda: None)
+    monkeypatch.setattr(smollm2, "_installed_file", lambda: None)
 
 
 def wheel_of(content: bytes):
@@ -48,7 +48,7 @@ def test_the_file_of_the_wheel_is_converted_once(monkeypatch, tmp_path):
     assert converted == [b"weights"]
 
 
-def test_another_file_under_that_name_is_refused_and_nothing_is_kept(monkeypatch, tmp_path):
+def test_another_file_of_that_name_is_refused_and_not_stored(monkeypatch, tmp_path):
     monkeypatch.setattr(subprocess, "run", wheel_of(b"something else"))
     with pytest.raises(ModelError, match="SHA-256"):
         smollm2.smollm2(tmp_path)

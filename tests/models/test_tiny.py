@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from gxpo.models.tokenizer import CHARACTERS
+from gxpo.models.tiny import CHARACTERS
 from gxpo.training.models import character_tokenizer, tiny_model
 
 TOKENIZER = character_tokenizer()

@@ -86,7 +86,7 @@ def train(cold, out, url, steps, **settings):
 
 def test_a_run_on_a_server_and_its_resumption(cold, tmp_path):
     pytest.importorskip("tinker")
-    from tests.learning.tinker_server import Fake, Server
+    from tests.learning.remote.tinker_server import Fake, Server
 
     folder, model = cold
     fake = Fake(model, reduction="mean over a row's tokens and a step's rows")
@@ -113,7 +113,7 @@ def test_a_run_on_a_server_and_its_resumption(cold, tmp_path):
 
 def test_a_server_that_does_not_clip_is_refused_before_the_run(cold, tmp_path):
     pytest.importorskip("tinker")
-    from tests.learning.tinker_server import Fake, Server
+    from tests.learning.remote.tinker_server import Fake, Server
 
     folder, model = cold
     with Server(Fake(model, clips=False)) as server:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import gxpo
 from gxpo.bench.random_models import KINDS, Sizes
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny import character_tokenizer
 from gxpo.training import export
 from gxpo.training.start import checkpoint_of, parameters_of
 

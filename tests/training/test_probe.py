@@ -72,7 +72,7 @@ def test_occasions(steps: int, every: int, count: int) -> None:
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)])
 def test_size_of_a_checkpoint(tmp_path: Path, lora: LoraSettings | None) -> None:
     learner = TorchLearner(tiny_model(), lr=1e-3, lora=lora, dtype="bfloat16")
-    for p in learner.optimiser.named.values():
+    for p in learner.optimiser.parameter_by_name.values():
         p.grad = torch.ones_like(p)
     learner.optimiser.collect()
     learner.optimiser.step()

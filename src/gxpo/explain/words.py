@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gxpo.base.errors import GxpoError
 from gxpo.base.media import FIRST, label, ref_of, row_of
 from gxpo.forest.forest import Forest
-from gxpo.models.tokenizer import CHARACTERS, IMAGE, SPECIAL, built_in
+from gxpo.models.tiny import CHARACTERS, IMAGE, SPECIAL, built_in
 
 WORD = re.compile(r"\s*[^\s]{1,24}|\s+")  # 24: a text without spaces is cut, too
 

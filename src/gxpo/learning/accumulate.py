@@ -25,7 +25,7 @@ from gxpo.parts.protocols import LossFunction
 
 
 def whole_units(unit: Tensor, batches: Sequence[MicroBatch]) -> bool:
-    """True if no unit (dense ids over P) is split between two micro-batches."""
+    """Return True if no unit (dense ids over P) is split between two micro-batches."""
     pairs = [torch.unique(unit[batch.entries]) for batch in batches]
     return torch.cat(pairs).unique().numel() == sum(p.numel() for p in pairs) if pairs else True
 
@@ -34,7 +34,7 @@ Forward = Callable[[MicroBatch], Mapping[str, Tensor]]  # named outputs of the m
 
 
 def unit_of(forest: Forest, couples: str) -> Tensor:
-    """[P] dense ids of sets of action tokens that may influence each other's derivative."""
+    """[P] dense ids of the sets of action tokens within which derivatives are coupled."""
     if couples == "token":
         return torch.arange(forest.n_entries)
     if couples == "trajectory":
@@ -55,13 +55,13 @@ def constants(forest: Forest, names: Sequence[str]) -> dict[str, Tensor]:
 def outputs_of(
     forward: Forward, batches: Sequence[MicroBatch], start: Mapping[str, Tensor], *, lockstep: bool = False
 ) -> dict[str, Tensor]:
-    """Outputs [P] of all micro-batches, divided among the processes; `start` for tokens in none of them.
+    """Outputs [P] of all micro-batches, computed by all processes; `start` for tokens in none of them.
 
-    lockstep  every process makes equally many passes, as sharded parameters need; a last one may be made for nothing
+    lockstep  every process makes equally many passes, as sharded parameters need; a last one may be unused
     """
     with torch.no_grad():
-        mine = [(batch, forward(batch), real) for batch, real in _dealt(batches, lockstep)]
-    return _merge([(batch, found) for batch, found, real in mine if real], batches, start)
+        own_passes = [(batch, forward(batch), real) for batch, real in _batches_of_rank(batches, lockstep)]
+    return _merge([(batch, outputs) for batch, outputs, real in own_passes if real], batches, start)
 
 
 def in_one_pass(
@@ -73,18 +73,19 @@ def in_one_pass(
     *,
     lockstep: bool = False,
 ) -> dict[str, Tensor]:
-    """Accumulate the gradient of `loss` over micro-batches of whole units; gives the outputs [P]."""
-    mine = []
-    for batch, real in _dealt(batches, lockstep):
+    """Accumulate the gradient of `loss` over micro-batches of whole units; return the outputs [P]."""
+    own_outputs = []
+    for batch, real in _batches_of_rank(batches, lockstep):
         live = forward(batch)
-        if not real:
-            _backward(_nothing(live, start), collect)
+        if not real:  # in lockstep: this process only keeps the collectives of the others going
+            _backward(_zero_of(live, start), collect)
             continue
+        # L sees all of P, with this micro-batch's tokens live and the others as constants
         x = {name: start[name].index_copy(0, batch.entries, live[name]) for name in start}
         value = loss(x)
-        _backward(value + _nothing(live, start) if lockstep else value, collect)
-        mine.append((batch, {name: live[name].detach() for name in start}))
-    return _merge(mine, batches, start)
+        _backward(value + _zero_of(live, start) if lockstep else value, collect)
+        own_outputs.append((batch, {name: live[name].detach() for name in start}))
+    return _merge(own_outputs, batches, start)
 
 
 def in_two_passes(
@@ -96,15 +97,18 @@ def in_two_passes(
     *,
     lockstep: bool = False,
 ) -> dict[str, Tensor]:
-    """Accumulate the gradient of `loss` over any micro-batches, in two passes; gives the outputs [P]."""
+    """Accumulate the gradient of `loss` over any micro-batches, in two passes; return the outputs [P]."""
     x = outputs_of(forward, batches, start, lockstep=lockstep)
     slope = gradient_of(loss, x)
-    for batch, real in _dealt(batches, lockstep):
+    # a micro-batch whose slopes are all 0 needs no forward pass, except in lockstep
+    for batch, real in _batches_of_rank(batches, lockstep):
         g = {name: slope[name][batch.entries] for name in x}
-        pulls = real and any(bool(part.any()) for part in g.values())
-        if pulls or lockstep:
+        has_slope = real and any(bool(part.any()) for part in g.values())
+        if has_slope or lockstep:
             live = forward(batch)
-            value = torch.stack([(g[name] * live[name]).sum() for name in x]).sum() if pulls else _nothing(live, start)
+            value = (
+                torch.stack([(g[name] * live[name]).sum() for name in x]).sum() if has_slope else _zero_of(live, start)
+            )
             _backward(value, collect)
     return x
 
@@ -115,12 +119,14 @@ def gradient_of(loss: LossFunction, x: Mapping[str, Tensor]) -> dict[str, Tensor
     value = loss(leaves)
     if not value.requires_grad:
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    return {n: torch.zeros_like(leaf) if g is None else g for (n, leaf), g in zip(leaves.items(), found, strict=True)}
+    gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    return {
+        n: torch.zeros_like(leaf) if g is None else g for (n, leaf), g in zip(leaves.items(), gradients, strict=True)
+    }
 
 
-def _dealt(batches: Sequence[MicroBatch], lockstep: bool) -> list[tuple[MicroBatch, bool]]:
-    """This process's micro-batches, and whether each is its own.
+def _batches_of_rank(batches: Sequence[MicroBatch], lockstep: bool) -> list[tuple[MicroBatch, bool]]:
+    """Micro-batches that this process runs, and True for those whose result counts.
 
     In lockstep every process has equally many, and those that go through the model together are of one policy: the
     parameters whose gradients are summed are the same everywhere.
@@ -129,15 +135,15 @@ def _dealt(batches: Sequence[MicroBatch], lockstep: bool) -> list[tuple[MicroBat
     if not lockstep:
         return [(batch, True) for batch in batches[rank::world]]
     out = []
-    for _, same in groupby(batches, key=lambda batch: batch.policy):
-        together = list(same)
-        for i in range(rank, -(-len(together) // world) * world, world):
-            out.append((together[i], True) if i < len(together) else (together[-1], False))
+    for _, of_policy in groupby(batches, key=lambda batch: batch.policy):
+        policy_batches = list(of_policy)
+        for i in range(rank, -(-len(policy_batches) // world) * world, world):
+            out.append((policy_batches[i], True) if i < len(policy_batches) else (policy_batches[-1], False))
     return out
 
 
-def _nothing(live: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
-    """0, with a gradient of 0 in every parameter that the outputs depend on."""
+def _zero_of(live: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    """Return 0 with a gradient of 0 in every parameter that the outputs depend on."""
     return torch.stack([live[name].nan_to_num(0.0, 0.0, 0.0).sum() for name in names]).sum() * 0.0
 
 
@@ -148,15 +154,17 @@ def _backward(value: Tensor, collect: Callable[[], None]) -> None:
 
 
 def _merge(
-    mine: Sequence[tuple[MicroBatch, Mapping[str, Tensor]]], batches: Sequence[MicroBatch], start: Mapping[str, Tensor]
+    own_outputs: Sequence[tuple[MicroBatch, Mapping[str, Tensor]]],
+    batches: Sequence[MicroBatch],
+    start: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    computed = {name: torch.zeros_like(x) for name, x in start.items()}
-    for batch, found in mine:
-        for name, x in computed.items():
-            x[batch.entries] = found[name]
-    runtime.all_sum([computed[name] for name in sorted(computed)])
-    where = torch.zeros(len(next(iter(start.values()))), dtype=torch.bool)
+    merged = {name: torch.zeros_like(x) for name, x in start.items()}
+    for batch, outputs in own_outputs:
+        for name, x in merged.items():
+            x[batch.entries] = outputs[name]
+    runtime.all_sum([merged[name] for name in sorted(merged)])
+    computed_P = torch.zeros(len(next(iter(start.values()))), dtype=torch.bool)
     for batch in batches:
-        where[batch.entries] = True
-    wide = {name: where.view(-1, *[1] * (x.dim() - 1)) for name, x in start.items()}
-    return {name: torch.where(wide[name], computed[name], x) for name, x in start.items()}
+        computed_P[batch.entries] = True
+    computed_mask = {name: computed_P.view(-1, *[1] * (x.dim() - 1)) for name, x in start.items()}
+    return {name: torch.where(computed_mask[name], merged[name], x) for name, x in start.items()}

@@ -1,10 +1,11 @@
-"""Model support for tree attention masks: supported models train on packed trees, others on flat sequences.
+"""Support of transformers models for tree attention masks: they train on packed trees, all others on flat rows.
 
 The mask of a packed tree is dense, [B, 1, L, L], or a table of blocks for FlexAttention (`gxpo.learning.block_mask`).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor
 
 from gxpo.base.errors import ModelError
-from gxpo.learning.block_mask import KERNEL, NO_FLEX_BACKWARD, masks_of, switch, tree_ends
-from gxpo.learning.packing import Sheet
+from gxpo.learning.block_mask import KERNEL, NO_FLEX_BACKWARD, Attention, masks_of, switch, tree_ends
+from gxpo.learning.packing import Layout, Sheet
 from gxpo.learning.readout import Readout
 from gxpo.models.decoder.forward import with_window
 
@@ -27,30 +28,30 @@ NARROW = 2  # window of the probe of models that have one
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """Right-padded rows of a sheet: tokens, position [B, L] (of m-RoPE [3, B, L]); held [B, L] bool, False on padding.
+    """Right-padded rows of a sheet: tokens, position [B, L] (of m-RoPE [3, B, L]); is_token [B, L]: False on padding.
 
     enter, leave [B, L]: depth-first interval of each token's node
     """
 
     tokens: Tensor
     position: Tensor
-    held: Tensor
+    is_token: Tensor
     enter: Tensor
     leave: Tensor
 
 
 def padded(sheet: Sheet) -> Padded:
-    """The rows of a sheet padded, for models that take a mask."""
+    """Pad the rows of a sheet on the right, for models that take a mask."""
     lengths = torch.tensor(sheet.lengths)
-    held = torch.arange(int(lengths.max()))[None] < lengths[:, None]
-    index = torch.zeros(held.shape, dtype=torch.int64)
-    index[held] = sheet.index
+    token_mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+    index = torch.zeros(token_mask.shape, dtype=torch.int64)
+    index[token_mask] = sheet.index
     packed, (enter, leave) = sheet.packing.packed, sheet.packing.spans
     node = packed.node_of_token[index]
     return Padded(
-        tokens=torch.where(held, packed.token[index], 0),
-        position=torch.where(held, sheet.packing.position[..., index], 0),
-        held=held,
+        tokens=torch.where(token_mask, packed.token[index], 0),
+        position=torch.where(token_mask, sheet.packing.position[..., index], 0),
+        is_token=token_mask,
         enter=enter[node],
         leave=leave[node],
     )
@@ -58,7 +59,7 @@ def padded(sheet: Sheet) -> Padded:
 
 def may_attend(rows: Padded) -> Tensor:
     """Tree attention mask [B, L, L] bool: the column's token is the row's or an ancestor; padding attends to itself."""
-    begin, end = torch.where(rows.held, rows.enter, -1), torch.where(rows.held, rows.leave, -1)
+    begin, end = torch.where(rows.is_token, rows.enter, -1), torch.where(rows.is_token, rows.leave, -1)
     above = (begin[:, None, :] <= begin[:, :, None]) & (begin[:, :, None] < end[:, None, :])
     order = torch.arange(begin.shape[1])
     above &= order[None, :] <= order[:, None]
@@ -72,27 +73,29 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def states_after(readout: Readout, sheet: Sheet, layers: Sequence[int], *, blocks: bool) -> list[Tensor]:
-    """Hidden states [n, H] of a sheet's tokens after each of several layers of a transformers model; `blocks`: packed
-    trees go through with block masks, for which `why_not_blocks` has switched the model."""
+    """Hidden states [n, H] of a sheet's tokens after each of several layers of a transformers model.
+
+    blocks  packed trees take block masks; the model has been switched to them by `why_not_blocks`
+    """
     parameter = next(readout.causal.parameters())
     device = parameter.device
     if blocks and torch.is_grad_enabled() and device.type in NO_FLEX_BACKWARD:
         raise ModelError(f"FlexAttention has no backward pass on {device.type}: set learner.attention=dense")
     rows = padded(sheet)
-    position, held = rows.position.to(device), rows.held.to(device)
+    position, is_token = rows.position.to(device), rows.is_token.to(device)
     mask: Any
     if sheet.packing.layout == "flat":
-        mask = held.to(torch.int64)
+        mask = is_token.to(torch.int64)
     elif blocks:
-        ends = tree_ends(rows.enter, rows.leave, rows.held)
+        ends = tree_ends(rows.enter, rows.leave, rows.is_token)
         mask = masks_of(readout.causal.config.get_text_config(), ends.to(device), position)
     else:
         mask = additive(may_attend(rows).to(device), parameter.dtype)
-    return [x[held] for x in readout.states_after(rows.tokens.to(device), mask, position, layers)]
+    return [x[is_token] for x in readout.states_after(rows.tokens.to(device), mask, position, layers)]
 
 
 def why_flat(readout: Readout) -> str | None:
-    """Why this model can't be trained on packed trees; None if it can.
+    """Reason why this model can't be trained on packed trees; None if it can.
 
     From its configuration (recurrence, sliding windows, layers other than full attention, attention kernels without
     masks), then by trying a small tree against its branches.
@@ -100,18 +103,21 @@ def why_flat(readout: Readout) -> str | None:
     if readout.decoder is not None:  # it has blocks instead of masks
         return None
     config: Any = readout.causal.config.get_text_config()
+    # recurrent states and sliding windows count tokens of the row, not of the path to the root
     layers = getattr(config, "layer_types", None)
     if getattr(readout.causal, "_is_stateful", False):
         return "it has recurrent layers"
     if layers is not None:
-        other = sorted(set(layers) - {"full_attention"})
-        if other:
-            return f"it has {' and '.join(other)} layers"
+        unsupported = sorted(set(layers) - {"full_attention"})
+        if unsupported:
+            return f"it has {' and '.join(unsupported)} layers"
     elif getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return f"it attends within a window of {config.sliding_window} tokens"
+    # flash attention takes no mask at all and would let branches see each other
     kernel = getattr(config, "_attn_implementation", None)
     if kernel not in MASKED_ATTENTION:
         return f"its attention kernel {kernel!r} takes no mask of ancestors (load it with attn_implementation='sdpa')"
+    # a configuration does not tell everything: a small tree must give the states of its branches
     allowed = torch.zeros(1, 7, 7, dtype=torch.bool)
     for branch in BRANCHES:
         for i, row in enumerate(branch):
@@ -122,8 +128,10 @@ def why_flat(readout: Readout) -> str | None:
 
 
 def why_not_blocks(readout: Readout) -> str | None:
-    """Why this model can't attend by block masks, tried on a small tree, within a sliding window if it has one; None if
-    it can, and is switched to the attention kernel that takes them."""
+    """Reason why this model can't attend by block masks; None if it can, and it is then switched to them.
+
+    Tried on a small tree, and within a sliding window if the model has one.
+    """
     if readout.decoder is not None:
         return "gxpo's own forward pass needs no mask (learner.kernels=transformers runs the model of transformers)"
     if (reason := switch(readout.causal)) is not None:
@@ -143,8 +151,23 @@ def why_not_blocks(readout: Readout) -> str | None:
     return None
 
 
+def layout_for(readout: Readout, layout: str, attention: Attention) -> Layout:
+    """Layout in which a model is trained: packed where it can be, flat otherwise (with a warning) or by choice."""
+    if layout not in ("packed", "flat"):
+        raise ModelError(f"layout is 'packed' or 'flat', not {layout!r}")
+    if attention == "flex":
+        reason = "rows of learner.layout=flat have no forks" if layout == "flat" else why_not_blocks(readout)
+        if reason is not None:
+            raise ModelError(f"learner.attention=flex can't be had: {reason}; leave it at auto")
+        return "packed"
+    if layout == "packed" and (reason := why_flat(readout)):
+        warnings.warn(f"{readout.name} is trained flat, without sharing prefixes: {reason}", stacklevel=3)
+        return "flat"
+    return "packed" if layout == "packed" else "flat"
+
+
 def untrained_loss(causal: Any) -> str | None:
-    """What of a mixture of experts' own loss is not in the objective; None if there is nothing."""
+    """Warning about a load-balancing loss that the objective leaves out; None for a model without experts."""
     coefficient = getattr(causal.config.get_text_config(), "router_aux_loss_coef", None)
     if not coefficient:
         return None
@@ -156,7 +179,7 @@ def untrained_loss(causal: Any) -> str | None:
 
 @torch.no_grad()
 def _tree_equals_branches(readout: Readout, mask: Any) -> bool | str:
-    """Whether a tree under its mask has the states of its branches; the error, if the model raises one."""
+    """Return True if a tree under its mask has the states of its branches; the error, if the model raises one."""
     device = next(readout.causal.parameters()).device
     tokens = torch.tensor([TREE[0]], device=device) % readout.vocabulary
     position = torch.tensor([TREE[1]], device=device)

@@ -1,4 +1,4 @@
-"""Learners in this process: which optimiser steps a training step takes, and one of them."""
+"""Updates and in-process learners: the optimiser steps of a training step, and one such step on L(x)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from gxpo.learning.lora import Adapters
 
 
-# ---------------------------------------------------------------- which optimiser steps
+# ---------------------------------------------------------------- updates
 class UpdatePart(Part):
-    """Base of updates: a frozen dataclass with `run` and `optimiser_steps` (`gxpo.parts.protocols.Update`).
+    """Base class of updates: a frozen dataclass with `run` and `optimiser_steps` (`gxpo.parts.protocols.Update`).
 
-    sets_parameters  True for one that reads gradients, or copies and sets parameters, beside taking steps
+    sets_parameters  True if it reads gradients, or copies and sets parameters, besides taking steps
     """
 
     slot = "update"
@@ -41,7 +41,7 @@ class UpdatePart(Part):
 
 
 def steps_of(update: Any, groups: int) -> int:
-    """`optimiser_steps` of an update; GxpoError where it gives no number of steps."""
+    """Return `optimiser_steps` of an update; raise GxpoError unless it is a positive integer."""
     step_count = update.optimiser_steps(groups)
     if isinstance(step_count, bool) or not isinstance(step_count, int) or step_count < 1:
         raise GxpoError(
@@ -88,15 +88,16 @@ class Epochs(UpdatePart):
         return [learner.step(forest, credit, weight, part) for _ in range(self.epochs) for part in parts]
 
     def _parts(self, forest: Forest, coefficient: Tensor) -> list[Tensor] | list[None]:
-        """Trajectories of each optimiser step; None: all."""
-        group = forest.ids("group", axis="R")
-        early = torch.tensor([origin == self.first for origin in forest.origin], dtype=torch.bool)
-        if not bool(early.any()):
-            parts = deal(group, self.minibatches)
+        """Rows of R that each optimiser step trains on; None: all."""
+        group_R = forest.ids("group", axis="R")
+        is_early_R = torch.tensor([origin == self.first for origin in forest.origin], dtype=torch.bool)
+        if not bool(is_early_R.any()):
+            parts = deal(group_R, self.minibatches)
             return parts if len(parts) > 1 else [None] * len(parts)
-        moved = bool(coefficient[forest.to_path(early, "R")].any())
-        kinds = [kind.nonzero().squeeze(1) for kind in ([early] if moved else []) + [~early]]
-        return [rows[part] for rows in kinds for part in deal(dense(group[rows]), self.minibatches)]
+        # early rollouts without any advantage would make steps that move nothing (PIPO skips its retrospective step)
+        has_advantage = bool(coefficient[forest.to_path(is_early_R, "R")].any())
+        row_sets = [kind.nonzero().squeeze(1) for kind in ([is_early_R] if has_advantage else []) + [~is_early_R]]
+        return [rows[part] for rows in row_sets for part in deal(dense(group_R[rows]), self.minibatches)]
 
 
 # ---------------------------------------------------------------- learners
@@ -110,16 +111,18 @@ class InProcess:
 
     optimiser: Optimiser
     tokens_per_microbatch: int
-    lockstep = False  # whether every process makes equally many passes: where parameters are sharded over them
+    lockstep = False  # True if every process must make equally many passes: parameters are sharded over them
 
     def _packing(self, forest: Forest) -> Any:
+        """Arrange the stored tokens of a forest for the model."""
         raise NotImplementedError
 
     def _microbatches(self, packing: Any, entries: Tensor, cuts: Sequence[Tensor] | None) -> list[Any]:
+        """Split action tokens (of P) into micro-batches; `cuts` sets their boundaries."""
         raise NotImplementedError
 
     def _live(self, batch: Any, names: Sequence[str], *given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """`given`: nothing, or the `given` of `step`."""
+        """Outputs [E] of a micro-batch, with gradient; `given`: nothing, or the `given` of `step`."""
         raise NotImplementedError
 
     def _short_memory(self, doing: str) -> AbstractContextManager[None]:
@@ -148,14 +151,15 @@ class InProcess:
                 norm = 0.0 if info.empty else self.optimiser.step()
             if info.empty:
                 return info
+            # the optimiser has left everything as it was; the reason names the parameter for the warning
             if not math.isfinite(norm):
                 from gxpo.base.finite import first_not_finite
 
-                own = {name: local(g) for name, g in self.optimiser.gradients().items()}
-                where = runtime.first_of(first_not_finite(own) or "") or "the sum of its squares"
-                return replace(info, grad_norm=norm, nonfinite=where)
+                local_gradients = {name: local(g) for name, g in self.optimiser.gradients().items()}
+                culprit = runtime.first_of(first_not_finite(local_gradients) or "") or "the sum of its squares"
+                return replace(info, grad_norm=norm, nonfinite=culprit)
             return replace(info, grad_norm=norm, moved=self.optimiser.moved)
-        finally:
+        finally:  # an error must not leave a half-summed gradient for the next step
             self.optimiser.zero()
 
     def gradient(
@@ -189,39 +193,43 @@ class InProcess:
         two_pass: bool | None,
         given: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
-        """Accumulate the gradient in the optimiser.
+        """Accumulate the gradient of L in the optimiser, without a step.
 
         active [P] bool: tokens whose outputs L reads (None: all). The others are not run; their outputs are nan.
-        cuts: micro-batches given as sets of entries.
+        cuts: the entries (of P) of each micro-batch.
         """
-        beside = () if not given else (given,)
+        given_args = () if not given else (given,)
         for name, x in (given or {}).items():
             if len(x) != forest.n_entries:
                 raise ValueError(f"{name} has {len(x)} rows; the forest has {forest.n_entries} path tokens")
+        # tokens without a coefficient in any term are left out of the forward pass
         if active is None:
             active = torch.ones(forest.n_entries, dtype=torch.bool)
         if active.shape != (forest.n_entries,) or active.dtype != torch.bool:
             raise ValueError(f"active must be bool [{forest.n_entries}], not {active.dtype} {tuple(active.shape)}")
-        unit = unit_of(forest, couples)
+        unit_P = unit_of(forest, couples)
         entries = active.nonzero().squeeze(1)
         if not entries.numel():
             return StepInfo(empty=True)
+        # L is evaluated on all of P: tokens outside of a micro-batch enter it as constants
         packing = self._packing(forest)
         batches = self._microbatches(packing, entries, cuts)
-        start = constants(forest, names)
-        whole = whole_units(unit, batches)
-        if two_pass is False and not whole:
+        start_values = constants(forest, names)
+        # one pass is exact only where no unit of coupled tokens is cut; two passes are exact for any cut
+        units_whole = whole_units(unit_P, batches)
+        if two_pass is False and not units_whole:
             raise ModelError(f"these micro-batches cut through a {couples}: the gradient needs two passes")
-        way = in_one_pass if whole and not two_pass else in_two_passes
-        x = way(
-            lambda b: self._live(b, names, *beside),
+        accumulate = in_one_pass if units_whole and not two_pass else in_two_passes
+        x = accumulate(
+            lambda b: self._live(b, names, *given_args),
             batches,
             loss,
-            start,
+            start_values,
             self.optimiser.collect,
             lockstep=self.lockstep,
         )
-        self.optimiser.share()
+        self.optimiser.share()  # a sum over processes, never a mean: L has its own denominators
+        # report nan, not the constants, for tokens that were not run
         computed = torch.zeros(forest.n_entries, dtype=torch.bool)
         computed[entries] = True
         with torch.no_grad():
@@ -237,7 +245,7 @@ class InProcess:
 
     # ------------------------------------------------------------ samplers
     def publish(self) -> None:
-        """Give the parameters to samplers in this process; those of `InProcess` read them where they are."""
+        """Nothing: samplers in this process read the parameters in place."""
 
     # ------------------------------------------------------------ parameters
     def snapshot(self) -> dict[str, Tensor]:
@@ -253,11 +261,11 @@ class InProcess:
         return {name: x.cpu() for name, x in self.optimiser.tensors().items()}
 
     def meta(self) -> dict[str, Any]:
-        """The rest of a checkpoint's state, as JSON."""
+        """State of a checkpoint besides its tensors, as JSON."""
         return {"steps": self.optimiser.steps}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Load the checkpoint state given by `tensors` and `meta`."""
+        """Load a checkpoint's state from what `tensors` and `meta` returned."""
         steps = meta.get("steps")
         if not isinstance(steps, int) or steps < 0:
             raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
@@ -270,14 +278,14 @@ class InProcess:
     def weights_crc(self) -> int:
         """CRC-32 of the trainable parameters, in order of names."""
         crc = 0
-        for _, p in sorted(self.optimiser.named.items()):
+        for _, p in sorted(self.optimiser.parameter_by_name.items()):
             crc = zlib.crc32(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), crc)
         return crc
 
 
-# ---------------------------------------------------------------- which policy acts
+# ---------------------------------------------------------------- several policies
 def acting(adapters: Adapters | None, policies: Mapping[str, str], policy: str) -> AbstractContextManager[None]:
-    """Context manager: a model acts as that policy, by its adapters, or as the only policy that there is (None)."""
+    """Context manager: activate a policy's adapters; without adapters (None), only check that the policy exists."""
     if adapters is not None:
         return adapters.acting(policy)
     if policy not in policies:

@@ -1,4 +1,4 @@
-"""Tree attention on GPUs without an [L, L] mask: FlexAttention with block masks made from depth-first intervals.
+"""Tree attention on GPUs without an [L, L] mask: FlexAttention with block masks from depth-first intervals.
 
 Tokens of a row lie depth first, so the queries that attend to a key k are one stretch of the row: k itself and all that
 lies below it, `k <= q < end[k]`. One integer a token is the whole mask (the column-wise form of FlashMask, Wang et al.,
@@ -30,35 +30,39 @@ FLEX_FROM = 4096  # tokens of a row, by the 34 MB of its bfloat16 mask; scripts/
 Masks = BlockMask | dict[str, BlockMask]  # one for all layers, or one for each type of layer
 
 
-def tree_ends(enter: Tensor, leave: Tensor, held: Tensor) -> Tensor:
-    """[B, L] place in its row behind the last token below each token: q attends to k exactly if k <= q < end[k].
+def tree_ends(enter: Tensor, leave: Tensor, is_token: Tensor) -> Tensor:
+    """[B, L] index in its row behind the last descendant of each token: q attends to k exactly if k <= q < end[k].
 
-    enter, leave [B, L]: depth-first interval of each token's node, rows in depth-first order; held [B, L] bool: False
-    on padding, which lies at the end of a row and attends to itself
+    enter, leave [B, L]: depth-first interval of each token's node, rows in depth-first order; is_token [B, L] bool:
+    False on padding, which lies at the end of a row and attends to itself
     """
     order = torch.arange(enter.shape[1], device=enter.device).expand(enter.shape)
     beyond = torch.iinfo(enter.dtype).max
-    end = torch.searchsorted(enter.masked_fill(~held, beyond).contiguous(), leave.contiguous())
-    return torch.where(held, end, order + 1)
+    end = torch.searchsorted(enter.masked_fill(~is_token, beyond).contiguous(), leave.contiguous())
+    return torch.where(is_token, end, order + 1)
 
 
 def block_mask(end: Tensor, position: Tensor, window: int | None = None, *, block: int = BLOCK) -> BlockMask:
-    """The mask of rows with these `tree_ends` [B, L]; with a window a query at position p sees positions above
-    p - window alone. position [B, L]: depths. Every block that holds an allowed pair is in it; a block is full only if
-    all its pairs are allowed."""
+    """Block mask of rows with these `tree_ends` [B, L]; within a window a query at p sees positions above p - window.
+
+    position [B, L]: depths. Every block with an allowed pair is listed; a block is full only if all pairs are allowed.
+    """
     length = end.shape[1]
     blocks = -(-length // block)
     highest, lowest = _extremes(end, block)
-    first = torch.arange(blocks, device=end.device) * block  # the first query of each block
-    later = first[:, None] > first[None]
-    some = later & (highest[:, None, :] > first[None, :, None])
-    whole = later & (lowest[:, None, :] >= first[None, :, None] + block)
+    first_query = torch.arange(blocks, device=end.device) * block  # the first query of each block
+    # below the diagonal, the largest `end` of a key block tells if any pair is allowed, the smallest if all are
+    is_below = first_query[:, None] > first_query[None]
+    has_pairs = is_below & (highest[:, None, :] > first_query[None, :, None])
+    is_full = is_below & (lowest[:, None, :] >= first_query[None, :, None] + block)
+    # a window cuts by depth: compare the closest and the farthest pair of two blocks
     if window is not None:
         deepest, shallowest = _extremes(position, block)
-        some &= shallowest[:, :, None] - deepest[:, None, :] < window
-        whole &= deepest[:, :, None] - shallowest[:, None, :] < window
-    whole &= first[:, None] + block <= length  # the last block may be shorter
-    some |= torch.eye(blocks, dtype=torch.bool, device=end.device)
+        has_pairs &= shallowest[:, :, None] - deepest[:, None, :] < window
+        is_full &= deepest[:, :, None] - shallowest[:, None, :] < window
+    is_full &= first_query[:, None] + block <= length  # the last block may be shorter
+    # the diagonal always holds pairs (a token sees itself), and is never full
+    has_pairs |= torch.eye(blocks, dtype=torch.bool, device=end.device)
 
     def allowed(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & (q < end[row, k])
@@ -67,61 +71,63 @@ def block_mask(end: Tensor, position: Tensor, window: int | None = None, *, bloc
         assert window is not None
         return allowed(row, head, q, k) & (position[row, k] > position[row, q] - window)
 
-    partial, full = _listed(some & ~whole), _listed(whole)
+    partial, full = _block_table(has_pairs & ~is_full), _block_table(is_full)
     return BlockMask.from_kv_blocks(
         *partial, *full, BLOCK_SIZE=block, mask_mod=allowed if window is None else within, seq_lengths=(length, length)
     )
 
 
 def _extremes(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """[B, blocks] largest and smallest number of each block of x [B, L]."""
+    """[B, blocks] largest and smallest value of each block of x [B, L]."""
     missing = -x.shape[1] % block
     x = torch.cat([x, x[:, -1:].expand(-1, missing)], 1).unflatten(1, (-1, block))
     return x.amax(2), x.amin(2)
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _block_table(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """[B, 1, n] number and [B, 1, n, n] ids of the key blocks of each block of queries, in order; blocks [B, n, n]."""
-    found = blocks[:, None].to(torch.int8)
-    order = found.argsort(dim=-1, descending=True, stable=True)
-    return found.sum(-1, dtype=torch.int32), order.to(torch.int32).contiguous()
+    flags = blocks[:, None].to(torch.int8)
+    order = flags.argsort(dim=-1, descending=True, stable=True)
+    return flags.sum(-1, dtype=torch.int32), order.to(torch.int32).contiguous()
 
 
 def mask_bytes(mask: BlockMask) -> int:
     """Bytes of a block mask: its tables of blocks, and the tensors that its function reads."""
     tables = [x for x in mask.as_tuple() if isinstance(x, Tensor)]
-    return sum(x.numel() * x.element_size() for x in (*tables, *_read_by(mask.mask_mod)))
+    return sum(x.numel() * x.element_size() for x in (*tables, *_closure_tensors(mask.mask_mod)))
 
 
-def _read_by(function: Callable[..., Any]) -> list[Tensor]:
-    """Tensors in the closure of a function, and of those that it calls."""
-    held = [cell.cell_contents for cell in function.__closure__ or ()]
-    inner = [x for f in held if callable(f) and not isinstance(f, Tensor) for x in _read_by(f)]
-    return list({id(x): x for x in (*(x for x in held if isinstance(x, Tensor)), *inner)}.values())
+def _closure_tensors(function: Callable[..., Any]) -> list[Tensor]:
+    """Tensors in the closure of a function and of the functions that it calls."""
+    contents = [cell.cell_contents for cell in function.__closure__ or ()]
+    inner = [x for f in contents if callable(f) and not isinstance(f, Tensor) for x in _closure_tensors(f)]
+    return list({id(x): x for x in (*(x for x in contents if isinstance(x, Tensor)), *inner)}.values())
 
 
 # ---------------------------------------------------------------- transformers
 def masks_of(config: Any, end: Tensor, position: Tensor) -> Masks:
-    """What a transformers model of that configuration takes as its attention mask."""
+    """Attention mask for a transformers model: one for all layers, or one for each type of layer."""
     window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is None:
         return block_mask(end, position, window if getattr(config, "use_sliding_window", True) else None)
-    made = {kind: block_mask(end, position, window if kind == WINDOWED else None) for kind in sorted(set(kinds))}
-    return made[FULL] if set(made) == {FULL} else made
+    mask_by_kind = {
+        kind: block_mask(end, position, window if kind == WINDOWED else None) for kind in sorted(set(layer_types))
+    }
+    return mask_by_kind[FULL] if set(mask_by_kind) == {FULL} else mask_by_kind
 
 
 def switch(causal: Any) -> str | None:
-    """Make a model attend by block masks where it is given some; why it can't, or None.
+    """Switch a model to the kernel that takes block masks; return the reason if it can't be switched, else None.
 
-    With any other mask it computes what it did before.
+    With any other mask it computes the same as without the switch.
     """
     config = causal.config.get_text_config()
     name = type(causal).__name__
     if getattr(causal, "_is_stateful", False):
         return f"{name} has recurrent layers"
-    if other := sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, WINDOWED}):
-        return f"{name} has {' and '.join(other)} layers"
+    if unsupported := sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, WINDOWED}):
+        return f"{name} has {' and '.join(unsupported)} layers"
     if not getattr(causal, "_supports_flex_attn", False):
         return f"transformers has no FlexAttention for {name}"
     kernel = config._attn_implementation
@@ -136,6 +142,7 @@ def switch(causal: Any) -> str | None:
 
 @cache
 def _register() -> None:
+    """Register the kernel with transformers, once for the process."""
     masking = need("transformers.masking_utils", "train")
     need("transformers.modeling_utils", "train").ALL_ATTENTION_FUNCTIONS.register(KERNEL, attend)
     masking.ALL_MASK_ATTENTION_FUNCTIONS.register(KERNEL, masking.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
@@ -164,10 +171,10 @@ def attend(
 
 
 def _refuse(options: Mapping[str, Any]) -> None:
-    """`ValueError` for what transformers may ask of attention and a block mask does not do."""
-    asked = {"dropout": bool(options.get("dropout"))}
-    asked |= {name: options.get(name) is not None for name in ("s_aux", "position_bias", "cache")}
-    for name in (name for name, wanted in asked.items() if wanted):
+    """Raise ValueError for options of transformers that attention by block masks does not support."""
+    requests = {"dropout": bool(options.get("dropout"))}
+    requests |= {name: options.get(name) is not None for name in ("s_aux", "position_bias", "cache")}
+    for name in (name for name, is_set in requests.items() if is_set):
         raise ValueError(f"attention by block masks has no {name}")
 
 

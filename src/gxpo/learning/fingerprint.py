@@ -17,40 +17,40 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 ODD, OTHER = -7046029254386353131, -4658895280553007687  # multipliers of splitmix64, as signed numbers
 
 
-def fingerprint(named: Mapping[str, Tensor]) -> int:
+def fingerprint(parameters: Mapping[str, Tensor]) -> int:
     """Sum modulo 2^53 (exact in float64), over all elements, of a mix of tensor name, index in the whole tensor, bits.
 
-    named  name -> tensor, or shard of one (`DTensor` sharded along its first axis). Every process gets the sum over
-           all shards, each counted once: tensors that are no shards count in the first process alone
+    parameters  name -> tensor, or shard of one (`DTensor` sharded along its first axis). Every process gets the sum
+                over all shards, each counted once: tensors that are no shards count in the first process alone
 
     A sum can be taken in any order, so two processes' shards and one process's whole tensors give the same number.
     """
-    total: dict[torch.device, Tensor] = {}
-    for name, x in named.items():
+    sum_by_device: dict[torch.device, Tensor] = {}
+    for name, x in parameters.items():
         local, begin = shard_of(x.detach())
         if local is None:
             continue
-        found = _mixed(local, begin, zlib.crc32(name.encode()))
-        total[local.device] = total.get(local.device, 0) + found
-    own = sum((x.cpu() for x in total.values()), torch.zeros((), dtype=torch.int64)).reshape(1)
-    runtime.all_sum([own])
-    return int(own) % 2**53
+        mixed = _mixed_sum(local, begin, zlib.crc32(name.encode()))
+        sum_by_device[local.device] = sum_by_device.get(local.device, 0) + mixed
+    checksum = sum((x.cpu() for x in sum_by_device.values()), torch.zeros((), dtype=torch.int64)).reshape(1)
+    runtime.all_sum([checksum])
+    return int(checksum) % 2**53
 
 
 def shard_of(x: Tensor) -> tuple[Tensor | None, int]:
-    """This process's part of a tensor and the index of its first element in the whole; (None, 0): it has none."""
+    """This process's part of a tensor and the index of its first element in the whole; (None, 0) without a part."""
     to_local: Any = getattr(x, "to_local", None)
     if to_local is None:
         return (x, 0) if runtime.rank() == 0 else (None, 0)
     local = to_local()
     if not local.numel():
         return None, 0
-    each = -(-x.shape[0] // runtime.world())  # rows of a shard; the last ones may have fewer
-    return local, runtime.rank() * each * math.prod(x.shape[1:])
+    rows_per_shard = -(-x.shape[0] // runtime.world())  # rows of a shard; the last ones may have fewer
+    return local, runtime.rank() * rows_per_shard * math.prod(x.shape[1:])
 
 
-def _mixed(x: Tensor, begin: int, seed: int) -> Tensor:
-    """Sum of mixed elements; `begin`: index of the first one."""
+def _mixed_sum(x: Tensor, begin: int, seed: int) -> Tensor:
+    """Sum of the mixed elements of a shard; `begin`: index of its first element in the whole tensor."""
     bits = x.contiguous().view(-1).view(WORDS[x.element_size()])
     out = torch.zeros((), dtype=torch.int64, device=x.device)
     for at in range(0, bits.numel(), AT_ONCE):

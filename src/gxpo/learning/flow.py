@@ -1,4 +1,4 @@
-"""Learner of a flow: log-densities of its denoising steps, computed from the stored latents."""
+"""Learner for flow models: log-densities of denoising steps, computed from the stored latents."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Steps:
 
     @property
     def stored(self) -> int:
-        """Number of stored tokens in it."""
+        """Number of steps for which the network runs."""
         return int(self.inner.sum())
 
 
 class FlowPacking:
-    """The stored tokens of one forest, each with the previous latent and the condition."""
+    """Stored tokens of a forest, each with the previous latent and the condition."""
 
     def __init__(self, forest: Forest, limit: int, conditions: int) -> None:
         self.forest, self.limit = forest, limit
@@ -60,13 +60,14 @@ class FlowPacking:
         self.before = forest.pack().predecessor
         root = last_before(forest.parent, torch.ones_like(forest.parent, dtype=torch.bool))
         self.condition = forest.token[forest.first_token[root][forest.token_node]]
-        acted = torch.unique(forest.path_token)
-        found = self.condition[acted]
-        if acted.numel() and not bool(((found >= 0) & (found < conditions)).all()):
+        action_tokens = torch.unique(forest.path_token)
+        acted_conditions = self.condition[action_tokens]
+        if action_tokens.numel() and not bool(((acted_conditions >= 0) & (acted_conditions < conditions)).all()):
             raise ModelError(
-                f"conditions {int(found.min())}..{int(found.max())} of {conditions}: each prompt is one condition's id"
+                f"conditions {int(acted_conditions.min())}..{int(acted_conditions.max())} of {conditions}: each prompt "
+                "is one condition's id"
             )
-        if not bool(forest.extras["noise_scale"][acted].isfinite().all()):
+        if not bool(forest.extras["noise_scale"][action_tokens].isfinite().all()):
             raise ModelError("some actions have no noise_scale: a flow can't learn from actions that are not latents")
         is_latent = (forest.kind == ACTION)[forest.token_node]
         self.follows = (self.before >= 0) & is_latent[self.before.clamp_min(0)]  # the others are initial noise
@@ -74,9 +75,9 @@ class FlowPacking:
 
     def microbatches(self, entries: Tensor, cuts: Sequence[Tensor] | None = None, at_least: int = 1) -> list[Steps]:
         """Micro-batches of these action tokens, at most `limit` stored tokens each; rows of one token stay together."""
-        given = [entries] if cuts is None else [part[torch.isin(part, entries)] for part in cuts]
+        entry_sets = [entries] if cuts is None else [part[torch.isin(part, entries)] for part in cuts]
         out: list[Steps] = []
-        for part in given:
+        for part in entry_sets:
             tokens = torch.unique(self.forest.path_token[part])
             n = max(-(-tokens.numel() // self.limit), min(at_least, tokens.numel()), 1)
             for chunk in tokens.tensor_split(n) if tokens.numel() else ():
@@ -85,11 +86,11 @@ class FlowPacking:
 
     def _steps(self, tokens: Tensor, entries: Tensor) -> Steps:
         token = self.forest.path_token[entries]
-        mine = entries[torch.isin(token, tokens)]
+        chunk_entries = entries[torch.isin(token, tokens)]
         before, extras = self.before[tokens].clamp_min(0), self.forest.extras
         return Steps(
-            entries=mine,
-            reading=torch.searchsorted(tokens, self.forest.path_token[mine]),
+            entries=chunk_entries,
+            reading=torch.searchsorted(tokens, self.forest.path_token[chunk_entries]),
             latent=extras["latent"][before],
             next_latent=extras["latent"][tokens].to(torch.float64),
             time=extras["time"][before].to(torch.float64),
@@ -100,7 +101,7 @@ class FlowPacking:
         )
 
     def flat_tokens(self, entries: Tensor) -> int:
-        """Number of stored tokens for the network without sharing."""
+        """Number of network evaluations for these action tokens without sharing."""
         return int(self.inner[self.forest.path_token[entries]].sum())
 
 
@@ -138,7 +139,8 @@ class FlowLearner(InProcess):
         self.model = model.to(self.device).eval()
         if optimiser == "muon":
             raise ConfigError("learner.optimiser=muon is for language models' hidden matrices: use another for a flow")
-        self._held: dict[str, Any] = {
+        # kept for `beside`, which makes a second learner of the same kind
+        self._optimiser_settings: dict[str, Any] = {
             "kind": optimiser,
             "betas": betas,
             "eps": eps,
@@ -149,7 +151,7 @@ class FlowLearner(InProcess):
         self.optimiser = Optimiser(
             dict(self.model.named_parameters()),
             lr=lr,
-            **self._held,
+            **self._optimiser_settings,
             schedule=Schedule(schedule, warmup_steps, total_steps),
         )
 
@@ -161,8 +163,8 @@ class FlowLearner(InProcess):
             lr=lr,
             tokens_per_microbatch=size,
             device=self.device,
-            optimiser=self._held["kind"],
-            **{name: x for name, x in self._held.items() if name != "kind"},
+            optimiser=self._optimiser_settings["kind"],
+            **{name: x for name, x in self._optimiser_settings.items() if name != "kind"},
         )
 
     def follow(self, policy: FlowLearner, rate: float) -> None:
@@ -227,11 +229,11 @@ class FlowLearner(InProcess):
         if unknown:
             raise ModelError(f"a flow has no output {unknown[0]!r}, only {', '.join(OUTPUTS)}: choose another method")
         mean = torch.zeros_like(steps.next_latent)
-        inner = steps.inner.nonzero().squeeze(1)
-        if inner.numel():
-            moved = (steps.latent, steps.condition, steps.time, steps.next_time, steps.scale)
-            found = model.mean(*(x[inner].to(self.device) for x in moved))
-            mean = mean.index_copy(0, inner, found.to("cpu", torch.float64))
+        inner_rows = steps.inner.nonzero().squeeze(1)
+        if inner_rows.numel():
+            network_inputs = (steps.latent, steps.condition, steps.time, steps.next_time, steps.scale)
+            network_mean = model.mean(*(x[inner_rows].to(self.device) for x in network_inputs))
+            mean = mean.index_copy(0, inner_rows, network_mean.to("cpu", torch.float64))
         out = {}
         if "logprob" in names:
             out["logprob"] = model.log_density(steps.next_latent, mean, steps.scale)[steps.reading]

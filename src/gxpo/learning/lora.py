@@ -35,7 +35,7 @@ class LoraSettings:
 def with_lora(model: Any, settings: LoraSettings, base: str | None = None, adapters: Sequence[str] = (DEFAULT,)) -> Any:
     """Wrap the model with peft; only the adapters stay trainable. The global random state is left as it was.
 
-    base      what a saved adapter says that it belongs to: a directory or an id on the hub
+    base      base model to note in saved adapters: a directory or an id on the hub
     adapters  their names; the first is active. Each has random numbers of its own
     """
     peft: Any = need("peft", "train")
@@ -108,19 +108,18 @@ def trained_policies(policies: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def parameters_of_policy(policy: str, parameters: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, Any]:
-    """Parameters of one policy of a run with several, under the names that they would have in a run of that policy
-    alone."""
-    own = adapter_of(policy)
-    others = {adapter_of(name) for name in trained_policies(policies)} - {own}
+    """Parameters of one policy of several, under the names that they have in a run of that policy alone."""
+    adapter = adapter_of(policy)
+    other_adapters = {adapter_of(name) for name in trained_policies(policies)} - {adapter}
     return {
-        ".".join(DEFAULT if word == own else word for word in name.split(".")): x
+        ".".join(DEFAULT if word == adapter else word for word in name.split(".")): x
         for name, x in parameters.items()
-        if not others & set(name.split("."))
+        if not other_adapters & set(name.split("."))
     }
 
 
 class Adapters:
-    """Switch between policies of one model: an adapter for each trained one, none for a frozen one.
+    """Policies of one model, one of them active: an adapter for each trained one, none for a frozen one.
 
     model     wrapped by `with_lora` with the adapters of `trained_policies(policies)`
     policies  name -> "trained" | "frozen"
@@ -148,11 +147,11 @@ class Adapters:
             self._thaw()
 
     def _thaw(self) -> None:
-        """Let all adapters have gradients: peft switches off those that are not active."""
+        """Enable gradients for all adapters: peft disables those that are not active."""
         for p in self._parameters:
             p.requires_grad_(True)
 
 
 def merged(model: Any) -> Any:
-    """Merge the adapters into the weights: a plain model again. Takes `model` apart: give it a copy."""
+    """Merge the adapters into the weights and return the plain model. Destroys `model`: pass a copy."""
     return model.merge_and_unload(safe_merge=True)

@@ -1,4 +1,4 @@
-"""Automatic micro-batch size: measured once, on rollouts as long as the run's."""
+"""Automatic micro-batch size, measured once on rollouts as long as the run's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tokens_per_microbatch(
     seconds: float = 60.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> int:
-    """The smallest size whose speed is within 5% of the best; `learner` is left as it was.
+    """Find the smallest size whose speed is within 5% of the best; `learner` is left as it was.
 
     learner     a `TorchLearner`; its `tokens_per_microbatch` is changed while this runs
     prompt, action, group_size   lengths of the made-up rollouts, as in the run at their longest
@@ -36,41 +36,46 @@ def tokens_per_microbatch(
     Sizes are doubled until one does not fit, is expected not to fit, or the last two brought nothing. Speeds depend on
     the machine and the moment, so the caller keeps the answer.
     """
-    before, found = learner.tokens_per_microbatch, {}
-    began = clock()
+    original_size, speed_by_size = learner.tokens_per_microbatch, {}
+    start_time = clock()
     try:
         for size in SIZES:
             learner.tokens_per_microbatch = size
-            forest = _made_up(size, prompt, action, group_size)
+            forest = _synthetic_forest(size, prompt, action, group_size)
             forest = forest.replace(policy_names=tuple(getattr(learner, "policies", {"main": "trained"}))[:1])
-            held = _taken(learner.device, mark=True)
+            memory_before = _memory_in_use(learner.device, mark=True)
             try:
-                _gradient(learner, forest)  # the first time allocates
-                start = clock()
+                _gradient(learner, forest)  # the first pass allocates memory and is not timed
+                pass_start = clock()
                 _gradient(learner, forest)
             except ModelError:
                 break
-            found[size] = forest.n_tokens / (clock() - start)
-            taken = _taken(learner.device) - held
-            if 2 * taken > ROOM * _free(learner.device) or clock() - began > seconds or _levelled(found):
+            speed_by_size[size] = forest.n_tokens / (clock() - pass_start)
+            # the next size is twice as large: stop before it runs out of memory
+            memory_used = _memory_in_use(learner.device) - memory_before
+            if (
+                2 * memory_used > ROOM * _free_memory(learner.device)
+                or clock() - start_time > seconds
+                or _has_levelled(speed_by_size)
+            ):
                 break
     finally:
-        learner.tokens_per_microbatch = before
-    if not found:
+        learner.tokens_per_microbatch = original_size
+    if not speed_by_size:
         raise ModelError(
             f"not even {SIZES[0]} tokens fit into memory: shorten prompts or lower sampling.max_new_tokens"
         )
-    best = max(found.values())
-    return next(size for size, speed in found.items() if speed >= ENOUGH * best)
+    best = max(speed_by_size.values())
+    return next(size for size, speed in speed_by_size.items() if speed >= ENOUGH * best)
 
 
-def _levelled(found: dict[int, float]) -> bool:
-    """Whether the last two doublings brought no more speed."""
-    speeds = list(found.values())
+def _has_levelled(speed_by_size: dict[int, float]) -> bool:
+    """Return True if the last two doublings brought no more speed."""
+    speeds = list(speed_by_size.values())
     return len(speeds) > 2 and max(speeds[-2:]) * ENOUGH <= max(speeds[:-2])
 
 
-def _made_up(size: int, prompt: int, action: int, group_size: int) -> Forest:
+def _synthetic_forest(size: int, prompt: int, action: int, group_size: int) -> Forest:
     """Synthetic groups of token 0 with `size` tokens in total; at least one trajectory."""
     groups = max(1, size // (prompt + group_size * action))
     members = max(1, min(group_size, (size - prompt) // action))
@@ -85,7 +90,7 @@ def _gradient(learner: Any, forest: Forest) -> None:
     learner.gradient(forest, lambda x: x["logprob"].mean() + 0 * x["entropy"].mean(), names=("logprob", "entropy"))
 
 
-def _taken(device: torch.device, *, mark: bool = False) -> float:
+def _memory_in_use(device: torch.device, *, mark: bool = False) -> float:
     """Memory in bytes: on a GPU allocated now (`mark`) or the peak since; on a CPU the process's peak."""
     if device.type == "cuda":
         if mark:
@@ -94,8 +99,8 @@ def _taken(device: torch.device, *, mark: bool = False) -> float:
     return runtime.peak_resident()
 
 
-def _free(device: torch.device) -> int:
-    """Bytes that are free."""
+def _free_memory(device: torch.device) -> int:
+    """Free memory in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

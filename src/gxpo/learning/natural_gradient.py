@@ -25,18 +25,18 @@ def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, iteration
     """
     x, residual = torch.zeros_like(b), b.clone()
     direction, size = residual.clone(), _dot(b, b)
-    enough = 1e-20 * size
+    size_limit = 1e-20 * size
     for _ in range(iterations):
-        if size <= enough:
+        if size <= size_limit:
             break
         image = product(direction)
-        along = _dot(direction, image)
-        if not along > 0:  # rounding has left no direction that curves upwards
+        curvature = _dot(direction, image)
+        if not curvature > 0:  # rounding has left no direction that curves upwards
             break
-        x += size / along * direction
-        residual -= size / along * image
-        before, size = size, _dot(residual, residual)
-        direction = residual + size / before * direction
+        x += size / curvature * direction
+        residual -= size / curvature * image
+        previous_size, size = size, _dot(residual, residual)
+        direction = residual + size / previous_size * direction
     return x
 
 
@@ -95,58 +95,65 @@ class NaturalGradient(UpdatePart):
         return 1
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
-        start = learner.snapshot()
-        now = learner.evaluate(forest, credit, weight)
+        start_parameters = learner.snapshot()
+        start_info = learner.evaluate(forest, credit, weight)
         slopes = learner.gradient(forest, credit, weight)
-        gradient = flat(slopes)
+        gradient = flatten(slopes)
         if not bool(gradient.any()):
             return [learner.record(forest, credit, weight, StepInfo(empty=True))]
         if not bool(gradient.isfinite().all()):
-            found = replace(now, grad_norm=math.inf, nonfinite=first_not_finite(slopes) or "")
-            return [learner.record(forest, credit, weight, found)]
-        theta = flat(start)
-        tokens = forest.path_trainable & forest.to_path(forest.scored, "R")
-        old = now.outputs["logprob"][tokens]
+            info = replace(start_info, grad_norm=math.inf, nonfinite=first_not_finite(slopes) or "")
+            return [learner.record(forest, credit, weight, info)]
+        theta = flatten(start_parameters)
+        is_trained_P = forest.path_trainable & forest.to_path(forest.scored, "R")
+        old_logprob = start_info.outputs["logprob"][is_trained_P]
 
+        # F v = J^T (J v) / n: J v by central differences, J^T of it as one gradient
         def along(v: Tensor) -> Tensor:
             """[n] J v: the derivative of the tokens' log-probs along v."""
             width = torch.finfo(theta.dtype).eps ** (1 / 3) * max(1.0, float(theta.norm())) / float(v.norm())
             sides = []
             for sign in (1, -1):
-                learner.restore(named(theta + sign * width * v, start))
-                sides.append(learner.logprob()[tokens])
+                learner.restore(unflatten(theta + sign * width * v, start_parameters))
+                sides.append(learner.logprob()[is_trained_P])
             return (sides[0] - sides[1]) / (2 * width)
 
         def damped(v: Tensor) -> Tensor:
+            """(F + damping I) v, the product that conjugate gradients need."""
             slope = torch.zeros(forest.n_entries, dtype=torch.float64)
-            slope[tokens] = along(v) / len(old)
-            learner.restore(start)
-            return flat(learner.gradient(forest, credit, weight, slope)) + self.damping * v
+            slope[is_trained_P] = along(v) / len(old_logprob)
+            learner.restore(start_parameters)
+            return flatten(learner.gradient(forest, credit, weight, slope)) + self.damping * v
 
-        x = conjugate_gradient(damped, gradient, self.iterations)
-        curvature = float(along(x).square().mean()) if bool(x.any()) else 0.0
+        # section 6: solve for the direction, then scale it so that the quadratic model of the KL reaches the radius
+        direction = conjugate_gradient(damped, gradient, self.iterations)
+        curvature = float(along(direction).square().mean()) if bool(direction.any()) else 0.0
         if self.damped_length:
-            curvature += self.damping * _dot(x, x)
-        full = math.sqrt(2 * self.radius / curvature) if curvature > 0 else 0.0
-        there = now
-        for k in range(self.backtracks + 1 if full else 0):
-            learner.restore(named(theta - full * self.shrink**k * x, start))
-            found = learner.evaluate(forest, credit, weight)
-            if found.loss < now.loss and mean_kl(found.outputs["logprob"][tokens], old) <= self.slack * self.radius:
-                there = found
+            curvature += self.damping * _dot(direction, direction)
+        full_length = math.sqrt(2 * self.radius / curvature) if curvature > 0 else 0.0
+        # appendix C: backtrack until the loss falls and the measured KL is within the slack; else take no step
+        accepted = start_info
+        for k in range(self.backtracks + 1 if full_length else 0):
+            learner.restore(unflatten(theta - full_length * self.shrink**k * direction, start_parameters))
+            trial = learner.evaluate(forest, credit, weight)
+            if (
+                trial.loss < start_info.loss
+                and mean_kl(trial.outputs["logprob"][is_trained_P], old_logprob) <= self.slack * self.radius
+            ):
+                accepted = trial
                 break
-        if there is now:
-            learner.restore(start)
-        info = replace(there, loss=now.loss, grad_norm=float(gradient.norm()))
+        if accepted is start_info:
+            learner.restore(start_parameters)
+        info = replace(accepted, loss=start_info.loss, grad_norm=float(gradient.norm()))
         return [learner.record(forest, credit, weight, info)]
 
 
-def flat(tensors: Mapping[str, Tensor]) -> Tensor:
+def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
     """Concatenate all tensors into one vector, in order of names."""
     return torch.cat([tensors[name].reshape(-1) for name in sorted(tensors)])
 
 
-def named(column: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unflatten(column: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Split a vector into named tensors with the shapes of `like`: the inverse of `flat`."""
     names = sorted(like)
     parts = column.split([like[name].numel() for name in names])

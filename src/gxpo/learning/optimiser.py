@@ -1,4 +1,4 @@
-"""Optimiser over named parameters, its learning rate schedule, its state for checkpoints; whole tensors or shards."""
+"""Optimiser over named parameters: learning rate schedule, clipping, state for checkpoints; whole tensors or shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gxpo.base import runtime
 from gxpo.base.errors import CheckpointError, ConfigError, ModelError, did_you_mean
-from gxpo.learning.optimiser_kinds import betas_of, is_hidden, made, states_of
+from gxpo.learning.optimiser_kinds import RoundedAdamW, betas_of, is_hidden, make_optimiser, states_of
 
 SHAPES = ("constant", "cosine", "linear")
 
@@ -38,7 +38,7 @@ class Schedule:
             raise ConfigError(f"a {self.shape} schedule needs a total of steps above its warm-up of {self.warmup}")
 
     def __call__(self, step: int) -> float:
-        """`step` counts optimiser steps already taken."""
+        """Multiple of the learning rate after `step` optimiser steps."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         if self.shape == "constant" or self.total is None:
@@ -48,7 +48,7 @@ class Schedule:
 
 
 States = Literal["float32", "bfloat16"]
-SAMPLED = 1 << 16  # weights that are looked at to say what share of them a step moved
+SAMPLED = 1 << 16  # weights compared before and after a step, to estimate the share of them that it moved
 
 
 class Optimiser:
@@ -63,7 +63,7 @@ class Optimiser:
 
     def __init__(
         self,
-        named: Mapping[str, nn.Parameter],
+        parameter_by_name: Mapping[str, nn.Parameter],
         *,
         lr: float,
         kind: str = "adamw",
@@ -76,48 +76,56 @@ class Optimiser:
         states: States = "float32",
         apart: Sequence[str] = (),
     ) -> None:
-        if not named:
+        if not parameter_by_name:
             raise ModelError("the model has no trainable parameters: every one has requires_grad=False")
-        self.named = dict(sorted(named.items()))
+        self.parameter_by_name = dict(sorted(parameter_by_name.items()))
         self.lr, self.schedule, self.max_grad_norm = lr, schedule or Schedule(), max_grad_norm
         self.steps = 0
         self.moved: float | None = None  # share of the parameters that the last step changed
-        rounds = states == "bfloat16"
-        if rounds and any(p.dtype != torch.bfloat16 for p in self.named.values()):
+        # bfloat16 states round stochastically in place; float32 states need master copies of 16-bit parameters
+        is_rounded = states == "bfloat16"
+        if is_rounded and any(p.dtype != torch.bfloat16 for p in self.parameter_by_name.values()):
             raise ModelError("learner.states=bfloat16 needs learner.dtype=bfloat16: there is nothing to save otherwise")
-        if rounds and kind != "adamw":
+        if is_rounded and kind != "adamw":
             raise ModelError(f"learner.states=bfloat16 is of AdamW: leave it out, or learner.optimiser={kind}")
         betas = betas_of(kind, betas)
-        self._full = {name: p if rounds else self._full_precision(p) for name, p in self.named.items()}
-        self._direct = [p for name, p in self.named.items() if self._full[name] is p]
-        self._kinds = {
-            n: "adamw" if kind == "muon" and not is_hidden(n, p, apart) else kind for n, p in self._full.items()
+        self._master = {
+            name: p if is_rounded else self._full_precision(p) for name, p in self.parameter_by_name.items()
         }
-        if kind == "muon" and any(is_shard(p) for p in self._full.values()):
+        self._without_master = [p for name, p in self.parameter_by_name.items() if self._master[name] is p]
+        # Muon is for hidden matrices alone: embeddings, heads and vectors stay with AdamW
+        self._kind_by_name = {
+            n: "adamw" if kind == "muon" and not is_hidden(n, p, apart) else kind for n, p in self._master.items()
+        }
+        if kind == "muon" and any(is_shard(p) for p in self._master.values()):
             raise ModelError(
                 "learner.optimiser=muon makes whole matrices orthogonal, and these are sharded: use another"
             )
+        # torch takes one weight decay and learning rate a group, and mixes no shards with whole tensors
         groups: dict[tuple[str, float, float, bool], list[Tensor]] = {}
-        for name, p in self._full.items():
+        for name, p in self._master.items():
             multiple = next((m for prefix, m in (multiples or {}).items() if name.startswith(prefix)), 1.0)
-            key = self._kinds[name], weight_decay if p.dim() >= 2 else 0.0, multiple, is_shard(p)
+            key = self._kind_by_name[name], weight_decay if p.dim() >= 2 else 0.0, multiple, is_shard(p)
             groups.setdefault(key, []).append(p)
-        self._states = {name: states_of(own, betas) for name, own in self._kinds.items()}
-        self._inner: dict[str, Any] = {}
+        self._state_names = {
+            name: states_of(parameter_kind, betas) for name, parameter_kind in self._kind_by_name.items()
+        }
+        self._inner_by_kind: dict[str, Any] = {}
         self._multiples: dict[str, list[float]] = {}
-        for own in dict.fromkeys(self._kinds.values()):
-            mine = {key: params for key, params in groups.items() if key[0] == own}
-            by_group = [{"params": params, "weight_decay": decay} for (_, decay, _, _), params in mine.items()]
-            self._multiples[own] = [multiple for _, _, multiple, _ in mine]
-            if rounds:
-                from gxpo.learning.rounded import RoundedAdamW
-
-                self._inner[own] = RoundedAdamW(by_group, lr=lr, betas=betas, eps=eps)
+        for parameter_kind in dict.fromkeys(self._kind_by_name.values()):
+            kind_groups = {key: params for key, params in groups.items() if key[0] == parameter_kind}
+            by_group = [{"params": params, "weight_decay": decay} for (_, decay, _, _), params in kind_groups.items()]
+            self._multiples[parameter_kind] = [multiple for _, _, multiple, _ in kind_groups]
+            if is_rounded:
+                self._inner_by_kind[parameter_kind] = RoundedAdamW(by_group, lr=lr, betas=betas, eps=eps)
             else:
-                self._inner[own] = made(own, by_group, lr=lr, betas=betas, eps=eps)
+                self._inner_by_kind[parameter_kind] = make_optimiser(
+                    parameter_kind, by_group, lr=lr, betas=betas, eps=eps
+                )
 
     @staticmethod
     def _full_precision(p: nn.Parameter) -> nn.Parameter:
+        """The parameter itself, or a float32 copy if it has fewer than 32 bits."""
         if torch.finfo(p.dtype).bits >= 32:
             return p
         return nn.Parameter(p.detach().to(torch.float32))
@@ -125,13 +133,13 @@ class Optimiser:
     # ------------------------------------------------------------ gradients
     def zero(self) -> None:
         """Clear all gradients."""
-        for name, p in self.named.items():
-            p.grad = self._full[name].grad = None
+        for name, p in self.parameter_by_name.items():
+            p.grad = self._master[name].grad = None
 
     def collect(self) -> None:
         """Add low-precision gradients to the float32 sums, after a backward pass."""
-        for name, p in self.named.items():
-            full = self._full[name]
+        for name, p in self.parameter_by_name.items():
+            full = self._master[name]
             if full is not p and p.grad is not None:
                 grad = p.grad.to(torch.float32)
                 full.grad = grad if full.grad is None else full.grad + grad
@@ -139,26 +147,30 @@ class Optimiser:
 
     def gradients(self) -> dict[str, Tensor]:
         """Summed gradients by name, in order of names; zeros for parameters without one."""
-        for full in self._full.values():
+        for full in self._master.values():
             if full.grad is None:
                 full.grad = torch.zeros_like(full)
-        return {name: full.grad for name, full in self._full.items() if full.grad is not None}
+        return {name: full.grad for name, full in self._master.items() if full.grad is not None}
 
     def share(self) -> None:
         """Sum the gradients over processes; those of sharded parameters are summed already."""
         runtime.all_sum([g for g in self.gradients().values() if not is_shard(g)])
 
     def _norm(self, dtype: torch.dtype | None = None) -> float:
-        """Global norm of the gradients; with `dtype`, each parameter's is computed in it."""
-        found = list(self.gradients().values())
-        if dtype is None and not any(map(is_shard, found)):
-            return float(torch.nn.utils.get_total_norm(found))
+        """Global norm of the gradients; `dtype`: in which each parameter's norm is computed."""
+        gradient_list = list(self.gradients().values())
+        if dtype is None and not any(map(is_shard, gradient_list)):
+            return float(torch.nn.utils.get_total_norm(gradient_list))
         dtype = dtype or torch.float64
-        whole = math.hypot(*(float(torch.linalg.vector_norm(g, dtype=dtype)) for g in found if not is_shard(g)))
-        shards = [torch.linalg.vector_norm(local(g), dtype=dtype) for g in found if is_shard(g)]
-        squares = torch.stack([x.cpu().double().square() for x in shards]).sum() if shards else torch.zeros(())
+        whole_norm = math.hypot(
+            *(float(torch.linalg.vector_norm(g, dtype=dtype)) for g in gradient_list if not is_shard(g))
+        )
+        shard_norms = [torch.linalg.vector_norm(local(g), dtype=dtype) for g in gradient_list if is_shard(g)]
+        squares = (
+            torch.stack([x.cpu().double().square() for x in shard_norms]).sum() if shard_norms else torch.zeros(())
+        )
         runtime.all_sum([squares])
-        return math.hypot(whole, math.sqrt(float(squares)))
+        return math.hypot(whole_norm, math.sqrt(float(squares)))
 
     # ------------------------------------------------------------ steps
     @property
@@ -167,9 +179,9 @@ class Optimiser:
         return self.lr * self.schedule(self.steps)
 
     def step(self) -> float:
-        """One optimiser step; gives the global gradient norm before clipping.
+        """Take one optimiser step; return the global gradient norm before clipping.
 
-        Where that is not finite, nothing is changed: neither parameters nor moments nor the count of steps.
+        If the norm is not finite, nothing changes: neither parameters nor moments nor the count of steps.
         """
         gradients, limit = self.gradients(), self.max_grad_norm or 0.0
         norm = self._norm()
@@ -180,41 +192,42 @@ class Optimiser:
         if 0 < limit < norm:
             for g in gradients.values():
                 g.mul_(limit / (norm + 1e-6))
-        for own, inner in self._inner.items():
-            for group, multiple in zip(inner.param_groups, self._multiples[own], strict=True):
+        for kind, inner in self._inner_by_kind.items():
+            for group, multiple in zip(inner.param_groups, self._multiples[kind], strict=True):
                 group["lr"] = multiple * self.current_lr
+        # parameters without copies change in place: compare a sample of them to tell if the step moved anything
         before = self._sample()
-        for inner in self._inner.values():
+        for inner in self._inner_by_kind.values():
             inner.step()
-        torch.autograd.graph.increment_version(list(self._full.values()))  # fused steps go uncounted
+        torch.autograd.graph.increment_version(list(self._master.values()))  # fused steps go uncounted
         self.steps += 1
         changed, total = self._write_back()
         if before is not None:
             share = runtime.mean(float((self._sample() != before).double().mean()))
-            size = sum(p.numel() for p in self._direct)
+            size = sum(p.numel() for p in self._without_master)
             changed, total = changed + share * size, total + size
         self.moved = changed / total
         return norm
 
     @torch.no_grad()
     def _sample(self) -> Tensor | None:
-        """Some weights of each parameter that has no copy, the same ones at every step; None: all have one."""
-        if not self._direct:
+        """A sample of the weights of parameters without copies, the same at every step; None if all have copies."""
+        if not self._without_master:
             return None
-        apart = max(1, sum(p.numel() for p in self._direct) // SAMPLED)
-        return torch.cat([local(p).reshape(-1)[::apart] for p in self._direct])
+        stride = max(1, sum(p.numel() for p in self._without_master) // SAMPLED)
+        return torch.cat([local(p).reshape(-1)[::stride] for p in self._without_master])
 
     @property
     def copies(self) -> bool:
-        """Whether low-precision parameters are updated through float32 copies."""
-        return len(self._direct) < len(self.named)
+        """True if low-precision parameters are updated through float32 copies."""
+        return len(self._without_master) < len(self.parameter_by_name)
 
     def _write_back(self) -> tuple[float, int]:
-        """Round the float32 copies to the model's parameters; how many of how many have changed."""
+        """Round the float32 copies into the model's parameters; return how many changed, and of how many."""
         changed = total = 0
         with torch.no_grad():
-            for name, p in self.named.items():
-                full = self._full[name]
+            for name, p in self.parameter_by_name.items():
+                full = self._master[name]
                 if full is not p:
                     rounded = full.to(p.dtype)
                     changed += int(torch.count_nonzero(rounded.view(torch.int16) != p.view(torch.int16)))
@@ -225,13 +238,13 @@ class Optimiser:
     # ------------------------------------------------------------ saving
     def parameters(self) -> dict[str, Tensor]:
         """Copies of the parameters at the precision of the update."""
-        return {name: full.detach().clone() for name, full in self._full.items()}
+        return {name: full.detach().clone() for name, full in self._master.items()}
 
     def set_parameters(self, values: Mapping[str, Tensor]) -> None:
         """Set the parameters: the inverse of `parameters`."""
-        _check(values, self._full)
+        _check(values, self._master)
         with torch.no_grad():
-            for name, full in self._full.items():
+            for name, full in self._master.items():
                 put(full, values[name])
         self._write_back()
 
@@ -239,62 +252,62 @@ class Optimiser:
         """Parameters and the optimiser's states: `parameter/NAME`, of AdamW `exp_avg/NAME`, `exp_avg_sq/NAME` (none
         before a step)."""
         out = {f"parameter/{name}": x for name, x in self.parameters().items()}
-        for name, full in self._full.items():
-            held = self._inner[self._kinds[name]].state
-            for state in self._states[name] if full in held else ():
-                out[f"{state}/{name}"] = held[full][state].detach().clone()
+        for name, full in self._master.items():
+            inner_state = self._inner_by_kind[self._kind_by_name[name]].state
+            for state in self._state_names[name] if full in inner_state else ():
+                out[f"{state}/{name}"] = inner_state[full][state].detach().clone()
         return out
 
     def expected(self, steps: int) -> dict[str, Tensor]:
-        """The names that `tensors` has after so many steps, each with a tensor of its shape, dtype and place."""
-        out: dict[str, Tensor] = {f"parameter/{name}": full for name, full in self._full.items()}
-        for name, full in self._full.items() if steps else ():
-            out |= {f"{state}/{name}": full for state in self._states[name]}
+        """Names of `tensors` after so many steps, each with a tensor of its shape, dtype and device."""
+        out: dict[str, Tensor] = {f"parameter/{name}": full for name, full in self._master.items()}
+        for name, full in self._master.items() if steps else ():
+            out |= {f"{state}/{name}": full for state in self._state_names[name]}
         return out
 
     def load_tensors(self, tensors: Mapping[str, Tensor], steps: int) -> None:
         """Load `tensors` after `steps` optimiser steps. Changes nothing if anything is wrong."""
         _check(tensors, self.expected(steps))
-        self.set_parameters({name: tensors[f"parameter/{name}"] for name in self._full})
-        for inner in self._inner.values():
+        self.set_parameters({name: tensors[f"parameter/{name}"] for name in self._master})
+        for inner in self._inner_by_kind.values():
             inner.state.clear()
-        for name, full in self._full.items() if steps else ():
-            moments = {state: tensors[f"{state}/{name}"].to(full).clone() for state in self._states[name]}
-            counted = {"step": torch.tensor(float(steps))} if self._kinds[name] == "adamw" else {}
-            self._inner[self._kinds[name]].state[full] = {**counted, **moments}
+        for name, full in self._master.items() if steps else ():
+            moments = {state: tensors[f"{state}/{name}"].to(full).clone() for state in self._state_names[name]}
+            step_count = {"step": torch.tensor(float(steps))} if self._kind_by_name[name] == "adamw" else {}
+            self._inner_by_kind[self._kind_by_name[name]].state[full] = {**step_count, **moments}
         self.steps = steps
 
 
 def is_shard(x: Tensor) -> bool:
-    """Whether a tensor is this process's shard of one (a `DTensor`)."""
+    """Return True if a tensor is a shard (a `DTensor`)."""
     return hasattr(x, "to_local")
 
 
 def local(x: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
+    """This process's part of a tensor: its shard, or all of it."""
     to_local: Any = getattr(x, "to_local", None)
     return x if to_local is None else to_local()
 
 
 def put(p: Tensor, value: Tensor) -> None:
-    """Copy a value to a parameter; of a whole value a shard takes its own rows."""
+    """Copy a value into a parameter; a shard takes its own rows of a whole value."""
     if is_shard(p) and not is_shard(value):
-        own = local(p)
+        shard = local(p)
         begin = min(runtime.rank() * -(-p.shape[0] // runtime.world()), p.shape[0])
-        own.copy_(value[begin : begin + own.shape[0]])
+        shard.copy_(value[begin : begin + shard.shape[0]])
     else:
         p.copy_(value)
 
 
-def _check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    missing, surplus = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+def _check(saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    missing, surplus = sorted(expected.keys() - saved.keys()), sorted(saved.keys() - expected.keys())
     if missing or surplus:
-        what = f"lacks {missing[0]!r}" if missing else f"has {surplus[0]!r}, which the model has not"
+        mismatch = f"lacks {missing[0]!r}" if missing else f"has {surplus[0]!r}, which the model has not"
         raise CheckpointError(
-            f"the saved state {what} ({len(missing)} missing, {len(surplus)} too many): is it of this model?"
+            f"the saved state {mismatch} ({len(missing)} missing, {len(surplus)} too many): is it of this model?"
         )
     for name, x in expected.items():
-        if found[name].shape != x.shape:
+        if saved[name].shape != x.shape:
             raise CheckpointError(
-                f"{name!r} has shape {tuple(found[name].shape)} in the saved state and {tuple(x.shape)} in the model"
+                f"{name!r} has shape {tuple(saved[name].shape)} in the saved state and {tuple(x.shape)} in the model"
             )

@@ -1,4 +1,4 @@
-"""Micro-batches of a forest: its unique tokens in rows, and the action tokens that are read from each."""
+"""Pack a forest into micro-batches: rows of unique tokens, and the action tokens that are read from each."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ class MicroBatch(Sheet):
 
 
 class Packing:
-    """Rows and micro-batches of one forest.
+    """Rows and micro-batches of a forest.
 
     layout "packed": a row holds a tree (or, if it is longer than `limit`, part of its leaves with all their
     ancestors), every token once, depth first; "flat": a row holds the path to one leaf, for models whose layers don't
-    take an ancestor mask. Tokens after the last one that something is read from are left out. `padded` says whether
-    rows are padded to the longest that goes with them, which then counts against `limit`. position [T] of the stored
-    tokens, of m-RoPE [3, T]; None: their depths. images: distinct pictures that a micro-batch shows at most (None: any
-    number), but for a path that alone shows more: only what shows no further one goes with it.
+    take an ancestor mask. Tokens behind the last one that is read are left out. padded: rows are padded to the longest
+    of their micro-batch, and padding counts against `limit`. position [T] of the stored tokens, of m-RoPE [3, T]; None:
+    their depths. images: at most so many distinct pictures in a micro-batch (None: any number), except for a single
+    path that shows more, which is joined only by rows that show no further picture.
     """
 
     def __init__(
@@ -118,23 +118,24 @@ class Packing:
     @cached_property
     def spans(self) -> tuple[Tensor, Tensor]:
         """[N], [N]: depth-first intervals; a is b or an ancestor exactly if enter[a] <= enter[b] < leave[a]."""
+        # parents come first: sizes of subtrees from the last node back, then places from the first on
         size = [1] * len(self._parent)
         for node in range(len(size) - 1, -1, -1):
             if self._parent[node] >= 0:
                 size[self._parent[node]] += size[node]
-        enter, free, roots = [0] * len(size), [0] * len(size), 0
-        for node, up in enumerate(self._parent):
-            if up < 0:
+        enter, next_free, roots = [0] * len(size), [0] * len(size), 0
+        for node, parent in enumerate(self._parent):
+            if parent < 0:
                 enter[node], roots = roots, roots + size[node]
             else:
-                enter[node], free[up] = free[up], free[up] + size[node]
-            free[node] = enter[node] + 1
+                enter[node], next_free[parent] = next_free[parent], next_free[parent] + size[node]
+            next_free[node] = enter[node] + 1
         enter_n = torch.tensor(enter, dtype=torch.int64)
         return enter_n, enter_n + torch.tensor(size, dtype=torch.int64)
 
     @cached_property
     def settings(self) -> tuple[Tensor, Tensor]:
-        """[R], [R]: temperature, and whether the support was truncated, from the trajectories' sampling settings."""
+        """[R], [R] bool: temperature and truncated support, from the trajectories' sampling settings."""
         temperature, truncated = [], []
         for name, sampling in zip(self.forest.id, self.forest.sampling, strict=True):
             value = sampling.get("temperature")
@@ -151,28 +152,28 @@ class Packing:
 
     # ------------------------------------------------------------ rows
     def rows(self, entries: Tensor) -> list[Row]:
-        """Rows from which all these action tokens can be read, each in one of them."""
+        """Rows from which all these action tokens can be read, each token in exactly one row."""
         if not entries.numel():
             return []
         read_at = self.read_at(entries)
         node_of_entry = self.packed.node_of_token[read_at]
-        wanted = self._wanted(read_at)
+        tokens_needed = self._tokens_needed(read_at)
         owner, enter = torch.full((self.forest.n_nodes,), -1), self.spans[0].tolist()
-        held: list[list[int]] = []
-        for nodes in self._cut(wanted):
-            new = torch.tensor(nodes, dtype=torch.int64)
-            owner[new[owner[new] < 0]] = len(held)
-            held.append(sorted(nodes, key=enter.__getitem__))
+        row_nodes: list[list[int]] = []
+        for nodes in self._row_nodes(tokens_needed):
+            nodes_of_row = torch.tensor(nodes, dtype=torch.int64)
+            owner[nodes_of_row[owner[nodes_of_row] < 0]] = len(row_nodes)
+            row_nodes.append(sorted(nodes, key=enter.__getitem__))
         row_of_entry = owner[node_of_entry]
         first = self.forest.first_token.tolist()
         out = []
-        for i, nodes in enumerate(held):
-            tokens = torch.cat([torch.arange(first[n], first[n] + wanted[n]) for n in nodes])
+        for i, nodes in enumerate(row_nodes):
+            tokens = torch.cat([torch.arange(first[n], first[n] + tokens_needed[n]) for n in nodes])
             out.append(Row(tokens, entries[row_of_entry == i]))
         return out
 
     def read_at(self, entries: Tensor) -> Tensor:
-        """Stored token whose hidden state predicts each action token."""
+        """[E] stored token whose hidden state predicts each action token."""
         read_at = self.packed.predecessor[self.forest.path_token[entries]]
         if bool((read_at < 0).any()):
             r = int(self.forest.path_trajectory[entries[read_at < 0][0]])
@@ -182,68 +183,71 @@ class Packing:
             )
         return read_at
 
-    def _wanted(self, read_at: Tensor) -> dict[int, int]:
-        """Number of tokens needed of each node; nodes in order, ancestors whole."""
+    def _tokens_needed(self, read_at: Tensor) -> dict[int, int]:
+        """Tokens needed of each node, in order of nodes: ancestors whole, others up to the last token that is read."""
         size = self.forest.first_token.diff()
         ends = torch.zeros(self.forest.n_nodes, dtype=torch.int64).scatter_reduce_(
             0, self.packed.node_of_token[read_at], self._offset[read_at] + 1, "amax"
         )
-        count, sizes, needed = ends.tolist(), size.tolist(), (ends > 0).tolist()
+        count, sizes, is_needed = ends.tolist(), size.tolist(), (ends > 0).tolist()
         for node in range(len(count) - 1, -1, -1):
-            up = self._parent[node]
-            if needed[node] and up >= 0:
-                needed[up], count[up] = True, sizes[up]
-        return {node: count[node] for node in range(len(count)) if needed[node]}
+            parent = self._parent[node]
+            if is_needed[node] and parent >= 0:
+                is_needed[parent], count[parent] = True, sizes[parent]
+        return {node: count[node] for node in range(len(count)) if is_needed[node]}
 
-    def _cut(self, wanted: dict[int, int]) -> Iterable[list[int]]:
-        """Nodes of each row."""
+    def _row_nodes(self, tokens_needed: dict[int, int]) -> Iterable[list[int]]:
+        """Yield the nodes of each row."""
         enter = self.spans[0]
-        inner = {self._parent[node] for node in wanted}
-        leaves = sorted((node for node in wanted if node not in inner), key=lambda node: int(enter[node]))
+        inner_nodes = {self._parent[node] for node in tokens_needed}
+        leaves = sorted((node for node in tokens_needed if node not in inner_nodes), key=lambda node: int(enter[node]))
         nodes: dict[int, None] = {}
-        shown: frozenset[int] = frozenset()
+        pictures: frozenset[int] = frozenset()
         root, length = -1, 0
         for leaf in leaves:
             path = [leaf]
             while (up := self._parent[path[-1]]) >= 0:
                 path.append(up)
+            # a leaf joins the row of its tree if its further nodes fit; else a new row repeats its whole path
             new = [node for node in path if node not in nodes]
-            longer = length + sum(wanted[node] for node in new)
-            full = longer > self.limit or self._too_many(shown, self._shown(new))
-            if nodes and (self.layout == "flat" or path[-1] != root or full):
+            new_length = length + sum(tokens_needed[node] for node in new)
+            is_full = new_length > self.limit or self._exceeds_images(pictures, self._pictures_of_nodes(new))
+            if nodes and (self.layout == "flat" or path[-1] != root or is_full):
                 yield list(nodes)
                 nodes, new = {}, path
-                longer, shown = sum(wanted[node] for node in path), frozenset()
-            shown |= self._shown(new)
+                new_length, pictures = sum(tokens_needed[node] for node in path), frozenset()
+            pictures |= self._pictures_of_nodes(new)
             nodes.update(dict.fromkeys(new))
-            root, length = path[-1], longer
+            root, length = path[-1], new_length
         if nodes:
             yield list(nodes)
 
     # ------------------------------------------------------------ pictures
     @cached_property
     def _pictures(self) -> dict[int, set[int]]:
-        """Keys of the pictures that nodes show, if their number is bounded."""
-        out: dict[int, set[int]] = {}
+        """Keys of the pictures in each node; empty if their number has no limit."""
+        keys_by_node: dict[int, set[int]] = {}
         if self.images is None:
-            return out
-        rows = self.packed.token >= media.FIRST
-        shown = torch.stack([self.packed.node_of_token[rows], (self.packed.token[rows] - media.FIRST) // media.ROWS])
-        for node, key in torch.unique(shown, dim=1).T.tolist():
-            out.setdefault(node, set()).add(key)
-        return out
+            return keys_by_node
+        is_picture_T = self.packed.token >= media.FIRST
+        node_and_key = torch.stack(
+            [self.packed.node_of_token[is_picture_T], (self.packed.token[is_picture_T] - media.FIRST) // media.ROWS]
+        )
+        for node, key in torch.unique(node_and_key, dim=1).T.tolist():
+            keys_by_node.setdefault(node, set()).add(key)
+        return keys_by_node
 
-    def _shown(self, nodes: Iterable[int]) -> frozenset[int]:
-        """Keys of the pictures that these nodes show, if their number is bounded."""
+    def _pictures_of_nodes(self, nodes: Iterable[int]) -> frozenset[int]:
+        """Keys of the pictures in these nodes; empty if their number has no limit."""
         return frozenset().union(*(self._pictures.get(node, ()) for node in nodes))
 
-    def _shown_in(self, row: Row) -> frozenset[int]:
+    def _pictures_of_row(self, row: Row) -> frozenset[int]:
         nodes = self.packed.node_of_token[row.tokens] if self._pictures else row.tokens[:0]
-        return self._shown(torch.unique_consecutive(nodes).tolist())
+        return self._pictures_of_nodes(torch.unique_consecutive(nodes).tolist())
 
-    def _too_many(self, held: frozenset[int], more: frozenset[int]) -> bool:
-        """Whether further pictures would be too many."""
-        return self.images is not None and not more <= held and len(held | more) > self.images
+    def _exceeds_images(self, pictures: frozenset[int], further: frozenset[int]) -> bool:
+        """Return True if further pictures would exceed the limit."""
+        return self.images is not None and not further <= pictures and len(pictures | further) > self.images
 
     # ------------------------------------------------------------ micro-batches
     def microbatches(
@@ -256,41 +260,41 @@ class Packing:
         micro-batch for each of these sets of action tokens, of any size.
         """
         if cuts is not None:
-            wanted = torch.zeros(self.forest.n_entries, dtype=torch.bool)
-            wanted[entries] = True
-            chosen = [self.rows(cut[wanted[cut]]) for cut in cuts]
-            return [self._batch(rows) for rows in chosen if rows]
+            is_wanted_P = torch.zeros(self.forest.n_entries, dtype=torch.bool)
+            is_wanted_P[entries] = True
+            row_sets = [self.rows(cut[is_wanted_P[cut]]) for cut in cuts]
+            return [self._batch(rows) for rows in row_sets if rows]
         return [self._batch(rows) for rows in self._together(self.rows(entries), at_least)]
 
     def _together(self, rows: list[Row], at_least: int = 1) -> list[list[Row]]:
-        """Rows of similar length, of at most `limit` tokens together, padding included where there is any, that show at
-        most `images` pictures."""
+        """Group rows of similar length into micro-batches of at most `limit` tokens, padding included, and `images`
+        pictures."""
         rows = sorted(rows, key=lambda row: -row.tokens.numel())
         limit = self.limit
         if at_least > 1:
             limit = min(limit, -(-sum(row.tokens.numel() for row in rows) // at_least))
         batches: list[list[Row]] = []
-        held, shown = 0, frozenset[int]()
+        batch_tokens, pictures = 0, frozenset[int]()
         for row in rows:
-            size, own = row.tokens.numel(), self._shown_in(row)
-            longer = held + (batches[-1][0].tokens.numel() if self.padded and batches else size)
-            if not batches or longer > limit or self._too_many(shown, own):
+            size, row_pictures = row.tokens.numel(), self._pictures_of_row(row)
+            new_tokens = batch_tokens + (batches[-1][0].tokens.numel() if self.padded and batches else size)
+            if not batches or new_tokens > limit or self._exceeds_images(pictures, row_pictures):
                 batches.append([])
-                held, shown = 0, frozenset()
+                batch_tokens, pictures = 0, frozenset()
             batches[-1].append(row)
-            shown |= own
-            held += batches[-1][0].tokens.numel() if self.padded else size
+            pictures |= row_pictures
+            batch_tokens += batches[-1][0].tokens.numel() if self.padded else size
         return batches
 
     def everything(self) -> Iterator[Sheet]:
-        """Every stored token of every trajectory, the last ones of actions too, in sheets of at most `limit` tokens."""
+        """Yield every stored token of every trajectory, last ones of actions included, in sheets of `limit` tokens."""
         sizes = self.forest.first_token.diff().tolist()
-        whole = {n: sizes[n] for n in torch.unique(self.forest.visits[1]).tolist()}
+        node_sizes = {n: sizes[n] for n in torch.unique(self.forest.visits[1]).tolist()}
         first = self.forest.first_token.tolist()
-        none, enter = torch.zeros(0, dtype=torch.int64), self.spans[0].tolist().__getitem__
+        no_entries, enter = torch.zeros(0, dtype=torch.int64), self.spans[0].tolist().__getitem__
         rows = [
-            Row(torch.cat([torch.arange(first[n], first[n] + sizes[n]) for n in sorted(nodes, key=enter)]), none)
-            for nodes in self._cut(whole)
+            Row(torch.cat([torch.arange(first[n], first[n] + sizes[n]) for n in sorted(nodes, key=enter)]), no_entries)
+            for nodes in self._row_nodes(node_sizes)
         ]
         yield from (self._sheet(rows) for rows in self._together([row for row in rows if row.tokens.numel()]))
 
@@ -306,7 +310,7 @@ class Packing:
         sheet = self._sheet(rows)
         entries = torch.cat([row.entries for row in rows])
         reading, first = self._readings(entries)
-        read = entries[first]
+        read_entries = entries[first]
         return MicroBatch(
             index=sheet.index,
             lengths=sheet.lengths,
@@ -314,8 +318,8 @@ class Packing:
             entries=entries,
             reading=reading,
             place=self._places(rows)[first],
-            target=self.forest.token[self.forest.path_token[read]],
-            temperature=self.settings[0][self.forest.path_trajectory[read]],
+            target=self.forest.token[self.forest.path_token[read_entries]],
+            temperature=self.settings[0][self.forest.path_trajectory[read_entries]],
             support=self._support(entries, first),
         )
 
@@ -326,10 +330,10 @@ class Packing:
         """
         node = self.packed.node_of_token[index]
         row_start = torch.tensor([0, *lengths]).cumsum(0)
-        new = torch.ones(node.shape, dtype=torch.bool)
-        new[1:] = node[1:] != node[:-1]
-        new[row_start[:-1]] = True
-        begin = new.nonzero().squeeze(1)
+        is_begin = torch.ones(node.shape, dtype=torch.bool)
+        is_begin[1:] = node[1:] != node[:-1]
+        is_begin[row_start[:-1]] = True
+        begin = is_begin.nonzero().squeeze(1)
         end = torch.cat([begin[1:], row_start[-1:]])
         if self.layout == "flat":
             return [Chain(a, b, b) for a, b in zip(row_start[:-1].tolist(), row_start[1:].tolist(), strict=True)]
@@ -338,9 +342,9 @@ class Packing:
         return _chains(begin.tolist(), end.tolist(), enter, leave, row_start[1:][row].tolist())
 
     def _readings(self, entries: Tensor) -> tuple[Tensor, Tensor]:
-        """[E] distinct (stored token, temperature) of each row of P, and [Q] one row of each."""
-        degree = torch.unique(self.settings[0], return_inverse=True)[1][self.forest.path_trajectory[entries]]
-        key = self.forest.path_token[entries] * (int(degree.max()) + 1) + degree
+        """[E] reading of each entry, one for each distinct (stored token, temperature); [Q] first entry of each."""
+        temperature_id = torch.unique(self.settings[0], return_inverse=True)[1][self.forest.path_trajectory[entries]]
+        key = self.forest.path_token[entries] * (int(temperature_id.max()) + 1) + temperature_id
         distinct, reading = torch.unique(key, return_inverse=True)
         first = torch.full(distinct.shape, entries.numel()).scatter_reduce_(
             0, reading, torch.arange(entries.numel()), "amin"
@@ -348,73 +352,76 @@ class Packing:
         return reading, first
 
     def _places(self, rows: list[Row]) -> Tensor:
-        """[E] position in the flat list at which each row of P is read."""
-        column = torch.empty(self.forest.n_tokens, dtype=torch.int64)
+        """[E] index in the flat list of the token at which each entry is read."""
+        place_of_token = torch.empty(self.forest.n_tokens, dtype=torch.int64)
         out, start = [], 0
         for row in rows:
-            column[row.tokens] = torch.arange(start, start + row.tokens.numel())
-            out.append(column[self.read_at(row.entries)])
+            place_of_token[row.tokens] = torch.arange(start, start + row.tokens.numel())
+            out.append(place_of_token[self.read_at(row.entries)])
             start += row.tokens.numel()
         return torch.cat(out)
 
     def _support(self, entries: Tensor, first: Tensor) -> Tensor | None:
-        """[Q, K] allowed ids of entries[first]; None where none has a stored support. Refuses what can't be right."""
+        """[Q, K] allowed ids of entries[first]; None if no entry has a stored support. Checks that none is missing."""
         token, trajectory = self.forest.path_token[entries], self.forest.path_trajectory[entries]
         support = self.forest.extras.get("support")
         stored = None if support is None else support[token]
-        known = torch.zeros(token.shape, dtype=torch.bool) if stored is None else (stored >= 0).any(1)
-        lacking = self.settings[1][trajectory] & ~known
-        if bool(lacking.any()):
-            r = int(trajectory[lacking][0])
+        has_support = torch.zeros(token.shape, dtype=torch.bool) if stored is None else (stored >= 0).any(1)
+        lacks_support = self.settings[1][trajectory] & ~has_support
+        if bool(lacks_support.any()):
+            r = int(trajectory[lacks_support][0])
             raise ModelError(
                 f"trajectory {self.forest.id[r]!r} was sampled with top_k, top_p or min_p, but the allowed ids are not "
                 "stored (extras 'support'), so its ratios would be wrong: store them, or sample by temperature alone"
             )
-        if stored is None or not bool(known.any()):
+        if stored is None or not bool(has_support.any()):
             return None
-        outside = known & ~(stored == self.forest.token[token][:, None]).any(1)
-        if bool(outside.any()):
-            r = int(trajectory[outside][0])
+        is_outside = has_support & ~(stored == self.forest.token[token][:, None]).any(1)
+        if bool(is_outside.any()):
+            r = int(trajectory[is_outside][0])
             raise ModelError(f"trajectory {self.forest.id[r]!r} has an action token outside its own stored support")
         return stored[first]
 
     def by_policy(self, entries: Tensor) -> dict[str, Tensor]:
-        """These action tokens by the policy that wrote them; one context may come before tokens of several policies."""
+        """Group action tokens by the policy that wrote them; tokens of several policies may share a context."""
         policy = self.forest.policy[self.packed.node_of_token[self.forest.path_token[entries]]]
         return {self.forest.policy_names[p]: entries[policy == p] for p in policy.unique().tolist()}
 
     # ------------------------------------------------------------ accounting
     def flat_tokens(self, entries: Tensor) -> int:
-        """Number of tokens in separate forward passes of every trajectory for these action tokens."""
+        """Number of tokens that separate forward passes of every trajectory would take for these action tokens."""
         if not entries.numel():
             return 0
+        # the deepest read token of each (trajectory, node), without those whose path goes on in another one
         read_at, n = self.read_at(entries), self.forest.n_nodes
         owner, node = self.forest.path_trajectory[entries], self.packed.node_of_token[read_at]
         pairs, place = torch.unique(owner * n + node, return_inverse=True)
         longest = torch.zeros(pairs.shape, dtype=torch.int64).scatter_reduce_(
             0, place, self.packed.position[read_at] + 1, "amax"
         )
-        last = torch.ones(pairs.shape, dtype=torch.bool)
+        is_last = torch.ones(pairs.shape, dtype=torch.bool)
         owner, node = pairs // n, pairs % n
         while node.numel():
-            up = self.forest.parent[node]
-            owner, node = owner[up >= 0], up[up >= 0]
-            last &= ~torch.isin(pairs, owner * n + node)
-        return int(longest[last].sum())
+            above = self.forest.parent[node]
+            owner, node = owner[above >= 0], above[above >= 0]
+            is_last &= ~torch.isin(pairs, owner * n + node)
+        return int(longest[is_last].sum())
 
 
 def _chains(begin: list[int], end: list[int], enter: list[int], leave: list[int], row_end: list[int]) -> list[Chain]:
-    """Chains from pieces in depth-first order: flat ranges [begin, end) and intervals [enter, leave) of their nodes."""
-    below = list(row_end)  # where what is below each piece ends
+    """Chains from pieces in depth-first order, with flat ranges [begin, end) and node intervals [enter, leave)."""
+    below_ends = list(row_end)  # end of the descendants of each piece
     open_pieces: list[int] = []
     for i, place in enumerate(begin):
         while open_pieces and (row_end[open_pieces[-1]] <= place or leave[open_pieces[-1]] <= enter[i]):
-            below[open_pieces.pop()] = place
+            below_ends[open_pieces.pop()] = place
         open_pieces.append(i)
-    out: list[Chain] = []
-    for i, under in enumerate(below):
-        if out and out[-1].below == under:  # all that is below the last one is this piece and what is below it
-            out[-1] = Chain(out[-1].start, end[i], under)
+    chains: list[Chain] = []
+    for i, below_end in enumerate(below_ends):
+        if (
+            chains and chains[-1].below == below_end
+        ):  # all that is below the last one is this piece and what is below it
+            chains[-1] = Chain(chains[-1].start, end[i], below_end)
         else:
-            out.append(Chain(begin[i], end[i], under))
-    return out
+            chains.append(Chain(begin[i], end[i], below_end))
+    return chains

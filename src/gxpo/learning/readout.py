@@ -13,14 +13,14 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from gxpo.base.errors import ModelError
-from gxpo.models.decoder.architecture import Head, backbone_of, plain, positions
+from gxpo.models.decoder.architecture import Head, are_plain_linears, backbone_of, positions
 from gxpo.models.decoder.forward import Decoder, Kernels, Products, with_zeros
 from gxpo.models.decoder.vision import triples_of
 from gxpo.parts.protocols import Output
 
 
 # ---------------------------------------------------------------- divergence
-# Divergence (KL, generalised JSD) of the policy from a stored top-K distribution, the remaining mass in one bin.
+# KL and generalised JSD of the policy from a stored top-K distribution, the remaining mass in one bin.
 def generalised_jensen_shannon(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
     """[n] (1 - alpha) KL(S || M) + alpha KL(T || M) with M = (1 - alpha) S + alpha T; at 0 KL(T || S), at 1 KL(S || T).
 
@@ -55,17 +55,17 @@ def with_rest(z: Tensor, total: Tensor, ids: Tensor, support: Tensor | None = No
     ids      [n, K] distinct allowed ids, padded with -1, whose column is -inf
     support  [n, A] allowed ids padded with -1; None: all
     """
-    named = (z.gather(1, ids.clamp_min(0)) - total[:, None]).masked_fill(ids < 0, -torch.inf)
-    taken = torch.zeros(z.shape, dtype=torch.int16, device=z.device)
-    taken.scatter_add_(1, ids.clamp_min(0), (ids >= 0).to(torch.int16))
+    ids_logprob = (z.gather(1, ids.clamp_min(0)) - total[:, None]).masked_fill(ids < 0, -torch.inf)
+    is_listed = torch.zeros(z.shape, dtype=torch.int16, device=z.device)
+    is_listed.scatter_add_(1, ids.clamp_min(0), (ids >= 0).to(torch.int16))
     if support is not None:
-        taken = taken.gather(1, support.clamp_min(0)).masked_fill(support < 0, 1)
+        is_listed = is_listed.gather(1, support.clamp_min(0)).masked_fill(support < 0, 1)
         z = z.gather(1, support.clamp_min(0))
-    rest = z.masked_fill(taken > 0, -torch.inf)
-    nothing = (taken > 0).all(1)
+    rest_logits = z.masked_fill(is_listed > 0, -torch.inf)
+    has_no_rest = (is_listed > 0).all(1)
     # a logsumexp over nothing has no gradient but nan
-    left = rest.masked_fill(nothing[:, None], 0.0).logsumexp(1) - total
-    return torch.cat([named, left.masked_fill(nothing, -torch.inf)[:, None]], 1)
+    rest_logprob = rest_logits.masked_fill(has_no_rest[:, None], 0.0).logsumexp(1) - total
+    return torch.cat([ids_logprob, rest_logprob.masked_fill(has_no_rest, -torch.inf)[:, None]], 1)
 
 
 # ---------------------------------------------------------------- readout
@@ -79,37 +79,37 @@ def scaled(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 class Chosen(Function):
-    """log p(target) [n] and, where `wanted`, entropy [n] (nats) of p = softmax(z), z = logits [n, V] / temperature [n].
+    """log p(target) [n] and, if needed, entropy [n] (nats) of p = softmax(z), z = logits [n, V] / temperature [n].
 
-    Holds the logits as they came. With respect to z the first has gradient onehot(target) - p, the second
+    Keeps the logits in their own dtype. With respect to z the first has gradient onehot(target) - p, the second
     -p (log p + entropy).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, temperature: Tensor, wanted: bool
+        ctx: Any, logits: Tensor, target: Tensor, temperature: Tensor, needs_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
         z = scaled(logits, temperature)
         highest = z.amax(1, keepdim=True)
         p = (z - highest).exp_()
         mass = p.sum(1)
-        total = highest.squeeze(1) + mass.log()
-        logprob = z.gather(1, target[:, None]).squeeze(1) - total
+        log_total = highest.squeeze(1) + mass.log()
+        logprob = z.gather(1, target[:, None]).squeeze(1) - log_total
         entropy = None
-        if wanted:
-            entropy = total - z.clamp_(min=torch.finfo(z.dtype).min).mul_(p).sum(1) / mass
-        ctx.save_for_backward(logits, target, temperature, total, entropy)
+        if needs_entropy:
+            entropy = log_total - z.clamp_(min=torch.finfo(z.dtype).min).mul_(p).sum(1) / mass
+        ctx.save_for_backward(logits, target, temperature, log_total, entropy)
         ctx.set_materialize_grads(False)
         return logprob, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        logits, target, temperature, total, entropy = ctx.saved_tensors
+        logits, target, temperature, log_total, entropy = ctx.saved_tensors
         by_logprob, by_entropy = grads
         if by_logprob is None and by_entropy is None:
             return None, None, None, None
-        z = scaled(logits, temperature).sub_(total[:, None])
-        slope = torch.zeros_like(total) if by_logprob is None else -by_logprob
+        z = scaled(logits, temperature).sub_(log_total[:, None])
+        slope = torch.zeros_like(log_total) if by_logprob is None else -by_logprob
         if by_entropy is None:
             g = z.exp_().mul_(slope[:, None])
         else:
@@ -125,15 +125,15 @@ class Chosen(Function):
 OUTPUTS = ("logprob", "entropy", "mean_logprob", "value")
 AT_LAYERS = ("logprob", "entropy", "mean_logprob")  # may be followed by "@LAYER"
 WITH_NUMBER = ("divergence", "likeliest", "likeliest_logprob")  # are followed by "@ALPHA", "@K", "@K"
-BY_HAND = {"logprob", "entropy"}  # over the whole vocabulary
-TEACHER = ("teacher_ids", "teacher_logprob")  # what a divergence is to
+BY_HAND = {"logprob", "entropy"}  # with hand-written gradients, over the whole vocabulary
+TEACHER = ("teacher_ids", "teacher_logprob")  # the stored distribution of a divergence
 
 
 class Readout:
     """A causal language model split into its body, which runs once per token, and its head.
 
-    `states` gives what a token leaves behind, `logits` turns chosen rows of it into logits. Where the split does not
-    reproduce the model's own logits (tried once, on a short probe), states are the whole model's logits; said once.
+    `states` gives hidden states, `logits` turns chosen rows of them into logits. Where the split does not reproduce the
+    model's own logits (tried once, on a short probe), states are the whole model's logits, and a warning tells so.
 
     head     the last linear map; None: the model names none
     decoder  computes the states of the models that it knows on flat lists of tokens; None: there is none, and `states`
@@ -156,6 +156,7 @@ class Readout:
         self.positions, self.limited_by = positions(config)
         self.triples = triples_of(causal)
         self._backbone, self._head = backbone_of(causal), Head.of(causal)
+        # a head that does more than a linear map, a scale and a cap would give other logits than the model
         self.split = self._reproduces_logits() if split is None else split
         if not self.split:
             warnings.warn(
@@ -170,8 +171,10 @@ class Readout:
             self._checkpoint_layers()
 
     def _checkpoint_layers(self) -> None:
-        """Makes the model of transformers compute its layers again in the backward pass; it does so in training mode
-        alone, in which it differs by nothing else: there is no dropout."""
+        """Make the transformers model recompute its layers in the backward pass.
+
+        It does so in training mode alone, which changes nothing else: there is no dropout.
+        """
         if not getattr(self.causal, "supports_gradient_checkpointing", False):
             raise ModelError(f"{self.name} can't recompute its layers: leave learner.recompute out")
         enable = getattr(self.causal, "activation_checkpointing_enable", self.causal.gradient_checkpointing_enable)
@@ -180,7 +183,7 @@ class Readout:
 
     @property
     def head(self) -> Any:
-        """The last map, as it is now: adapters replace it."""
+        """The last linear map; looked up each time, since adapters replace it."""
         return None if self._head is None else self._head.module
 
     @property
@@ -213,45 +216,49 @@ class Readout:
         out = self._backbone(**inputs, output_hidden_states=True)
         return [out.last_hidden_state if layer == -1 else out.hidden_states[layer] for layer in layers]
 
-    def layer_of(self, asked: str) -> int:
-        """Layer index of "@3" (from 1, after which the head reads) or "@0.25" (share of the depth, rounded, at least
+    def layer_of(self, spec: str) -> int:
+        """Layer index of "3" (from 1, after which the head reads) or "0.25" (share of the depth, rounded, at least
         layer 1); -1 for the last, whose states are normed already."""
         try:
-            layer = max(1, round(float(asked) * self.depth)) if "." in asked else int(asked)
+            layer = max(1, round(float(spec) * self.depth)) if "." in spec else int(spec)
         except ValueError:
             raise ModelError(
-                f"an output of an inner layer is '@LAYER' or '@SHARE' of the depth, not '@{asked}'"
+                f"an output of an inner layer is '@LAYER' or '@SHARE' of the depth, not '@{spec}'"
             ) from None
-        if not 1 <= layer <= self.depth or float(asked) <= 0:
+        if not 1 <= layer <= self.depth or float(spec) <= 0:
             raise ModelError(
-                f"{self.name} has layers 1 to {self.depth}, none at '@{asked}': give one of them, or a share of the "
+                f"{self.name} has layers 1 to {self.depth}, none at '@{spec}': give one of them, or a share of the "
                 "depth above 0, up to 1.0"
             )
         return -1 if layer == self.depth else layer
 
     def normed(self, states: Tensor, layer: int, normed: bool = True) -> Tensor:
-        """Hidden states [n, H] after that layer with the final norm, as the head reads them."""
+        """Hidden states [n, H] after a layer with the final norm, as the head reads them; `normed` False: without."""
         return self._final_norm(states) if normed and layer != -1 else states
 
     @cached_property
     def _final_norm(self) -> nn.Module:
         """The model's final norm, found by a short forward pass."""
         children = list(self._backbone.named_children()) if self.split and self._backbone is not None else []
-        given: dict[str, Tensor] = {}
+        output_by_name: dict[str, Tensor] = {}
         hooks = [
-            module.register_forward_hook(lambda _, __, out, name=name: given.__setitem__(name, out))
+            module.register_forward_hook(lambda _, __, out, name=name: output_by_name.__setitem__(name, out))
             for name, module in children
         ]
         try:
             with torch.no_grad():
                 device = next(self.causal.parameters()).device
                 tokens = (torch.arange(1, 7, device=device) % self.vocabulary)[None]
-                last = self.states(tokens, None, torch.arange(6, device=device)[None]) if children else None
+                last_states = self.states(tokens, None, torch.arange(6, device=device)[None]) if children else None
         finally:
             for hook in hooks:
                 hook.remove()
         for name, module in reversed(children):
-            if isinstance(out := given.get(name), Tensor) and last is not None and torch.equal(out, last):
+            if (
+                isinstance(out := output_by_name.get(name), Tensor)
+                and last_states is not None
+                and torch.equal(out, last_states)
+            ):
                 return module
         raise ModelError(f"{self.name}: its final norm can't be told apart, so its inner layers have no policy")
 
@@ -278,7 +285,7 @@ class Readout:
     def head_weight(self) -> Tensor | None:
         """[V, H] head weight in the dtype of products, if that differs from the parameters'; None: the head runs as it
         is."""
-        if self.decoder is None or self.head is None or not plain(self.head):
+        if self.decoder is None or self.head is None or not are_plain_linears(self.head):
             return None
         weight, product = self.head.weight, self.decoder.product
         return None if weight.dtype == product else weight.to(product)
@@ -292,19 +299,21 @@ class Readout:
 
     @torch.no_grad()
     def _reproduces_logits(self) -> bool:
+        """Return True if head(body(tokens)) gives the model's own logits on a short probe."""
         if self._backbone is None or self.head is None:
             return False
         device = next(self.causal.parameters()).device
         tokens = (torch.arange(1, 7, device=device) % self.vocabulary)[None]
         position = torch.arange(6, device=device)[None]
         self.split = True
-        own = with_zeros(self.causal(input_ids=tokens, position_ids=position, use_cache=False).logits)
+        model_logits = with_zeros(self.causal(input_ids=tokens, position_ids=position, use_cache=False).logits)
         try:
-            split = with_zeros(self.logits(self.states(tokens, None, position)))
+            split_logits = with_zeros(self.logits(self.states(tokens, None, position)))
         except (AttributeError, TypeError, RuntimeError):
             return False
-        return split.shape == own.shape and bool(
-            (split - own).abs().max() <= 32 * torch.finfo(own.dtype).eps * own.abs().max()
+        return split_logits.shape == model_logits.shape and bool(
+            (split_logits - model_logits).abs().max()
+            <= 32 * torch.finfo(model_logits.dtype).eps * model_logits.abs().max()
         )
 
 
@@ -335,9 +344,9 @@ def _check_names(names: Sequence[str], heads: Sequence[str], given: Mapping[str,
                 )
             continue
         if not output.normed or output.kind not in (WITH_NUMBER if output.at else OUTPUTS):
-            inner = [Output(kind, "LAYER", normed=normed) for normed in (True, False) for kind in AT_LAYERS]
-            known = ", ".join((*OUTPUTS, *inner, *(f"{x}@NUMBER" for x in WITH_NUMBER)))
-            raise ModelError(f"the torch learner has no output {name!r}; it has {known}")
+            layer_outputs = [Output(kind, "LAYER", normed=normed) for normed in (True, False) for kind in AT_LAYERS]
+            known_outputs = ", ".join((*OUTPUTS, *layer_outputs, *(f"{x}@NUMBER" for x in WITH_NUMBER)))
+            raise ModelError(f"the torch learner has no output {name!r}; it has {known_outputs}")
         if output.kind == "divergence" and not set(TEACHER) <= set(given or {}):
             raise ModelError(
                 f"output {name!r} is to a stored distribution: give {' and '.join(TEACHER)} beside the loss"
@@ -371,6 +380,7 @@ def read(
     whole vocabulary. Computed in float32 at least, in chunks of `logits_at_once` logits, which the backward pass
     computes again instead of holding more of them.
     """
+    # a mistake in lengths would otherwise be broadcast or cut off silently
     _check_names(names, heads, given)
     n = target.shape[0]
     if states.shape[:1] != (n,) or temperature.shape != (n,) or (support is not None and support.shape[:1] != (n,)):
@@ -381,33 +391,47 @@ def read(
     teacher = None if given is None else tuple(given[name] for name in TEACHER if name in given)
     if teacher and any(x.shape[0] != n for x in teacher):
         raise ValueError(f"{' and '.join(TEACHER)} must have a row for each of the {n} tokens that are read")
+    # value heads read the hidden state itself and need no logits
     values: dict[str, Tensor] = {}
     if head is not None and any(name in names for name in heads):
         values = {name: x for name, x in zip(heads, head(states).unbind(1), strict=True) if name in names}
     names = [name for name in names if name not in values]
-    free = torch.ones(n, dtype=torch.bool, device=target.device) if support is None else (support < 0).all(1)
+    # tokens with and without a stored support go in chunks of their own, each of `logits_at_once` logits
+    has_free_support = (
+        torch.ones(n, dtype=torch.bool, device=target.device) if support is None else (support < 0).all(1)
+    )
     rows_per_chunk = max(1, logits_at_once // readout.vocabulary)
-    parts = [(rows, None) for rows in free.nonzero().squeeze(1).split(rows_per_chunk)]
+    chunks = [(rows, None) for rows in has_free_support.nonzero().squeeze(1).split(rows_per_chunk)]
     if support is not None:
-        parts += [(rows, support[rows]) for rows in (~free).nonzero().squeeze(1).split(rows_per_chunk)]
-    parts = [(rows, allowed) for rows, allowed in parts if rows.numel()]
-    if not parts:
+        chunks += [(rows, support[rows]) for rows in (~has_free_support).nonzero().squeeze(1).split(rows_per_chunk)]
+    chunks = [(rows, allowed) for rows, allowed in chunks if rows.numel()]
+    if not chunks:
         shapes = {name: readout.columns(name) for name in names}
         return values | {name: states.new_zeros((0,) if k is None else (0, k)) for name, k in shapes.items()}
+    # recomputing logits costs time: only where holding those of all chunks would cost more memory than a chunk
     weight = readout.head_weight()
-    held = n * readout.vocabulary * (states.dtype if weight is None else weight.dtype).itemsize
+    logits_bytes = n * readout.vocabulary * (states.dtype if weight is None else weight.dtype).itemsize
     by_hand = support is None and {*names} <= BY_HAND  # holds the logits as they are: of 16 bits, twice as many
-    recompute = torch.is_grad_enabled() and (held > 4 * logits_at_once if by_hand else len(parts) > 1)
+    recompute = torch.is_grad_enabled() and (logits_bytes > 4 * logits_at_once if by_hand else len(chunks) > 1)
     pieces = []
-    for rows, allowed in parts:
-        told = tuple(x[rows] for x in teacher) if teacher else None
-        arguments = (readout, states[rows], target[rows], temperature[rows], allowed, tuple(names), weight, told)
+    for rows, allowed in chunks:
+        teacher_rows = tuple(x[rows] for x in teacher) if teacher else None
+        arguments = (
+            readout,
+            states[rows],
+            target[rows],
+            temperature[rows],
+            allowed,
+            tuple(names),
+            weight,
+            teacher_rows,
+        )
         if recompute:
             pieces.append(checkpoint(_read_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
             pieces.append(_read_chunk(*arguments))
-    back = torch.cat([rows for rows, _ in parts]).argsort()
-    return values | {name: torch.cat([piece[i] for piece in pieces])[back] for i, name in enumerate(names)}
+    inverse_order = torch.cat([rows for rows, _ in chunks]).argsort()
+    return values | {name: torch.cat([piece[i] for piece in pieces])[inverse_order] for i, name in enumerate(names)}
 
 
 def _read_chunk(
@@ -420,32 +444,37 @@ def _read_chunk(
     weight: Tensor | None,
     teacher: tuple[Tensor, ...] | None = None,
 ) -> list[Tensor]:
+    """Outputs of a chunk, in the order of `names`; see `read`."""
     logits = readout.logits(states, weight)
     if support is None and {*names} <= BY_HAND:
         logprob, entropy = Chosen.apply(logits, target, temperature, "entropy" in names)
         return [entropy if name == "entropy" else logprob for name in names]
+    # from here on autograd keeps float32 copies, which the hand-written gradients above avoid
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    z = every = z / temperature[:, None].to(z)
-    own = z.gather(1, target[:, None]).squeeze(1)
+    z = vocabulary_z = z / temperature[:, None].to(z)
+    target_logit = z.gather(1, target[:, None]).squeeze(1)
     if support is not None:
         z = z.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
-    total = z.logsumexp(1)
-    out = {"logprob": own - total}
+    log_total = z.logsumexp(1)
+    out = {"logprob": target_logit - log_total}
     if "entropy" in names:
-        p = (z - total[:, None]).exp()
-        out["entropy"] = total - (p * z.masked_fill(z == -torch.inf, 0.0)).sum(1)
+        p = (z - log_total[:, None]).exp()
+        out["entropy"] = log_total - (p * z.masked_fill(z == -torch.inf, 0.0)).sum(1)
     if "mean_logprob" in names:
         mean = z.mean(1) if support is None else z.masked_fill(support < 0, 0.0).sum(1) / (support >= 0).sum(1)
-        out["mean_logprob"] = mean - total
+        out["mean_logprob"] = mean - log_total
+    # these ids index the vocabulary, not the columns of the support
     for output in map(Output, names):
         if output.kind == "divergence":
             assert teacher is not None
-            student = with_rest(every, total, teacher[0], support)
+            student = with_rest(vocabulary_z, log_total, teacher[0], support)
             out[output] = generalised_jensen_shannon(student, teacher[1].to(student), _alpha(output))
         elif output.at and output not in out:
             ids = _likeliest(z.detach(), support, min(_count(output), readout.vocabulary))
             out[Output("likeliest", output.at)] = ids.to(z)
-            out[Output("likeliest_logprob", output.at)] = with_rest(every.detach(), total.detach(), ids, support)
+            out[Output("likeliest_logprob", output.at)] = with_rest(
+                vocabulary_z.detach(), log_total.detach(), ids, support
+            )
     return [out[name] for name in names]
 
 
@@ -454,5 +483,5 @@ def _likeliest(z: Tensor, support: Tensor | None, k: int) -> Tensor:
     if support is None:
         return z.topk(k, 1).indices
     top = z.topk(min(k, z.shape[1]), 1).indices
-    found = support.gather(1, top)  # the padding of a support is -1 itself, and its z the least
-    return nn.functional.pad(found, (0, k - found.shape[1]), value=-1)
+    ids = support.gather(1, top)  # the padding of a support is -1 itself, and its z the least
+    return nn.functional.pad(ids, (0, k - ids.shape[1]), value=-1)

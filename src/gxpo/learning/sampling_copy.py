@@ -1,4 +1,4 @@
-"""A whole copy of a policy's model for samplers in this process, with weights of its own."""
+"""Copy of a policy's model for samplers in this process, with its own weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gxpo.learning.lora import Adapters
 
 
 class SamplingCopy:
-    """A copy of a model; `put` gives it weights.
+    """Copy of a model for samplers; `put` sets its weights.
 
     model         the copy, without gradients
     policies      as of the learner: several are adapters, of which one acts at a time
@@ -29,8 +29,8 @@ class SamplingCopy:
     ) -> None:
         self.model: Any = (alias(model) if share == "all" else _copied(model, frozen=share != "frozen")).eval()
         self.policies = dict(policies)
-        self._own = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.names = frozenset(self._own)
+        self._parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.names = frozenset(self._parameters)
         self.model.requires_grad_(False)
         self._adapters = Adapters(self.model, self.policies) if len(self.policies) > 1 else None
 
@@ -40,17 +40,17 @@ class SamplingCopy:
 
     @torch.no_grad()
     def put(self, values: Iterable[tuple[str, Tensor]]) -> None:
-        """Set trained parameters, one after the other."""
+        """Set trained parameters by name."""
         for name, x in values:
-            self._own[name].copy_(x)
+            self._parameters[name].copy_(x)
 
 
 def alias(model: Any) -> Any:
-    """A copy of a model whose parameters have the memory of the model's own."""
+    """Copy a model, with parameters that share the memory of the model's own."""
     shared = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in model.parameters()}
     return copy.deepcopy(model, shared)
 
 
 def _copied(model: Any, *, frozen: bool) -> Any:
-    """A copy of a model; `frozen`: also of what is not trained."""
+    """Copy a model; `frozen`: parameters that are not trained, too."""
     return copy.deepcopy(model, {} if frozen else {id(p): p for p in model.parameters() if not p.requires_grad})

@@ -1,4 +1,4 @@
-"""Learner whose parameters, gradients and optimiser states are sharded over processes by FSDP2."""
+"""FSDP2 learner: parameters, gradients and optimiser states sharded over processes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class ShardedLearner(TorchLearner):
 
     Each layer of the model, and of its vision tower, is gathered for its forward and backward pass and then dropped,
     everything else (embedding, norm, head, projector) for the pass of a micro-batch. Gradients are summed over
-    processes, never averaged, and all processes make equally many passes: one that has no micro-batch left makes a pass
-    for nothing, and one that has no picture left while others have runs the tower on a blank one.
+    processes, never averaged, and all processes make equally many passes: one without a micro-batch left makes an
+    unused pass, and one without a picture left, while others have some, runs the tower on a blank one.
 
     Parameters below 32 bits are kept, moved and summed in float32 shards, and gathered in their own dtype: 16 bytes a
     parameter divided by the number of processes, where `TorchLearner` holds 18 in each. Samplers in this process read a
     whole copy, which `publish` brings up to date, one parameter at a time; it is the model as it was loaded, so that no
     process ever holds a second one.
 
-    sampled  whether samplers in this process need that copy
+    sampled  samplers in this process need that copy
 
     Needs a process group (`gxpo.base.runtime.start`), of one process at least.
     """
@@ -49,16 +49,16 @@ class ShardedLearner(TorchLearner):
                 f"learner.states={settings['states']} is not for cluster.backend=fsdp, which shards float32 states: "
                 "leave it out"
             )
-        self._sampled, self._stale = sampled, False
+        self._needs_copy, self._is_stale = sampled, False
         self._copy: SamplingCopy | None = None
         super().__init__(model, **settings)
 
-    def _frozen(self) -> Any:
+    def _frozen_copy(self) -> Any:
         return alias(self.model).requires_grad_(False)
 
-    def _place(self) -> None:
+    def _place_parameters(self) -> None:
         """Shard the model and its reference; the parameters' names stay."""
-        if self._sampled:
+        if self._needs_copy:
             self._copy = SamplingCopy(self.model, self.policies, share="all")
         models = [self._readout, *([self._reference] if self._reference not in (None, self._readout) else [])]
         for readout in models:
@@ -83,21 +83,21 @@ class ShardedLearner(TorchLearner):
         try:
             return super().outputs(forest, names, policy=policy, given=given)
         finally:
-            self._drop()
+            self._reshard()
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
         with torch.no_grad():
             try:
                 return within(self._readout.causal, super().hidden, forest, layer)
             finally:
-                self._drop()
+                self._reshard()
 
     def logits(self, states: Tensor) -> Tensor:
         with torch.no_grad():
             try:
                 return within(self._readout.causal, super().logits, states)
             finally:
-                self._drop()
+                self._reshard()
 
     def _forward(
         self,
@@ -108,8 +108,8 @@ class ShardedLearner(TorchLearner):
     ) -> dict[str, Tensor]:
         return within(readout.causal, super()._forward, batch, names, readout, given)
 
-    def _drop(self) -> None:
-        """Forget gathered parameters that no backward pass will drop: the optimiser moves the shards."""
+    def _reshard(self) -> None:
+        """Drop gathered parameters that no backward pass will drop: the optimiser moves the shards."""
         for readout in (self._readout, self._reference):
             if readout is not None:
                 readout.causal.reshard()
@@ -124,35 +124,35 @@ class ShardedLearner(TorchLearner):
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Bring the samplers' copy up to date, if anything has moved; all processes together."""
-        if not self._stale or self._copy is None:
+        """Update the samplers' copy if a step has been taken since; all processes together."""
+        if not self._is_stale or self._copy is None:
             return
-        named = self.optimiser.named.items()
-        self._copy.put((name, whole(p.detach())) for name, p in named if name in self._copy.names)
-        self._stale = False
+        parameters = self.optimiser.parameter_by_name.items()
+        self._copy.put((name, whole_tensor(p.detach())) for name, p in parameters if name in self._copy.names)
+        self._is_stale = False
 
-    def step(self, *args: Any, **given: Any) -> Any:
-        self._stale = True
-        return super().step(*args, **given)
+    def step(self, *args: Any, **settings: Any) -> Any:
+        self._is_stale = True
+        return super().step(*args, **settings)
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        self._stale = True
+        self._is_stale = True
         super().restore(snapshot)
 
-    # ------------------------------------------------------------ what can't be had
+    # ------------------------------------------------------------ unsupported
     def beside(self, *, lr: float) -> TorchLearner:
-        raise ConfigError("a part with a second model is not for cluster.backend=fsdp: use cluster.backend=local")
+        raise ConfigError("a part with a second model does not run on cluster.backend=fsdp: use cluster.backend=local")
 
     def products_trial(self) -> None:
-        """Products are as they are: every process has to use the same."""
+        """None: a trial could choose differently in each process."""
         return None
 
     # ------------------------------------------------------------ state
     def checksum(self) -> dict[str, int]:
-        return {"weights_fingerprint": fingerprint(self.optimiser.named)}
+        return {"weights_fingerprint": fingerprint(self.optimiser.parameter_by_name)}
 
     def weights_crc(self) -> int:
-        raise ConfigError("sharded parameters have no CRC of all bytes: see `checksum`")
+        raise ConfigError("sharded parameters have no CRC of all bytes: use `checksum`")
 
     def save(self, path: Path) -> None:
         """Write parameters and moments below `path`, each process its shards, in safetensors files; all together."""
@@ -170,42 +170,42 @@ class ShardedLearner(TorchLearner):
         steps = meta.get("steps")
         if not isinstance(steps, int) or steps < 0:
             raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
-        found = {name: torch.empty_like(x).detach() for name, x in self.optimiser.expected(steps).items()}
+        tensors = {name: torch.empty_like(x).detach() for name, x in self.optimiser.expected(steps).items()}
         try:
-            load(found, storage_reader=HuggingFaceStorageReader(str(path)))
+            load(tensors, storage_reader=HuggingFaceStorageReader(str(path)))
         except (RuntimeError, ValueError, KeyError, AssertionError) as error:
             raise CheckpointError(f"{path} is not of this model: {' '.join(str(error).split())[:300]}") from error
-        self.optimiser.load_tensors(found, steps)
-        self._stale = True
+        self.optimiser.load_tensors(tensors, steps)
+        self._is_stale = True
 
 
 # ---------------------------------------------------------------- FSDP2
 class _Call:
-    """A function for a module to run as its forward pass, with its parameters whole."""
+    """Function that a module runs in place of its forward pass, with its parameters whole."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
 
-def within(module: nn.Module, function: Callable[..., Any], *given: Any) -> Any:
+def within(module: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function while a sharded module's parameters are whole; its gradients go through the module's hooks."""
-    return module(_Call(function), *given)
+    return module(_Call(function), *arguments)
 
 
-def _dispatched(module: nn.Module) -> None:
-    """Let a module run what `within` gives it in the place of its own forward pass."""
-    own = module.forward
+def _accept_calls(module: nn.Module) -> None:
+    """Make a module run the function that `within` passes in place of its own forward pass."""
+    model_forward = module.forward
 
-    def forward(first: Any = None, *rest: Any, **named: Any) -> Any:
+    def forward(first: Any = None, *rest: Any, **keywords: Any) -> Any:
         if isinstance(first, _Call):
-            return first.function(*rest, **named)
-        return own(*(() if first is None else (first,)), *rest, **named)
+            return first.function(*rest, **keywords)
+        return model_forward(*(() if first is None else (first,)), *rest, **keywords)
 
     module.forward = forward
 
 
-def whole(x: Tensor) -> Tensor:
-    """The whole tensor of a shard, by a gather of all processes."""
+def whole_tensor(x: Tensor) -> Tensor:
+    """Gather the whole tensor of a shard from all processes."""
     full: Any = getattr(x, "full_tensor", None)
     return x if full is None else full()
 
@@ -218,36 +218,36 @@ def _shard(readout: Readout, device: torch.device, *, trained: bool) -> None:
     causal = readout.causal
     mesh = init_device_mesh(device.type, (runtime.group_size(),))
     dtype = next(causal.parameters()).dtype
-    rounds = trained and torch.finfo(dtype).bits < 32
+    is_rounded = trained and torch.finfo(dtype).bits < 32
     policy = MixedPrecisionPolicy(
-        param_dtype=dtype if rounds else None,
-        reduce_dtype=torch.float32 if rounds else None,
+        param_dtype=dtype if is_rounded else None,
+        reduce_dtype=torch.float32 if is_rounded else None,
         cast_forward_inputs=False,  # rotary tables stay exact
     )
     modules = [*layers_of(causal), causal]
     for module in modules:
-        _dispatched(module)
+        _accept_calls(module)
         # the model's own parameters stay until the backward pass of a micro-batch, or `reshard`
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=module is not causal)
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-    if rounds:
+    if is_rounded:
         causal.to(torch.float32)
 
 
 def layers_of(causal: Any) -> list[nn.Module]:
-    """Layers of a transformers model, of one that sees also those of its tower; none where they can't be told."""
+    """Layers of a transformers model and of its vision tower; empty if they can't be told."""
     config, text, vision = causal.config, backbone_of(causal), vision_of(causal)
-    own = _stack(causal if text is None else text, config.get_text_config().num_hidden_layers)
+    text_layers = _stack(causal if text is None else text, config.get_text_config().num_hidden_layers)
     if vision is None:
-        return own
+        return text_layers
     tower = config.vision_config
     depth = getattr(tower, "num_hidden_layers", None) or getattr(tower, "depth", 0)
-    return [*own, *_stack(vision.model, depth, beside=text)]
+    return [*text_layers, *_stack(vision.model, depth, outside=text)]
 
 
-def _stack(module: nn.Module, depth: int, *, beside: nn.Module | None = None) -> list[nn.Module]:
-    """The first list of so many modules, outside of `beside`."""
-    other = set() if beside is None else set(beside.modules())
-    stacks = (m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == depth and m not in other)
+def _stack(module: nn.Module, depth: int, *, outside: nn.Module | None = None) -> list[nn.Module]:
+    """First module list of this depth that does not lie in `outside`."""
+    excluded = set() if outside is None else set(outside.modules())
+    stacks = (m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == depth and m not in excluded)
     return list(next(stacks, ()))

@@ -75,7 +75,7 @@ class SlowFast(UpdatePart):
 
     @property
     def plain(self) -> bool:
-        """Whether the entropy has risen: every later step is a single plain one."""
+        """True once the entropy has surged: every later step is a single plain one."""
         return self._memory["plain"]
 
     def optimiser_steps(self, groups: int) -> int:
@@ -86,14 +86,14 @@ class SlowFast(UpdatePart):
         entropies = self._memory["entropies"]
         if not self.plain and surge(entropies, self.window) >= self.threshold:
             self._memory["plain"] = True
-        fast = 0 if self.plain else self.inner_steps
-        start = learner.snapshot() if fast else {}
+        fast_steps = 0 if self.plain else self.inner_steps
+        start = learner.snapshot() if fast_steps else {}
         infos: list[StepInfo] = []
-        for _ in range(fast):
+        for _ in range(fast_steps):
             infos.append(learner.step(forest, credit, weight))
             if infos[-1].empty:  # no token has a coefficient, and none will have one
                 return infos
-        if fast:
+        if fast_steps:
             learner.restore(reposition(start, learner.snapshot(), self.alpha))
         infos.append(learner.step(forest, credit, weight))
         entropies += _entropy(infos[-1], forest)
@@ -118,6 +118,6 @@ def _entropy(info: StepInfo, forest: Forest) -> list[float]:
         return []
     if "entropy" not in info.outputs:
         raise GxpoError("update=slow_fast watches the entropy, but the learner's steps do not report it")
-    seen = info.outputs["entropy"]
-    known = seen[forest.path_trainable & seen.isfinite()]
-    return [float(known.mean())] if known.numel() else []
+    entropy_P = info.outputs["entropy"]
+    trained_entropy = entropy_P[forest.path_trainable & entropy_P.isfinite()]
+    return [float(trained_entropy.mean())] if trained_entropy.numel() else []

@@ -12,13 +12,13 @@ from torch.utils.checkpoint import checkpoint
 from gxpo.learning.architecture import padded
 from gxpo.learning.packing import MicroBatch, Sheet
 from gxpo.learning.readout import Readout
-from gxpo.models.decoder.soft import fed, log_density
+from gxpo.models.decoder.soft import log_density, mixed_embeddings
 
 Y, WEIGHT = "soft_y", "soft_weight"  # extras [T, K]: nan at ordinary tokens
 
 
 def soft_inputs(readout: Readout, sheet: Sheet) -> AbstractContextManager[None]:
-    """Context manager: the model reads the sheet's soft tokens as mixtures of the embeddings of their support."""
+    """Context manager: the model reads soft tokens of a sheet as mixtures of their support's embeddings."""
     extras = sheet.packing.forest.extras
     if WEIGHT not in extras:
         return nullcontext()
@@ -28,13 +28,13 @@ def soft_inputs(readout: Readout, sheet: Sheet) -> AbstractContextManager[None]:
         return nullcontext()
     places = rows
     if readout.decoder is None:
-        places = padded(sheet).held.reshape(-1).nonzero().squeeze(1)[rows]
+        places = padded(sheet).is_token.reshape(-1).nonzero().squeeze(1)[rows]
     ids = extras["support"][sheet.index[rows]]
-    return fed(readout.causal.get_input_embeddings(), places, ids, weight[rows].nan_to_num(nan=0.0))
+    return mixed_embeddings(readout.causal.get_input_embeddings(), places, ids, weight[rows].nan_to_num(nan=0.0))
 
 
 def with_densities(
-    found: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
     batch: MicroBatch,
     reading: Tensor,
     readout: Readout,
@@ -42,19 +42,21 @@ def with_densities(
     temperature: Tensor,
     logits_at_once: int,
 ) -> Mapping[str, Tensor]:
-    """Outputs [n] of a micro-batch with the "logprob" of soft tokens replaced by the `log_density` of their noise under
-    p, the policy's distribution on the support that they were sampled on.
+    """Replace the "logprob" of soft tokens in the outputs [n] of a micro-batch by the `log_density` of their noise.
+
+    The density is under p, the policy's distribution on the support that they were sampled on.
 
     reading [E]: which of the n each entry of the batch is; states [n, H] in which they are chosen; temperature [n]
     """
     forest = batch.packing.forest
-    if Y not in forest.extras or "logprob" not in found:
-        return found
+    if Y not in forest.extras or "logprob" not in outputs:
+        return outputs
     token = torch.zeros(len(temperature), dtype=torch.int64)
     token[reading] = forest.path_token[batch.entries]
-    soft = forest.extras[Y][token].isfinite().any(1)
-    if not bool(soft.any()):
-        return found
+    is_soft = forest.extras[Y][token].isfinite().any(1)
+    if not bool(is_soft.any()):
+        return outputs
+    # stored noise is y = log p + g: the density needs the policy's log p on the same support
     device = states.device
     weight = readout.head_weight()
 
@@ -64,14 +66,15 @@ def with_densities(
         inside = z.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
         return log_density(y.to(device), inside.double().log_softmax(1))
 
-    parts = soft.nonzero().squeeze(1).split(max(1, logits_at_once // readout.vocabulary))
+    # in chunks, as `read` does: never [all soft tokens, vocabulary] at once
+    parts = is_soft.nonzero().squeeze(1).split(max(1, logits_at_once // readout.vocabulary))
     pieces = []
     for rows in parts:
         support, y = forest.extras["support"][token[rows]].to(device), forest.extras[Y][token[rows]].to(device)
-        at = rows.to(device)
-        args = (states[at], temperature.to(device)[at], support, y)
-        again = len(parts) > 1 and torch.is_grad_enabled()
-        pieces.append(checkpoint(density, *args, use_reentrant=False) if again else density(*args))
+        device_rows = rows.to(device)
+        arguments = (states[device_rows], temperature.to(device)[device_rows], support, y)
+        recompute = len(parts) > 1 and torch.is_grad_enabled()
+        pieces.append(checkpoint(density, *arguments, use_reentrant=False) if recompute else density(*arguments))
     rows = torch.cat(parts).to(device)
     densities = torch.cat(pieces)
-    return {**found, "logprob": found["logprob"].to(densities).index_copy(0, rows, densities)}
+    return {**outputs, "logprob": outputs["logprob"].to(densities).index_copy(0, rows, densities)}

@@ -18,7 +18,7 @@ from gxpo.base.errors import ConfigError, ModelError
 from gxpo.base.runtime import memory_is_short
 from gxpo.forest.forest import Forest
 from gxpo.learning.accumulate import outputs_of
-from gxpo.learning.architecture import states_after, untrained_loss, why_flat, why_not_blocks
+from gxpo.learning.architecture import layout_for, states_after, untrained_loss, why_not_blocks
 from gxpo.learning.base import InProcess, acting
 from gxpo.learning.block_mask import FLEX_FROM, KERNEL, Attention
 from gxpo.learning.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
@@ -35,7 +35,7 @@ VALUE_HEAD = "value_head."  # before the names of its parameters
 
 
 class TorchLearner(InProcess):
-    """Holds and optimises the parameters of a transformers causal language model.
+    """Learner over the parameters of a transformers causal language model.
 
     model     a causal language model; kept in eval mode (no dropout: a ratio of 1 must be exactly 1)
     lr, optimiser, betas, eps, weight_decay, max_grad_norm, schedule, warmup_steps, total_steps   see `Optimiser` and
@@ -57,7 +57,7 @@ class TorchLearner(InProcess):
     kernels   "auto": the forward pass of `models.decoder` for the models that it knows; "transformers": theirs for all
     products  dtype in which that multiplies matrices (see `gxpo.models.decoder.forward.Decoder`)
     recompute hold one hidden state a token and layer in an update, and compute what lies between them again
-    states    of the optimiser: "float32" copies and moments, or "bfloat16" (see `gxpo.learning.rounded`)
+    states    of the optimiser: "float32" copies and moments, or "bfloat16" (see `RoundedAdamW`)
 
     With torch.distributed initialised every process must hold the same parameters and be given the same forest; they
     share the micro-batches, and every process takes the same step.
@@ -93,7 +93,7 @@ class TorchLearner(InProcess):
         recompute: bool = False,
         states: States = "float32",
     ) -> None:
-        self._moves: dict[str, Any] = {
+        self._optimiser_settings: dict[str, Any] = {
             "optimiser": optimiser,
             "betas": betas,
             "eps": eps,
@@ -107,16 +107,18 @@ class TorchLearner(InProcess):
         self.images_per_microbatch = images_per_microbatch
         self.device, self.lora = torch.device(device), lora
         self.tokens_per_microbatch, self.logits_at_once = tokens_per_microbatch, logits_at_once
-        self.model = _prepared(model, self.device, dtype)
+        self.model = _prepare_model(model, self.device, dtype)
         self._kernels: dict[str, Any] = {"kernels": kernels, "products": products, "recompute": recompute}
         self._readout = Readout(self.model, **self._kernels)
         self.attention: Attention = attention
+        # "auto" tries block masks on the first rows from this length on
         self._blocks_from = {"dense": math.inf, "flex": 0}.get(
             attention, FLEX_FROM if self.device.type == "cuda" and self._readout.decoder is None else math.inf
         )
-        self.layout: Layout = _layout_for(self._readout, layout, attention)
-        if (said := untrained_loss(model)) is not None:
-            warnings.warn(said, stacklevel=2)
+        self.layout: Layout = layout_for(self._readout, layout, attention)
+        if (notice := untrained_loss(model)) is not None:
+            warnings.warn(notice, stacklevel=2)
+        # with adapters the reference is the model with adapters off, without them a frozen copy
         self._reference: Readout | None = None
         self.policies = dict(policies or {ALONE: "trained"})
         trained = trained_policies(self.policies)
@@ -133,18 +135,18 @@ class TorchLearner(InProcess):
             self.model = with_lora(self.model, lora).eval()
             self._reference = self._readout if reference else None
         elif reference:
-            self._reference = Readout(self._frozen(), split=self._readout.split, **self._kernels)
+            self._reference = Readout(self._frozen_copy(), split=self._readout.split, **self._kernels)
         self.value_head: nn.Linear | None = None
         self.value_heads = tuple(value_heads)
         if value_heads:
             self.value_head = _value_head(self._readout, len(self.value_heads), next(self.model.parameters()))
-        self._place()
+        self._place_parameters()  # before the optimiser sees them: sharding replaces parameters
         self.optimiser = Optimiser(
             {name: p for name, p in self._named_parameters() if p.requires_grad},
             lr=lr,
             multiples={VALUE_HEAD: value_lr},
             kind=optimiser,
-            apart=self._apart() if optimiser == "muon" else (),
+            apart=self._adamw_prefixes() if optimiser == "muon" else (),
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
@@ -153,41 +155,41 @@ class TorchLearner(InProcess):
             schedule=Schedule(schedule, warmup_steps, total_steps),
         )
 
-    def _apart(self) -> list[str]:
+    def _adamw_prefixes(self) -> list[str]:
         """Prefixes of the matrices that Muon leaves to AdamW: embeddings, output head, value heads."""
-        kinds = {
+        embedding_ids = {
             id(m) for m in (self.model.get_input_embeddings(), self.model.get_output_embeddings()) if m is not None
         }
-        found = [n for n, m in self.model.named_modules() if id(m) in kinds or isinstance(m, nn.Embedding)]
-        return [*(f"{name}." for name in found), VALUE_HEAD]
+        names = [n for n, m in self.model.named_modules() if id(m) in embedding_ids or isinstance(m, nn.Embedding)]
+        return [*(f"{name}." for name in names), VALUE_HEAD]
 
-    def _frozen(self) -> Any:
-        """A copy of the model as it is now."""
+    def _frozen_copy(self) -> Any:
+        """Frozen copy of the model as it is now, for the reference."""
         return copy.deepcopy(self.model).requires_grad_(False)
 
-    def _place(self) -> None:
-        """Before the optimiser is made: where the parameters are to be."""
+    def _place_parameters(self) -> None:
+        """Place the parameters (hook of subclasses, called before the optimiser is made)."""
 
     @property
     def samples(self) -> Any:
-        """The model that samplers in this process read."""
+        """Model that samplers in this process read."""
         return self.model
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of the model and of the value heads, which are the rows of one matrix."""
+        """Named parameters of the model and of the value heads (the rows of one matrix)."""
         yield from self.model.named_parameters()
         if self.value_head is not None:
             yield from ((VALUE_HEAD + name, p) for name, p in self.value_head.named_parameters())
 
     @property
     def vocabulary(self) -> int:
-        """Number of ids that the model reads."""
+        """Vocabulary size of the model."""
         return self._readout.vocabulary
 
     def beside(self, *, lr: float) -> TorchLearner:
-        """Create another learner of the same kind from a copy of the parameters, with its own optimiser; no reference,
-        no value head, a constant learning rate."""
-        self._one_policy("a second model from a copy of the policy")
+        """Create a second learner from a copy of the parameters, with its own optimiser; no reference, no value head, a
+        constant learning rate."""
+        self._refuse_several_policies("a second model from a copy of the policy")
         return TorchLearner(
             copy.deepcopy(self._readout.causal),
             lr=lr,
@@ -198,35 +200,36 @@ class TorchLearner(InProcess):
             attention=self.attention,
             logits_at_once=self.logits_at_once,
             **self._kernels,
-            **self._moves,
+            **self._optimiser_settings,
         )
 
     @torch.no_grad()
     def follow(self, policy: TorchLearner, rate: float) -> None:
         """Move every parameter by `rate` towards another learner's (exponential moving average), at the precision of
         the update; a value head is left out."""
-        mine = self.snapshot()
-        theirs = {name: x for name, x in policy.snapshot().items() if not name.startswith(VALUE_HEAD)}
-        if [x.shape for x in mine.values()] != [x.shape for x in theirs.values()]:
+        own_parameters = self.snapshot()
+        policy_parameters = {name: x for name, x in policy.snapshot().items() if not name.startswith(VALUE_HEAD)}
+        if [x.shape for x in own_parameters.values()] != [x.shape for x in policy_parameters.values()]:
             raise ModelError("a model can follow another of its own kind alone: these two differ in their parameters")
-        pairs = zip(mine.items(), theirs.values(), strict=True)
+        pairs = zip(own_parameters.items(), policy_parameters.values(), strict=True)
         self.restore({name: torch.lerp(x, y.to(x), rate) for (name, x), y in pairs})
 
     @torch.no_grad()
     def refer(self, parameters: Mapping[str, Tensor]) -> None:
         """Make the policy with these parameters (names as in `snapshot`) the reference. With LoRA that is a frozen copy
         of the model with its adapters from now on."""
-        self._one_policy("a reference with parameters of its own")
+        self._refuse_several_policies("a reference with parameters of its own")
         if self._reference is self._readout:
             frozen = copy.deepcopy(self._readout.causal).requires_grad_(False)
             self._reference = Readout(frozen, split=self._readout.split, **self._kernels)
         if self._reference is None:
             raise ModelError("no reference policy is kept: make the learner with reference=True")
-        inner = {id(p): name for name, p in self._readout.causal.named_parameters()}
-        held = dict(self._reference.causal.named_parameters())
-        for name, p in self.optimiser.named.items():
+        # the optimiser names parameters as the wrapped model does, the reference as the bare one
+        name_by_id = {id(p): name for name, p in self._readout.causal.named_parameters()}
+        reference_parameters = dict(self._reference.causal.named_parameters())
+        for name, p in self.optimiser.parameter_by_name.items():
             if not name.startswith(VALUE_HEAD):
-                put(held[inner[id(p)]], parameters[name])
+                put(reference_parameters[name_by_id[id(p)]], parameters[name])
 
     # ------------------------------------------------------------ the dtype of products
     def use_products(self, products: Products) -> None:
@@ -237,7 +240,7 @@ class TorchLearner(InProcess):
                 readout.decoder.products = products
 
     def products_trial(self) -> Trial | None:
-        """Measure which dtype is faster in an update; None: there is no choice."""
+        """Measure which dtype of matrix products is faster in an update; None without a choice."""
         decoder = self._readout.decoder
         if decoder is None:
             return None
@@ -252,9 +255,10 @@ class TorchLearner(InProcess):
         """Context manager: `samples` acts as that policy."""
         return self.acting(policy)
 
-    def _one_policy(self, what: str) -> None:
+    def _refuse_several_policies(self, what: str) -> None:
+        """Raise ModelError if there are several policies."""
         if self._adapters is not None:
-            raise ModelError(f"{what} is of one policy, and there are several: {', '.join(self.policies)}")
+            raise ModelError(f"{what} needs a single policy, and there are several: {', '.join(self.policies)}")
 
     def _microbatches(
         self, packing: Packing, entries: Tensor, cuts: Sequence[Tensor] | None = None
@@ -264,15 +268,15 @@ class TorchLearner(InProcess):
         if self._adapters is None:
             return packing.microbatches(entries, cuts=cuts, at_least=least)
         out = []
-        for policy, own in packing.by_policy(entries).items():
+        for policy, policy_entries in packing.by_policy(entries).items():
             if policy not in self.policies:
                 raise ModelError(
                     f"the forest has actions of policy {policy!r}; the learner has {', '.join(self.policies)}"
                 )
-            out += [replace(b, policy=policy) for b in packing.microbatches(own, cuts=cuts, at_least=least)]
+            out += [replace(b, policy=policy) for b in packing.microbatches(policy_entries, cuts=cuts, at_least=least)]
         return out
 
-    # ------------------------------------------------------------ what the policy says
+    # ------------------------------------------------------------ outputs
     def outputs(
         self,
         forest: Forest,
@@ -290,47 +294,48 @@ class TorchLearner(InProcess):
         likeliest ids, and their log-probs and that of all others; "divergence@A" is to the teacher that is `given` (see
         `gxpo.learning.readout.read`).
         """
+        # the reference reads all tokens, of several current policies each its own
         readout, adapters = self._policy(policy)
-        everything, packing = torch.arange(forest.n_entries), self._packing(forest)
+        every_entry, packing = torch.arange(forest.n_entries), self._packing(forest)
         if policy == "current":
-            batches = self._microbatches(packing, everything)
+            batches = self._microbatches(packing, every_entry)
         else:
-            batches = packing.microbatches(everything, at_least=runtime.world())
+            batches = packing.microbatches(every_entry, at_least=runtime.world())
         rows = forest.n_entries
         shapes = {name: (rows,) if (k := readout.columns(name)) is None else (rows, k) for name in names}
-        nothing = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
+        nan_outputs = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
         with adapters, self._short_memory("computing log-probs"):
             return outputs_of(
-                lambda b: self._forward(b, names, readout, given), batches, nothing, lockstep=self.lockstep
+                lambda b: self._forward(b, names, readout, given), batches, nan_outputs, lockstep=self.lockstep
             )
 
     @torch.no_grad()
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
         """Hidden states [T, H] float32 of the current policy at every stored token, after a layer (1: the first; -1:
         the last, as the head reads it). Zeros at tokens outside every trajectory."""
-        self._one_policy("the hidden state at a stored token")
+        self._refuse_several_policies("the hidden state at a stored token")
         if not self._readout.split:
             raise ModelError(f"{self._readout.name}: its hidden states can't be told from its logits")
         out = torch.zeros(forest.n_tokens, self._readout.width)
         with self._short_memory("computing hidden states"):
             for sheet in self._packing(forest).everything():
                 with soft_inputs(self._readout, sheet):
-                    found = self._states(sheet, self._readout, (layer,))[0]
-                out[sheet.index] = found.to("cpu", torch.float32)
+                    states = self._states(sheet, self._readout, (layer,))[0]
+                out[sheet.index] = states.to("cpu", torch.float32)
         return out
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
         """Logits [n, V] of the current policy for rows [n, H] of `hidden(forest)`, before any temperature; on the
         learner's device, float32 at least."""
-        self._one_policy("the logits of a hidden state")
-        own = states.to(self.device, next(self.model.parameters()).dtype)
-        found = self._readout.logits(own, self._readout.head_weight())
-        return found.to(torch.promote_types(found.dtype, torch.float32))
+        self._refuse_several_policies("the logits of a hidden state")
+        head_input = states.to(self.device, next(self.model.parameters()).dtype)
+        head_output = self._readout.logits(head_input, self._readout.head_weight())
+        return head_output.to(torch.promote_types(head_output.dtype, torch.float32))
 
     def _short_memory(self, doing: str) -> AbstractContextManager[None]:
-        size, sees = self.tokens_per_microbatch, hasattr(self._readout.causal.config, "vision_config")
-        pictures = f", learner.images_per_microbatch (now {self.images_per_microbatch or 'any'})" if sees else ""
+        size, has_vision = self.tokens_per_microbatch, hasattr(self._readout.causal.config, "vision_config")
+        pictures = f", learner.images_per_microbatch (now {self.images_per_microbatch or 'any'})" if has_vision else ""
         return memory_is_short(
             doing,
             f"learner.tokens_per_microbatch (now {size}){pictures} or sampling.max_new_tokens, or train adapters only "
@@ -338,6 +343,7 @@ class TorchLearner(InProcess):
         )
 
     def _policy(self, policy: str) -> tuple[Readout, Any]:
+        """Readout of a policy, and the context manager in which its adapters are set."""
         if policy == "current":
             return self._readout, nullcontext()
         if policy != "reference":
@@ -356,7 +362,9 @@ class TorchLearner(InProcess):
         readout: Readout,
         given: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        def here(x: Tensor) -> Tensor:
+        """Outputs [E] of a micro-batch's entries, float64, with gradient where it is enabled."""
+
+        def to_device(x: Tensor) -> Tensor:
             return x.to(self.device)
 
         layers = readout.by_layer(names)
@@ -364,48 +372,50 @@ class TorchLearner(InProcess):
         acting = nullcontext() if batch.policy is None else self.acting(batch.policy)
         with acting, soft_inputs(readout, batch) if soft else nullcontext():
             states = self._states(batch, readout, [layer for layer, _ in layers])
-        place, target, temperature, support, reading = (
+        state_index, target, temperature, support, reading = (
             batch.place, batch.target, batch.temperature, batch.support, batch.reading
         )  # fmt: skip
-        own: dict[str, Tensor] | None = None
-        if given:  # entries that share a reading may differ in it
-            place, target, temperature = place[reading], target[reading], temperature[reading]
+        # readings are distinct (token, temperature); constants in `given` may differ between entries that share one
+        given_rows: dict[str, Tensor] | None = None
+        if given:
+            state_index, target, temperature = state_index[reading], target[reading], temperature[reading]
             support, reading = None if support is None else support[reading], torch.arange(len(reading))
-            own = {name: here(x[batch.entries]) for name, x in given.items()}
+            given_rows = {name: to_device(x[batch.entries]) for name, x in given.items()}
         out = {}
-        for (layer, normed), after in zip(layers, states, strict=True):
-            rows = readout.normed(after.index_select(0, here(place)), layer, normed)
-            found = read(
+        for (layer, normed), layer_states in zip(layers, states, strict=True):
+            rows = readout.normed(layer_states.index_select(0, to_device(state_index)), layer, normed)
+            outputs = read(
                 readout,
                 rows,
-                here(target),
-                here(temperature),
-                None if support is None else here(support),
+                to_device(target),
+                to_device(temperature),
+                None if support is None else to_device(support),
                 tuple(layers[layer, normed].values()),
                 head=self.value_head,
                 heads=self.value_heads,
                 logits_at_once=self.logits_at_once,
-                given=own,
+                given=given_rows,
             )
             if soft:
-                found = with_densities(found, batch, reading, readout, rows, temperature, self.logits_at_once)
-            out |= {name: found[kind].to("cpu", torch.float64)[reading] for name, kind in layers[layer, normed].items()}
+                outputs = with_densities(outputs, batch, reading, readout, rows, temperature, self.logits_at_once)
+            out |= {
+                name: outputs[kind].to("cpu", torch.float64)[reading] for name, kind in layers[layer, normed].items()
+            }
         return out
 
     def _live(self, batch: MicroBatch, names: Sequence[str], *given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if wide := [name for name in names if self._readout.columns(name) is not None]:
-            raise ModelError(f"output {wide[0]!r} has no gradient: ask `outputs` for it, not a step")
+        if with_columns := [name for name in names if self._readout.columns(name) is not None]:
+            raise ModelError(f"output {with_columns[0]!r} has no gradient: ask `outputs` for it, not a step")
         return self._forward(batch, names, self._readout, *given)
 
     def _states(self, sheet: Sheet, readout: Readout, layers: Sequence[int] = (-1,)) -> list[Tensor]:
-        """[n, H] hidden states of a sheet's tokens after each layer."""
+        """Hidden states [n, H] of a sheet's tokens after each of these layers."""
         if readout.decoder is not None:
             return readout.decoder.states_after(sheet.tokens, sheet.position, sheet.chains, layers)
-        return states_after(readout, sheet, layers, blocks=self._by_blocks(sheet))
+        return states_after(readout, sheet, layers, blocks=self._uses_blocks(sheet))
 
-    def _by_blocks(self, sheet: Sheet) -> bool:
-        """Whether these rows go through with block masks. A model that may have them is tried when its first rows are
-        long enough."""
+    def _uses_blocks(self, sheet: Sheet) -> bool:
+        """Return True if these rows take block masks; the model is tried at the first rows that are long enough."""
         if self.layout == "flat" or self._blocks_from == math.inf:
             return False
         longest = max(sheet.lengths)
@@ -421,9 +431,9 @@ class TorchLearner(InProcess):
         return self._blocks_from < math.inf
 
     def _why_not_blocks(self) -> str | None:
-        """Why the policy or its reference can't attend by block masks; None: both do so from now on."""
-        found = (why_not_blocks(x) for x in (self._readout, self._reference) if x is not None)
-        return next((reason for reason in found if reason is not None), None)
+        """Reason why the policy or its reference can't attend by block masks; None: both are switched to them."""
+        reasons = (why_not_blocks(x) for x in (self._readout, self._reference) if x is not None)
+        return next((reason for reason in reasons if reason is not None), None)
 
     def _packing(self, forest: Forest) -> Packing:
         padded, limit, triples = self._readout.decoder is None, self.tokens_per_microbatch, self._readout.triples
@@ -457,22 +467,22 @@ class TorchLearner(InProcess):
         return int(forest.token.masked_fill(rows, -1).max())
 
 
-def _prepared(model: Any, device: torch.device, dtype: str | torch.dtype | None) -> Any:
+def _prepare_model(model: Any, device: torch.device, dtype: str | torch.dtype | None) -> Any:
     """The model on its device, in eval mode, with parameters (not buffers: rotary tables stay exact) of `dtype`."""
     model = model.to(device).eval()
     if dtype is None:
         return model
-    wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if wanted not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+    parameter_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if parameter_dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise ModelError(f"learner.dtype {dtype!r} is not one of float16, bfloat16, float32, float64")
     with torch.no_grad():
         for p in model.parameters():
-            p.data = p.data.to(wanted)
+            p.data = p.data.to(parameter_dtype)
     return model
 
 
 def _value_head(readout: Readout, heads: int, like: Tensor) -> nn.Linear:
-    """Value heads initialised to 0."""
+    """Linear value heads on the hidden state, initialised to 0."""
     if not readout.split:
         raise ModelError(
             f"{readout.name}: its hidden states can't be told from its logits, so it can have no value head"
@@ -481,17 +491,3 @@ def _value_head(readout: Readout, heads: int, like: Tensor) -> nn.Linear:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
-
-
-def _layout_for(readout: Readout, layout: str, attention: Attention) -> Layout:
-    if layout not in ("packed", "flat"):
-        raise ModelError(f"layout is 'packed' or 'flat', not {layout!r}")
-    if attention == "flex":
-        reason = "rows of learner.layout=flat have no forks" if layout == "flat" else why_not_blocks(readout)
-        if reason is not None:
-            raise ModelError(f"learner.attention=flex can't be had: {reason}; leave it at auto")
-        return "packed"
-    if layout == "packed" and (reason := why_flat(readout)):
-        warnings.warn(f"{readout.name} is trained flat, without sharing prefixes: {reason}", stacklevel=3)
-        return "flat"
-    return "packed" if layout == "packed" else "flat"

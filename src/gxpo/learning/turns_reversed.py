@@ -1,4 +1,4 @@
-"""Turn-by-turn update in reverse order (SeeUPO): a step on each turn, last first, advantages corrected after each."""
+"""Turn-by-turn update in reverse order (SeeUPO): a step on each turn, last first, then corrected advantages."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def turn_numbers(forest: Forest) -> tuple[Tensor, Tensor]:
 
 
 def turn_ratio(log_ratio: Tensor, trajectory: Tensor, n: int, reduce: str = "mean") -> Tensor:
-    """[n] importance ratio of a trajectory: exp of the mean, or of the sum ("product"), of log_ratio; 1 without tokens.
+    """[n] importance ratio of a trajectory: exp of the mean or sum ("product") of log_ratio; 1 without tokens.
 
-    log_ratio   of the turn's tokens, new policy less old (nats); what is taken of it is held in +-20
+    log_ratio   of the turn's tokens, new policy less old (nats); its mean or sum is clamped to +-20
     trajectory  which of the n trajectories each token belongs to
 
     >>> turn_ratio(torch.tensor([0.1, -0.04]), torch.tensor([0, 0]), 2)
@@ -53,7 +53,7 @@ class TurnsReversed(UpdatePart):
 
     correction_low, correction_high   clip's bounds, relative to 1
     reduce    "mean": the geometric mean over the turn; "product": the turn's own ratio of probabilities
-    count     which turns are taken together: "start": those of one number from the beginning, so that a trajectory with
+    count     which turns share a step: "start": those of one number from the beginning, so that a trajectory with
               fewer turns joins in later; "end": those as far from the end
     old       pi_old of the correction, which also divides the ratios: "turn": the policy before the step on that turn,
               so that all ratios are 1; "step": that at the start of the step
@@ -76,33 +76,37 @@ class TurnsReversed(UpdatePart):
     old: Literal["turn", "step"] = "turn"
 
     def optimiser_steps(self, groups: int) -> int:
-        """Expected number of optimiser steps, for schedules; in fact there are as many as the longest trajectory has
-        turns."""
+        """Expected number of optimiser steps, for schedules; the actual number is the longest trajectory's turns."""
         return self.planned
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
         before, after = turn_numbers(forest)
-        number = after if self.count == "end" else -before
-        turns = number[forest.path_trainable].unique().tolist()
+        turn_P = after if self.count == "end" else -before
+        turns = turn_P[forest.path_trainable].unique().tolist()
         if len(turns) < 2:
             return [learner.step(forest, credit, weight)]
-        old, infos = learner.logprob(), []
-        factor = torch.ones(forest.n_trajectories, dtype=old.dtype)
+        old_logprob, infos = learner.logprob(), []
+        correction_R = torch.ones(forest.n_trajectories, dtype=old_logprob.dtype)
         for k in turns:
-            here = number == k
-            infos.append(learner.step(only(forest, here), credit * forest.to_path(factor, "R"), weight * here))
+            # weight 0 and untrained: all other turns enter neither the gradient nor the denominators
+            in_turn_P = turn_P == k
+            infos.append(
+                learner.step(only(forest, in_turn_P), credit * forest.to_path(correction_R, "R"), weight * in_turn_P)
+            )
             if infos[-1].empty or k == turns[-1]:
                 continue
-            moved, now = (here & forest.path_trainable).nonzero().squeeze(1), learner.logprob()
-            of = forest.path_trajectory[moved]
-            ratio = turn_ratio((now - old)[moved], of, forest.n_trajectories, self.reduce)
-            factor = self._held(factor * self._held(ratio))
+            turn_tokens, now = (in_turn_P & forest.path_trainable).nonzero().squeeze(1), learner.logprob()
+            trajectory_of_token = forest.path_trajectory[turn_tokens]
+            ratio = turn_ratio(
+                (now - old_logprob)[turn_tokens], trajectory_of_token, forest.n_trajectories, self.reduce
+            )
+            correction_R = self._clip(correction_R * self._clip(ratio))
             if self.old == "turn":
-                old = now
+                old_logprob = now
                 learner.renew()
         return infos
 
-    def _held(self, ratio: Tensor) -> Tensor:
+    def _clip(self, ratio: Tensor) -> Tensor:
         return ratio.clamp(1 - self.correction_low, 1 + self.correction_high)
 
 

@@ -1,4 +1,4 @@
-"""Cache directory for models made by gxpo, filled atomically."""
+"""Cache directory for models that gxpo makes, filled atomically."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
     """The cache directory: `cache`, else $GXPO_CACHE, else $XDG_CACHE_HOME/gxpo, else ~/.cache/gxpo."""
     if cache is not None:
         return Path(cache)
-    if own := os.environ.get("GXPO_CACHE"):
-        return Path(own)
+    if environment_path := os.environ.get("GXPO_CACHE"):
+        return Path(environment_path)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gxpo"
 
 
 def put(target: Path, fill: Callable[[Path], None]) -> Path:
-    """Create the directory `target` atomically with `fill`; safe with several processes."""
+    """Create the directory `target` atomically with `fill`; safe for concurrent processes."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:

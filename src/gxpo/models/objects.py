@@ -1,4 +1,4 @@
-"""A model and a tokenizer that are Python objects, checked and written as a directory that `models.load` reads."""
+"""Model and tokenizer given as Python objects: check them and write a directory that `models.load` reads."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ class ModelObject:
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any = None) -> ModelObject | None:
-        """From what `gxpo.train` was given: a model with `tokenizer`, a pair of them, or a name with a tokenizer of its
-        own; None where there is a name alone.
+        """Build from the arguments of `gxpo.train`: a model with `tokenizer`, or a pair; None for the name of a model.
 
-        Raises `ModelError` that says what to give instead.
+        Raises `ModelError`, which says what to pass instead.
         """
         if isinstance(model, (tuple, list)):
             if len(model) != 2 or tokenizer is not None:
@@ -47,25 +46,26 @@ class ModelObject:
 
     @property
     def described(self) -> str:
-        """Where config.yaml says that it came from."""
+        """Description of the model's origin, for config.yaml."""
         return f"argument, a {type(self.model).__name__} of {self.model.num_parameters():,} parameters"
 
     def save(self, folder: Path) -> None:
-        """Write both as transformers has them."""
+        """Write both in the format of transformers."""
         logging: Any = need("transformers.utils.logging", "train")
-        bars = logging.is_progress_bar_enabled()
+        has_bars = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
         try:
             self.model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
         finally:
-            if bars:
+            if has_bars:
                 logging.enable_progress_bar()
         for file in folder.rglob("*"):  # safetensors makes its files unreadable for others
             file.chmod(0o755 if file.is_dir() else 0o644)
 
 
 def _check_model(model: Any) -> None:
+    """Raise ModelError for an object that could not be trained, or not be loaded again from its files."""
     transformers: Any = need("transformers", "train")
     kind = type(model).__name__
     if hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
@@ -73,17 +73,18 @@ def _check_model(model: Any) -> None:
             f"model: a {kind} of peft: give the base model and set learner.lora_rank, or give model.merge_and_unload()"
         )
     if isinstance(model, type) or not isinstance(model, transformers.PreTrainedModel):
-        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {kind}"
+        subject = f"the class {model.__name__}" if isinstance(model, type) else f"a {kind}"
         raise ModelError(
-            f"model: {what} is no model of transformers: give a PreTrainedModel with a head for causal language "
+            f"model: {subject} is no model of transformers: give a PreTrainedModel with a head for causal language "
             "modelling, as AutoModelForCausalLM.from_pretrained(...) returns it, a directory or a name"
         )
-    known = transformers.AutoModelForCausalLM._model_mapping  # with what register() has added
-    if type(model.config) not in known or not isinstance(model, known[type(model.config)]):
-        of_config = known[type(model.config)].__name__ if type(model.config) in known else None
+    # workers and `gxpo resume` load it by AutoModelForCausalLM, which chooses the class by the configuration
+    class_by_config = transformers.AutoModelForCausalLM._model_mapping  # with what register() has added
+    if type(model.config) not in class_by_config or not isinstance(model, class_by_config[type(model.config)]):
+        loaded_class = class_by_config[type(model.config)].__name__ if type(model.config) in class_by_config else None
         advice = (
-            f"give a {of_config}"
-            if of_config is not None
+            f"give a {loaded_class}"
+            if loaded_class is not None
             else "register it: AutoConfig.register(...), AutoModelForCausalLM.register(...)"
         )
         raise ModelError(f"model: a {kind} is not what AutoModelForCausalLM loads for its configuration: {advice}")
@@ -97,6 +98,7 @@ def _check_model(model: Any) -> None:
 
 
 def _check_tokenizer(tokenizer: Any, model: Any) -> None:
+    """Raise ModelError unless the tokenizer is one of transformers and fits the model's embeddings."""
     if tokenizer is None:
         raise ModelError("tokenizer is missing: a model that is an object needs one, train(model=..., tokenizer=...)")
     if hasattr(tokenizer, "tokenizer") and hasattr(tokenizer, "image_processor"):

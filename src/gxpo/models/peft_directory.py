@@ -1,4 +1,4 @@
-"""A directory of PEFT with an adapter alone, as a model: its base is looked for here, and both are merged once."""
+"""PEFT directories with an adapter alone, as models: find the base on this machine and merge both once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def is_adapter(path: Path) -> bool:
 
 
 def base_of(path: Path) -> Path:
-    """The directory of an adapter's base model: a path, or a snapshot in the hub's cache.
+    """Directory of an adapter's base model: a path, or a snapshot in the hub's cache.
 
-    Raises ModelError, which says how to merge, where the adapter is not whole or its base is not on this machine.
+    Raises ModelError, with the command to merge, if the adapter is incomplete or its base is not on this machine.
     """
     try:
         name = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
@@ -38,6 +38,7 @@ def base_of(path: Path) -> Path:
             f"{path} is an adapter (PEFT) whose {CONFIG} can't be read ({text}): restore it, or "
             + _merge_first(path, "BASE")
         ) from error
+    # a pickle may run code when it is loaded, so adapter_model.bin is refused
     if not (path / WEIGHTS[0]).is_file():
         pickled = f"; {WEIGHTS[1]} is a pickle, which is never loaded" if (path / WEIGHTS[1]).is_file() else ""
         raise ModelError(f"{path}: an adapter without {WEIGHTS[0]}{pickled}")
@@ -73,19 +74,19 @@ def _merge_first(path: Path, base: str) -> str:
 
 
 def tokenizer_home(path: Path) -> Path:
-    """The directory of a model's tokenizer: for an adapter without one, its base."""
+    """Directory of a model's tokenizer: for an adapter without one, its base."""
     if not is_adapter(path) or any((path / file).is_file() for file in _TOKENIZER):
         return path
     return base_of(path)
 
 
 def config_home(path: Path) -> Path:
-    """The directory of a model's config: for an adapter, its base."""
+    """Directory of a model's config: for an adapter, its base."""
     return base_of(path) if is_adapter(path) else path
 
 
-def whole(path: Path, kind_of: Callable[[Any], Any]) -> Path:
-    """The directory itself; of an adapter, one in gxpo's cache with base and adapter merged, made on the first call.
+def merged_directory(path: Path, kind_of: Callable[[Any], Any]) -> Path:
+    """Directory of the whole model: `path` itself or, for an adapter, a merged copy in gxpo's cache.
 
     kind_of  config -> class of transformers that loads the base
     """
@@ -94,6 +95,7 @@ def whole(path: Path, kind_of: Callable[[Any], Any]) -> Path:
     base = base_of(path)
     if is_adapter(base):
         raise ModelError(f"{path}: the base {base} is an adapter itself: merge that first")
+    # the cache is keyed by the adapter's content and the base's files, so that a changed base is merged anew
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(base.iterdir())]
     digest = hashlib.sha256(json.dumps([str(base.resolve()), files]).encode())
     for name in (CONFIG, WEIGHTS[0], *_TOKENIZER):
@@ -103,6 +105,7 @@ def whole(path: Path, kind_of: Callable[[Any], Any]) -> Path:
 
 
 def _merge(path: Path, base: Path, place: Path, kind_of: Callable[[Any], Any]) -> None:
+    """Write the merged model and its tokenizer to `place`."""
     peft: Any = need("peft", "train")
     transformers: Any = need("transformers", "train")
     safetensors: Any = need("safetensors", "train")
@@ -112,6 +115,7 @@ def _merge(path: Path, base: Path, place: Path, kind_of: Callable[[Any], Any]) -
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="peft")
             adapted = peft.PeftModel.from_pretrained(model, str(path), is_trainable=False)
+        # peft ignores weights that do not fit the base: a wrong base would give an unchanged model
         with safetensors.safe_open(str(path / WEIGHTS[0]), framework="pt") as file:
             stored_names = set(file.keys())
         adapter_names = set(peft.get_peft_model_state_dict(adapted))

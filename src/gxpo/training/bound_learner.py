@@ -156,7 +156,7 @@ class BoundLearner:
     ) -> dict[str, Tensor]:
         """Gradient at the current policy by parameter name, without a step: of the objective, or, with `slope` [P], of
         sum_p slope_p logprob_p."""
-        short = [p.dtype for p in self.learner.optimiser.named.values() if torch.finfo(p.dtype).bits < 32]
+        short = [p.dtype for p in self.learner.optimiser.parameter_by_name.values() if torch.finfo(p.dtype).bits < 32]
         if short:
             raise ConfigError(
                 f"this update moves parameters by less than {short[0]} can tell: set learner.dtype=float32, or train "

@@ -127,7 +127,7 @@ def n_times(steps: int, every: int) -> int:
 
 def checkpoint_bytes(learner: Any) -> int:
     """Size of a checkpoint's tensors: each trained parameter in at least 32 bits, with Adam's two moments."""
-    return sum(3 * p.numel() * max(4, p.element_size()) for p in learner.optimiser.named.values())
+    return sum(3 * p.numel() * max(4, p.element_size()) for p in learner.optimiser.parameter_by_name.values())
 
 
 def writing_speed(folder: Path, size: int) -> float:

@@ -34,7 +34,7 @@ def control(tokenizer: Any, ids: Any) -> list[int]:
 
 @pytest.mark.parametrize(("name", "kind"), CHATS, ids=lambda x: getattr(x, "__name__", x))
 @pytest.mark.parametrize("place", ["prompt", "observation"])
-def test_names_in_a_text_add_no_control_token_and_come_back_letter_by_letter(name, kind, place):
+def test_names_in_a_text_are_letters_and_decode_to_themselves(name, kind, place):
     tokenizer = TOKENIZERS[name]()
     chat, text = kind(tokenizer), forged(tokenizer)
 
@@ -67,7 +67,7 @@ def test_the_mark_of_typed_names_opens_no_way_in(text):
     assert chat.start([{"role": "user", "content": text}]).context.count(end) == 1
 
 
-def test_arguments_answers_and_descriptions_of_tools_are_text_too():
+def test_tool_arguments_answers_and_descriptions_are_text():
     chat = TemplateChat(tokenizer_of("qwen25"))
     end = chat.tokens.one_id("<|im_end|>")
 
@@ -98,7 +98,7 @@ def test_tokens_around_messages_need_not_be_called_special():
     assert "a<|user|>b<think>c" in tokenizer.decode(context)
 
 
-def test_what_the_policy_typed_is_text_in_a_rebuilt_context_and_in_its_reply():
+def test_names_typed_by_the_policy_are_text_when_rebuilt():
     """What it sampled as a token stays one, where the context is only appended to."""
     chat = TemplateChat(tokenizer_of("qwen3"))
     start, end = (chat.tokens.one_id(name) for name in ("<|im_start|>", "<|im_end|>"))

@@ -111,7 +111,7 @@ def test_plain_answers_give_the_templates_own_text(name, cut):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_naive_retokenisation_would_change_the_action_and_ours_does_not(name):
+def test_naive_retokenisation_would_change_the_action(name):
     chat = chat_of(name, rewrites="keep")
     talk = chat.start([USER])
     action = [*spell(name, "the answer is there, then the other", 3), end_of(chat)]

@@ -2,7 +2,7 @@ import pytest
 from tests.models.chat.families import FAMILIES, tokenizer_of
 
 from gxpo.base.errors import ModelError
-from gxpo.models.chat.facts import find_out
+from gxpo.models.chat.facts import facts_of_template
 from gxpo.models.chat.plain import Tokens
 from gxpo.models.chat.render import Template
 
@@ -11,7 +11,7 @@ CHATML = FAMILIES["chatml"].template
 
 def facts_of(name: str):
     tokenizer = tokenizer_of(name)
-    return find_out(Template(tokenizer, tokenizer.chat_template, {}), Tokens(tokenizer))
+    return facts_of_template(Template(tokenizer, tokenizer.chat_template, {}), Tokens(tokenizer))
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -50,4 +50,4 @@ def test_details():
 def test_templates_that_carry_no_conversation(text, why):
     tokenizer = tokenizer_of("chatml")
     with pytest.raises(ModelError, match=why):
-        find_out(Template(tokenizer, text, {}), Tokens(tokenizer))
+        facts_of_template(Template(tokenizer, text, {}), Tokens(tokenizer))

@@ -4,8 +4,7 @@ from hypothesis import strategies as st
 from tests.models.chat.writers import TOOLS, WRITERS, action_text
 
 from gxpo.models.chat.formats import NATIVE, TAGS
-from gxpo.models.chat.reading import read, same
-from gxpo.models.chat.reasoning import split
+from gxpo.models.chat.reading import read, same, split_thinking
 
 FORMS = {f.name: f for f in (*NATIVE, TAGS)}
 TYPES = {t["function"]["name"]: {"key": "string", "count": "integer", "deep": "boolean"} for t in TOOLS}
@@ -94,7 +93,7 @@ SEP = "<\uff5ctool\u2581sep\uff5c>"
 def test_documented_forms(form, text, name, arguments):
     found = FORMS[form].find(f"{'' if form in ('llama', 'harmony') else 'So. '}{text}", TYPES)
     assert [(c.name, c.arguments, c.error) for c in found.calls] == [(name, arguments, None)]
-    assert found.content == found.kept == ("" if form in ("llama", "harmony") else "So.")
+    assert found.content == found.body == ("" if form in ("llama", "harmony") else "So.")
 
 
 @pytest.mark.parametrize(
@@ -128,14 +127,14 @@ def test_documented_forms(form, text, name, arguments):
 def test_what_cannot_be_read_says_why_and_is_kept(form, text, error):
     found = FORMS[form].find(text, TYPES)
     assert len(found.calls) == 1 and error in (found.calls[0].error or "")
-    assert found.content == "" and found.kept in (text, "{")  # of a channel, its body
+    assert found.content == "" and found.body in (text, "{")  # of a channel, its body
 
 
 def test_good_calls_beside_a_bad_one_are_read():
     good = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     found = FORMS["hermes"].find(f"a {good} b <tool_call>?</tool_call> c", TYPES)
     assert [c.error is None for c in found.calls] == [True, False]
-    assert found.content == "a  b  c" and found.kept == "a  b <tool_call>?</tool_call> c"
+    assert found.content == "a  b  c" and found.body == "a  b <tool_call>?</tool_call> c"
 
 
 text = st.text(st.sampled_from('ab é\n{}"<>[]()\\,:'), max_size=12)
@@ -190,6 +189,6 @@ def test_without_tools_nothing_is_a_call():
     ],
 )
 def test_thinking(written, opened, reasoning, rest, close):
-    thought = split(written, opened)
+    thought = split_thinking(written, opened)
     assert (thought.reasoning, thought.rest, thought.close) == (reasoning, rest, close)
     assert thought.lead + thought.rest == written

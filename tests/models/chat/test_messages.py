@@ -52,7 +52,7 @@ def text_of(name, messages, tools=()):
     return decoded(chat, chat.start(messages, tools).context)
 
 
-def test_calls_of_the_history_are_written_as_each_template_writes_them():
+def test_calls_of_the_history_have_each_templates_form():
     wrong = {}
     for name in FAMILIES:
         expected = WRITTEN.get(name, '<tool>get({"city": "Paris", "n": 2})</tool>')
@@ -69,7 +69,7 @@ def test_calls_of_a_later_message_are_written_so_too():
     assert WRITTEN["qwen25"] in decoded(talk.chat, opening.ids)
 
 
-def test_arguments_are_objects_for_a_template_that_goes_through_their_items():
+def test_arguments_are_objects_for_templates_that_iterate_them():
     chat = TemplateChat(tokenizer_of("chatml"), ITEMS)
     assert chat.tools_format == "tags" and chat.facts.writes_calls
     text = decoded(chat, chat.start(history(TEXT, "so")).context)
@@ -200,7 +200,7 @@ def test_messages_that_can_not_be_read_are_refused(message, words):
         normal_message(message)
 
 
-def test_arguments_that_only_other_tools_have_look_like_arrows_padding():
+def test_null_arguments_of_other_tools_look_like_padding():
     def called(*calls):
         return [{"tool_calls": [{"function": {"name": name, "arguments": given}} for name, given in calls]}]
 
@@ -246,7 +246,7 @@ def test_the_turn_after_it_shows_one_answer(name):
     assert decoded(talk.chat, talk.context).replace("<|return|>", "<|end|>") == talk.chat.template.render(whole)
 
 
-def test_a_thought_that_is_begun_is_read_as_one_and_dropped_with_it():
+def test_a_prefilled_thought_is_read_as_a_thought():
     talk = chat_of("qwen3").start(begun("<think>\nso"))
     stop = tokenizer_of("qwen3").convert_tokens_to_ids("<|im_end|>")
     reply = talk.act([*spell("qwen3", " then\n</think>\n\nFour.", 0), stop])

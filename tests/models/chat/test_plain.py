@@ -5,7 +5,7 @@ from tests.models.chat.families import FAMILIES, tokenizer_of
 from tests.models.chat.writers import TOOLS
 
 from gxpo.base.errors import ConfigError, GxpoError, ModelError
-from gxpo.models import tokenizer as characters
+from gxpo.models import tiny as characters
 from gxpo.models.chat import PlainChat, TemplateChat, make
 
 CHATML = FAMILIES["chatml"].template

@@ -51,7 +51,7 @@ def test_the_first_token_is_there_once():
     assert contexts[0] == contexts[1] and contexts[0].count(tokenizer.bos_token_id) == 1
 
 
-def test_without_a_template_an_answer_ends_where_well_known_ones_do(monkeypatch):
+def test_without_a_template_well_known_ends_stop_an_answer(monkeypatch):
     tokenizer = tokenizer_of("qwen_coder")  # eos is <|endoftext|>
     monkeypatch.setattr(tokenizer, "chat_template", None)
     chat = gxpo.models.chat.make(tokenizer, template="rendered")
@@ -84,7 +84,7 @@ def test_what_a_rendered_prompt_has_no_place_for_is_refused():
 
 
 # ---------------------------------------------------------------- recognising them
-def test_prompts_of_every_family_are_recognised_by_their_own_template_and_without():
+def test_rendered_prompts_of_every_family_are_recognised():
     unrecognised = []
     for name in FAMILIES:
         chat = chat_of(name)
@@ -157,7 +157,7 @@ def ids_of(tokenizer, text):
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
-def test_added_special_tokens_stay_in_replies_and_completions_and_markers_of_turns_do_not(searching):
+def test_added_special_tokens_stay_in_replies_but_no_turn_markers(searching):
     said = "<|im_start|>a<search>there</search><|begin_query|>b<|endoftext|><answer>4<|im_end|>"
     ids = ids_of(searching, said)
     assert len(ids) < 25  # the markers are tokens
@@ -170,7 +170,7 @@ def test_added_special_tokens_stay_in_replies_and_completions_and_markers_of_tur
     assert raw_decoder(searching)([*ids, -1]) == said
 
 
-def test_a_typed_name_of_a_special_token_is_still_letters_in_a_prompt(searching):
+def test_a_typed_special_token_name_is_letters_in_a_prompt(searching):
     chat = TemplateChat(searching, FAMILIES["chatml"].template)
     context = chat.start([{"role": "user", "content": "use <search>x</search>"}]).context
     assert not set(searching.convert_tokens_to_ids(["<search>", "</search>"])) & set(context)
@@ -184,7 +184,7 @@ def test_check_template_tells_of_tags_that_are_special(searching):
     assert gxpo.models.chat.check_template(tokenizer_of("chatml"), FAMILIES["chatml"].template)["tags"].verdict == "ok"
 
 
-def test_all_special_tokens_of_the_families_are_markers_or_content():
+def test_special_tokens_of_families_are_markers_or_content():
     tokens = {name: chat_of(name).tokens for name in FAMILIES}
     kept = {name: {t.text_of(i) for i in t.content} for name, t in tokens.items() if t.content}
     assert kept == {

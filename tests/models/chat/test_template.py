@@ -39,7 +39,7 @@ def test_a_template_is_rendered_in_any_thread():
     assert talk.context == chat_of("qwen3").start([USER]).context
 
 
-def test_thinking_of_earlier_turns_is_dropped_by_the_template_and_the_context_rebuilt():
+def test_dropped_thinking_of_earlier_turns_rebuilds_the_context():
     talk = chat_of("qwen3").start([USER])
     _, text, opening = turn(talk, "qwen3", "<think>\nfour?\n</think>\n\nFour.", "<|im_end|>", NEXT)
     assert opening.rebuilt and talk.rebuilt == 1 and talk.context == opening.ids
@@ -80,7 +80,7 @@ def test_surviving_actions_keep_their_ids_in_a_rebuilt_context():
     assert any(ids[i : i + len(odd)] == odd for i in range(len(ids)))
 
 
-def test_an_empty_thought_in_the_generation_prompt_is_history_the_template_drops():
+def test_an_empty_thought_of_the_generation_prompt_is_dropped():
     talk = chat_of("qwen3", kwargs={"enable_thinking": False}).start([USER])
     assert decoded(talk.chat, talk.context).endswith("<think>\n\n</think>\n\n")
     _, text, opening = turn(talk, "qwen3", "Four.", "<|im_end|>", NEXT)
@@ -96,7 +96,7 @@ def test_layout_of_json_is_no_rewrite():
     assert text == "\n<|im_start|>user\n<tool_response>\nfound it\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_true_that_the_template_writes_as_capital_true_is_no_rewrite():
+def test_a_capital_true_of_the_template_is_no_rewrite():
     talk = chat_of("qwen_coder").start([USER], TOOLS)
     call = "<tool_call>\n<function=look>\n<parameter=deep>\ntrue\n</parameter>\n</function>\n</tool_call>"
     reply, _, opening = turn(talk, "qwen_coder", call, "<|im_end|>", RESULT)
@@ -110,7 +110,7 @@ def test_eos_and_newline_only_the_newline_is_added():
     assert text == "\n<|user|>\nand now?</s>\n<|assistant|>\n"
 
 
-def test_what_an_end_token_swallows_in_the_whole_text_is_not_added_behind_it_either():
+def test_blanks_that_an_end_token_swallows_are_not_added():
     tokenizer = tokenizer_of("phi", swallows="<|end|>")
     talk = TemplateChat(tokenizer).start([USER])
     answer = tokenizer("so", add_special_tokens=False).input_ids
@@ -140,7 +140,7 @@ def test_an_end_of_turn_inside_a_thought_is_the_end():
     assert text == "\n<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_another_end_of_turn_token_stands_in_place_of_the_templates():
+def test_another_end_of_turn_token_replaces_the_templates():
     talk = chat_of("phi").start([USER])  # eos where the template has <|end|>
     _, text, _ = turn(talk, "phi", "Four.", "<|endoftext|>", NEXT)
     assert text == "\n<|user|>\nand now?<|end|>\n<|assistant|>\n" and talk.respelled == 1
@@ -153,7 +153,7 @@ def test_eos_behind_the_last_answer_only():
     assert not opening.rebuilt and talk.respelled == 1
 
 
-def test_harmony_return_becomes_end_in_history_and_stays_what_it_was():
+def test_harmony_return_stays_in_the_context():
     talk = chat_of("harmony").start([USER])
     _, text, opening = turn(talk, "harmony", "<|channel|>final<|message|>Four.", "<|return|>", NEXT)
     assert text == "<|start|>user<|message|>and now?<|end|><|start|>assistant"
@@ -175,7 +175,7 @@ def test_a_default_system_prompt_is_in_the_context_once():
     assert decoded(talk.chat, talk.context).count("You answer in these tests.") == 1
 
 
-def test_white_space_that_the_template_strips_stays_in_the_action():
+def test_white_space_that_a_template_strips_stays_in_the_action():
     talk = chat_of("llama3").start([USER])
     ids = spell("llama3", "  four \n", 0)
     talk.act([*ids, talk.chat.stop_ids[0]])
@@ -196,7 +196,7 @@ def test_refusals_have_the_templates_words(name, messages, words):
         chat_of(name).start(messages)
 
 
-def test_a_refusal_in_the_middle_leaves_the_conversation_as_it_was():
+def test_a_refusal_leaves_the_conversation_unchanged():
     talk = chat_of("gemma").start([USER])
     talk.act(spell("gemma", "four", 0))
     before, said = talk.context, list(talk.messages)
@@ -217,13 +217,13 @@ def test_tools_that_move_to_the_newest_message_are_a_rewrite():
     )
 
 
-def test_an_answer_after_the_blank_of_the_header_stands_as_the_template_writes_it():
+def test_a_prefill_follows_the_header_as_the_template_writes_it():
     talk = chat_of("vicuna").start([USER])  # "ASSISTANT:" is the generation prompt, "ASSISTANT: Four." the history
     _, text, _ = turn(talk, "vicuna", " Four.", "</s>", NEXT)
     assert talk.respelled == 0 and text == "USER: and now? ASSISTANT:"
 
 
-def test_a_call_that_is_written_another_way_and_cut_before_its_end_token_is_closed_once():
+def test_a_respelled_call_that_was_cut_is_closed_once():
     talk = chat_of("qwen25").start([USER], TOOLS)
     call = '<tool_call>{"name": "look", "arguments": {"key": "a"}}</tool_call>'
     _, text, _ = turn(talk, "qwen25", call, None, RESULT)
@@ -238,7 +238,7 @@ def test_two_calls_that_the_template_refuses_are_shown_as_text():
     assert not opening.rebuilt and text.count("found it") == 2
 
 
-def test_a_tools_answer_to_a_malformed_call_is_the_users_where_the_template_wants_a_call():
+def test_an_answer_to_a_malformed_call_may_be_a_user_message():
     talk = chat_of("mistral").start([USER], TOOLS)
     reply, text, _ = turn(talk, "mistral", '[TOOL_CALLS] [{"name": "lo', None, RESULT)
     assert [c.error for c in reply.calls] == ["the call is not JSON"]
@@ -312,7 +312,7 @@ def test_a_conversation_costs_no_state_of_the_chat(name):
     assert texts[0] == texts[1]
 
 
-def test_a_copy_between_an_action_and_what_follows_goes_its_own_way():
+def test_a_copy_after_an_action_is_independent():
     talk = chat_of("chatml").start([USER])
     talk.act(spell("chatml", "one", 0))
     twin = talk.copy()

@@ -4,7 +4,7 @@ from tests.models.chat.test_conversation import USER, chat_of
 from tests.models.chat.writers import TOOLS, action_text
 
 from gxpo.base.errors import ConfigError
-from gxpo.models.chat.tools import answered, as_user, function_of, types_of, with_instructions
+from gxpo.models.chat.tools import as_user, function_of, types_of, with_call_ids, with_instructions
 from gxpo.parts.protocols import ToolCall
 
 SYSTEM = {"role": "system", "content": "rules"}
@@ -31,10 +31,10 @@ def test_answers_of_tools_as_messages_of_the_user():
     ]
 
 
-def test_answers_take_id_and_name_of_the_calls_in_order_unless_they_have_their_own():
+def test_answers_without_ids_take_those_of_the_calls_in_order():
     calls = [ToolCall("look", {}, "call00000"), ToolCall("find.all", {}, "call00001")]
     own = {**RESULT, "tool_call_id": "mine"}
-    first, second, third = answered([RESULT, own, RESULT], calls)
+    first, second, third = with_call_ids([RESULT, own, RESULT], calls)
     assert (first["tool_call_id"], first["name"]) == ("call00000", "look")
     assert (second["tool_call_id"], second["name"]) == ("mine", "find.all")
     assert third == RESULT

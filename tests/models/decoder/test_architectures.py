@@ -83,7 +83,7 @@ def farthest(one, other):
 
 
 @pytest.mark.parametrize("name", some(RUN, [*MAIN, "qwen3-moe", "lfm2"]))
-def test_packed_flat_and_transformers_agree_with_a_bare_forward_pass(name):
+def test_packed_flat_and_transformers_agree_with_a_bare_pass(name):
     model, kind = made(name), KINDS[name]
     bare = alone(model, FORKED)
     loss(bare).backward()
@@ -216,6 +216,6 @@ def test_what_peft_can_not_adapt_is_refused_with_the_reason():
         learner(made("falcon-h1"), lora=LoraSettings(rank=4))
 
 
-def test_a_model_without_rows_in_its_cache_is_refused_with_the_reason():
+def test_a_model_without_cache_rows_is_refused_with_the_reason():
     with pytest.raises(ModelError, match="MambaForCausalLM keeps no cache whose rows can be reordered"):
         engine(made("mamba"))

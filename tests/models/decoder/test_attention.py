@@ -132,8 +132,8 @@ def test_blocks_of_a_prompt_with_two_answers():
     # prompt 0 1 2, answers 3 4 and 5 6 7: squares of 3, 3 and 2 go together (2 is padded), one rectangle 3..7 x 0..2
     plan = Plan.of([Chain(0, 3, 8), Chain(3, 5, 5), Chain(5, 8, 8)])
     (wide, narrow) = plan.squares
-    assert (wide.index.tolist(), wide.held) == ([[0, 1, 2], [5, 6, 7]], None)
+    assert (wide.index.tolist(), wide.is_token) == ([[0, 1, 2], [5, 6, 7]], None)
     assert narrow.index.tolist() == [[3, 4]]  # a third of padding would be too much
     assert plan.rectangles == (Rectangle(slice(3, 8), slice(0, 3)),)
     padded = Plan.of([Chain(0, 9, 9), Chain(9, 17, 17)]).squares[0]  # 9 and 8: one in nine is padding
-    assert padded.held is not None and padded.held.sum(1).tolist() == [9, 8]
+    assert padded.is_token is not None and padded.is_token.sum(1).tolist() == [9, 8]

@@ -76,7 +76,7 @@ def test_other_models_are_left_to_transformers(model, why):
     assert why in (Decoder.why_not(model()) or "")
 
 
-def test_a_model_that_does_not_do_what_its_configuration_says_is_noticed():
+def test_a_model_unlike_its_configuration_is_noticed():
     model = small_llama()
     model.model.layers[1].mlp.forward = lambda x: 2 * x
     with pytest.warns(UserWarning, match="is run by transformers: it does not do what its configuration says"):

@@ -41,7 +41,7 @@ def trial(clock, **keys):
     ("native", "float32", "choice"),
     [(1e-3, 3e-3, "native"), (3e-3, 1e-3, "float32"), (1e-3, 1e-3, "float32"), (1e-3, 1.05e-3, "float32")],
 )
-def test_the_faster_one_is_chosen_and_float32_where_they_are_close(monkeypatch, native, float32, choice):
+def test_the_faster_is_chosen_and_float32_if_they_are_close(monkeypatch, native, float32, choice):
     found = trial(Clock(monkeypatch, native=[native], float32=[float32]))
     assert found.choice == choice and str(found).startswith(choice)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gxpo.models.decoder.soft import fed, gumbel, log_density, mixture
+from gxpo.models.decoder.soft import gumbel, log_density, mixed_embeddings, mixture
 
 NAN = math.nan
 
@@ -96,13 +96,13 @@ def test_what_an_embedding_is_fed():
     tokens = torch.tensor([[1, 2, 3], [4, 5, 6]])
     plain = embedding(tokens)
     rows, ids, weight = torch.tensor([1, 5]), torch.tensor([[2, 3], [6, -1]]), row(0.25, 0.75).repeat(2, 1)
-    with fed(embedding, rows, ids, torch.tensor([[0.25, 0.75], [1.0, 9.0]], dtype=torch.float64)):
+    with mixed_embeddings(embedding, rows, ids, torch.tensor([[0.25, 0.75], [1.0, 9.0]], dtype=torch.float64)):
         found = embedding(tokens)
     w = embedding.weight
     assert torch.allclose(found[0, 1], 0.25 * w[2] + 0.75 * w[3]) and torch.allclose(found[1, 2], w[6])
     assert torch.equal(found[0, 0], plain[0, 0]) and torch.equal(found[1, :2], plain[1, :2])
     (slope,) = torch.autograd.grad(found.sum(), w)
     assert slope[:, 0].tolist() == pytest.approx([0, 1, 0.25, 1.75, 1, 1, 1])
-    with pytest.raises(RuntimeError), fed(embedding, rows, ids, weight):
+    with pytest.raises(RuntimeError), mixed_embeddings(embedding, rows, ids, weight):
         raise RuntimeError
     assert torch.equal(embedding(tokens), plain)

@@ -14,8 +14,7 @@ from torch import Tensor
 from gxpo.base import media
 from gxpo.models.decoder.vision import install, vision_of
 from gxpo.models.processors import NearestProcessor, PatchProcessor
-from gxpo.models.tiny_vision import tiny_vision_model
-from gxpo.models.tokenizer import CHARACTERS, SPECIAL
+from gxpo.models.tiny import CHARACTERS, SPECIAL, tiny_vision_model
 
 MORE = ("<video>", "<|vision_start|>", "<|vision_end|>", "<image>")  # of the tokenizer
 FIRST_OF_MORE = len(SPECIAL) + len(CHARACTERS)

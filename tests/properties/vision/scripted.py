@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import gxpo
-from gxpo.models.tokenizer import IMAGE, character_tokenizer
+from gxpo.models.tiny import IMAGE, character_tokenizer
 from gxpo.parts.protocols import Completion, StreamKey
 from gxpo.sampling.engines.torch import TorchEngine
 

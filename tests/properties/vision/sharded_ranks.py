@@ -15,7 +15,7 @@ from tests.properties.vision.test_learner import episodes, forest_of, weight
 from gxpo.base import runtime
 from gxpo.forest.forest import Forest
 from gxpo.learning.lora import LoraSettings
-from gxpo.learning.sharded import ShardedLearner, whole
+from gxpo.learning.sharded import ShardedLearner, whole_tensor
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.decoder.vision import vision_of
 
@@ -66,7 +66,7 @@ def work(folder: Path, sharded: bool, kinds: list[str], cases: list[str]) -> Non
             loss = lambda x, w=w: (x["logprob"] * w).sum()  # noqa: E731
             out[f"{kind}/{case}/logprob"] = learner.outputs(forest)["logprob"]
             for name, g in learner.gradient(forest, loss, cuts=cuts).items():
-                out[f"{kind}/{case}/gradient/{name}"] = whole(g)
+                out[f"{kind}/{case}/gradient/{name}"] = whole_tensor(g)
             info = learner.step(forest, loss, cuts=cuts)
             out[f"{kind}/{case}/info"] = torch.tensor([info.microbatches, info.loss, info.grad_norm]).double()
         out[f"{kind}/reference"] = learner.outputs(forest, policy="reference")["logprob"]

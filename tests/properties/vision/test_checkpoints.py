@@ -16,7 +16,7 @@ from gxpo.base import media
 from gxpo.base.errors import MissingExtra, ModelError
 from gxpo.models.decoder.vision import install, vision_of
 from gxpo.models.processors import AutoPictures, PatchProcessor
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny import character_tokenizer
 from gxpo.training import config
 from gxpo.training.export import export
 from gxpo.training.models import load
@@ -79,7 +79,7 @@ def test_rows_are_as_many_as_the_tower_gives(checkpoint, family):
 
 
 @pytest.mark.parametrize("family", ["smolvlm"])
-def test_what_a_processor_writes_around_a_picture_and_the_template_beside_it(checkpoint):
+def test_tokens_around_a_picture_and_the_template(checkpoint):
     """As Idefics3Processor writes a picture that is not split: fake, global, rows, fake."""
     tokenizer = character_tokenizer(*MORE, "<fake_token_around_image>", "<global-img>")
     tokenizer.save_pretrained(checkpoint)

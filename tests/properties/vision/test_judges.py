@@ -21,7 +21,7 @@ from gxpo.environments.rewards.judge import judge_reward
 from gxpo.environments.rewards.judged import Rubric, prompt_of
 from gxpo.environments.rewards.listener import Listener
 from gxpo.models.decoder.vision import vision_of
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny import character_tokenizer
 from gxpo.parts.protocols import Task
 from gxpo.parts.settings import RunSettings, TeacherSettings
 from gxpo.training.external import Externals
@@ -51,7 +51,7 @@ def test_a_listener_reads_the_rows_of_the_picture(sees):
     assert judge.logprob(prompt_of(task(20), judge), "x ", "red") != pytest.approx(expected, abs=1e-6)
 
 
-def test_a_judge_is_asked_about_the_picture_that_the_policy_was_shown(sees):
+def test_a_judge_sees_the_picture_of_the_policy(sees):
     judge = LocalJudge(sees.model, sees.tokenizer, max_new_tokens=2)
     ids = judge._ids(Rubric(judge).question("red", task(200)))
     assert sum(map(media.is_row, ids)) == 16
@@ -67,7 +67,7 @@ def test_a_judge_that_reads_texts_is_told_the_picture_by_name():
     assert not any(map(media.is_row, judge._ids(Rubric(judge).question("red", asked))))
 
 
-def test_a_judge_with_a_chat_template_is_shown_the_picture_where_the_template_puts_it(sees):
+def test_a_judges_template_places_the_picture(sees):
     tokenizer = copy.deepcopy(sees.tokenizer)
     tokenizer.chat_template = (
         "{% for m in messages %}U:{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
@@ -120,7 +120,7 @@ def row_of(judge, text, *refs):
 
 
 @pytest.mark.parametrize("sizes", [[(32, 32)], [(24, 64), (32, 16)]])
-def test_log_probs_of_a_judge_with_m_rope_are_those_of_transformers_with_pixels(qwen, sizes):
+def test_log_probs_of_an_m_rope_judge_equal_transformers(qwen, sizes):
     judge, own = qwen
     assert judge.sees and next(judge.model.parameters()).dtype == torch.float32
     found = {}
@@ -134,7 +134,7 @@ def test_log_probs_of_a_judge_with_m_rope_are_those_of_transformers_with_pixels(
     assert abs(found[0] - found[10]) > 1e-3
 
 
-def test_replies_of_a_judge_with_m_rope_are_greedy_by_transformers_with_pixels(qwen, monkeypatch):
+def test_replies_of_an_m_rope_judge_are_greedy_by_transformers(qwen, monkeypatch):
     """A checkpoint's repetition penalty, which looks up the logit of every id before, does not meet rows."""
     judge, own = qwen
     monkeypatch.setattr(judge.model.generation_config, "repetition_penalty", 1.3)
@@ -149,7 +149,7 @@ def test_replies_of_a_judge_with_m_rope_are_greedy_by_transformers_with_pixels(q
     assert answer == judge.tokenizer.decode(ended, skip_special_tokens=True)
 
 
-def test_a_question_that_ends_in_a_picture_is_one_that_such_a_judge_can_not_answer(qwen):
+def test_a_judge_refuses_a_question_that_ends_in_a_picture(qwen):
     judge, _ = qwen
     tokenizer = copy.deepcopy(judge.tokenizer)
     tokenizer.chat_template = (
@@ -166,7 +166,7 @@ def judge_of_a_run(**options):
     return Externals(settings, "cpu").judge("eye")
 
 
-def test_a_checkpoint_of_the_section_teacher_is_shown_the_picture(sees):
+def test_a_checkpoint_as_teacher_sees_the_picture(sees):
     judge, local = judge_of_a_run(model="tiny-vision:cold"), LocalJudge(sees.model, sees.tokenizer)
     believed = [judge.logprob(prompt_of(task(value), judge), "x ", "red") for value in (200, 20)]
     assert believed == [local.logprob(prompt_of(task(value), local), "x ", "red") for value in (200, 20)]
@@ -224,7 +224,7 @@ def test_sees_is_said_of_servers_alone(other):
         judge_reward({"ask": "x.py:f", "sees": True})
 
 
-def test_a_member_of_a_panel_with_another_source_does_not_see_by_the_panels_word(tmp_path):
+def test_a_panel_member_of_another_source_sees_by_itself(tmp_path):
     (tmp_path / "eyes.py").write_text("def ask(messages):\n    return 'Score: 1'\n")
     panel = [{"name": "same"}, {"name": "other", "ask": f"{tmp_path}/eyes.py:ask"}]
     found = judge_reward({"server": "http://localhost:1/v1", "model": "m", "sees": True, "panel": panel})

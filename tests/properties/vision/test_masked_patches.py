@@ -15,8 +15,7 @@ from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.chat.plain import PlainChat
 from gxpo.models.decoder.vision import picture_grid_of, vision_of
-from gxpo.models.tiny_vision import tiny_vision_model
-from gxpo.models.tokenizer import IMAGE
+from gxpo.models.tiny import IMAGE, tiny_vision_model
 from gxpo.training.models import character_tokenizer
 
 TOKENIZER = character_tokenizer(IMAGE)
@@ -108,7 +107,7 @@ def test_the_masked_log_probs_are_those_of_the_masked_pictures():
     assert (found - LEARNER.outputs(forest)["logprob"]).abs().max() > 1e-4
 
 
-def test_dependence_on_a_picture_is_the_kl_between_whole_distributions(monkeypatch):
+def test_dependence_on_a_picture_is_a_kl_of_distributions(monkeypatch):
     seen = forest_of(pixels(6))
     grey = forest_of(np.broadcast_to(pixels(6).mean((0, 1)).round().astype(np.uint8), (32, 32, 3)).copy())
     own, each = stock(LEARNER.model), []

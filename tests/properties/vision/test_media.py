@@ -142,7 +142,7 @@ def test_memory_holds_the_newest_and_what_is_retained(monkeypatch):
         pictures.pixels(refs[1])
 
 
-def test_what_is_retained_leaves_memory_for_the_folder_of_the_run_and_comes_back(monkeypatch, tmp_path):
+def test_retained_pictures_move_to_the_run_folder_and_back(monkeypatch, tmp_path):
     pictures, images = media.Pictures(), [random_pixels(300 + i) for i in range(6)]
     for bound in ("HELD", "RETAINED"):
         monkeypatch.setattr(media, bound, 2 * len(media.png(images[0])))
@@ -168,7 +168,7 @@ def test_what_is_retained_leaves_memory_for_the_folder_of_the_run_and_comes_back
         pictures.pixels(refs[1])
 
 
-def test_what_is_retained_stays_in_memory_where_it_can_not_be_written(monkeypatch, tmp_path):
+def test_retained_pictures_stay_in_memory_if_unwritable(monkeypatch, tmp_path):
     pictures, images = media.Pictures(), [random_pixels(400 + i) for i in range(4)]
     for bound in ("HELD", "RETAINED"):
         monkeypatch.setattr(media, bound, len(media.png(images[0])))
@@ -181,7 +181,7 @@ def test_what_is_retained_stays_in_memory_where_it_can_not_be_written(monkeypatc
         assert np.array_equal(pictures.pixels(ref), images[0]) and len(pictures._data) == 4
 
 
-def test_messages_hold_pictures_as_marks_and_people_see_their_digests():
+def test_messages_hold_pictures_as_marks_shown_as_digests():
     ref = put(10)
     content = [{"type": "text", "text": "see "}, {"type": "image", "image": ref}, {"type": "text", "text": " now"}]
     marked = media.marked(content)
@@ -278,7 +278,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_pictures_that_promise_or_hold_too_much_are_errors_and_take_no_memory(tmp_path):
+def test_pictures_that_are_too_large_are_errors_without_memory(tmp_path):
     bombs = _bombs()
     for name, (data, _) in bombs.items():
         (tmp_path / name).write_bytes(data)
@@ -316,7 +316,7 @@ def test_names_of_pictures_that_are_no_regular_file_are_errors(tmp_path):
         assert len(str(caught.value)) < 400
 
 
-def test_an_image_of_pillow_that_is_too_large_or_broken_is_an_error(tmp_path):
+def test_a_large_or_broken_image_of_pillow_is_an_error(tmp_path):
     with pytest.raises(PictureError, match="8193 x 8192 pixels: at most 67108864"):
         media.PICTURES.put(Image.new("1", (8193, 8192)))
     data = io.BytesIO()

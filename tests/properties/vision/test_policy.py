@@ -22,9 +22,7 @@ from gxpo.forest.forest import Forest
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.chat.plain import PlainChat
 from gxpo.models.decoder.vision import Vision, vision_of
-from gxpo.models.tiny import tiny_model
-from gxpo.models.tiny_vision import tiny_vision_model
-from gxpo.models.tokenizer import IMAGE
+from gxpo.models.tiny import IMAGE, tiny_model, tiny_vision_model
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.training.models import character_tokenizer
@@ -66,7 +64,7 @@ def sampled(engine: TorchEngine, prompts: list[tuple[int, ...]], n: int = 4, len
     )  # fmt: skip
 
 
-def test_the_sampler_says_what_the_learner_says_and_pictures_matter():
+def test_sampler_and_learner_agree_and_pictures_matter():
     model = tiny_vision_model()
     vision = vision_of(model)
     engine, learner = TorchEngine(model, TOKENIZER), TorchLearner(model, lr=0.0)
@@ -83,7 +81,7 @@ def test_the_sampler_says_what_the_learner_says_and_pictures_matter():
     assert (learner.outputs(swapped)["logprob"] - found).abs().max() > 1e-3
 
 
-def test_a_placeholder_is_never_sampled_and_has_no_share_of_the_softmax():
+def test_a_placeholder_has_probability_zero():
     model = tiny_vision_model()
     vision = vision_of(model)
     shown = prompt(vision, "row?", picture(3))
@@ -97,7 +95,7 @@ def test_a_placeholder_is_never_sampled_and_has_no_share_of_the_softmax():
     assert torch.allclose(outputs["logprob"], plain, atol=1e-5) and bool(outputs["entropy"].isfinite().all())
 
 
-def test_a_picture_goes_through_the_tower_once_for_all_of_its_group(monkeypatch):
+def test_a_picture_runs_through_the_tower_once_a_group(monkeypatch):
     model = tiny_vision_model()
     vision = vision_of(model)
     a, b = picture(4), picture(5)

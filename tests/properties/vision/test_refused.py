@@ -28,7 +28,7 @@ def test_engines_elsewhere_refuse_requests_with_pictures():
         check([request], Sampling(), policy="main", positions=None, limit="")
 
 
-def test_engines_elsewhere_are_chosen_for_models_that_see_where_they_can_show_pictures():
+def test_remote_engines_run_vision_models_if_they_show_pictures():
     run = Run("d", "LlavaForConditionalGeneration", "float32", "cpu", 1, 1, Sampling(), sees=True)
     with pytest.raises(ConfigError, match=r"sampling.engine=openai can't be used here: .*/v1/completions takes"):
         choose("openai", run, servers=["http://localhost:8000/v1"])

@@ -17,7 +17,7 @@ from gxpo.sampling.engines.torch import TorchEngine
 @pytest.mark.parametrize("family", sorted(MODELS))
 @pytest.mark.parametrize("kernels", ["auto", "transformers"])
 def test_soft_steps_behind_a_picture(family, kernels):
-    from gxpo.models.tokenizer import character_tokenizer
+    from gxpo.models.tiny import character_tokenizer
 
     model = MODELS[family]()
     vision = vision_of(model)

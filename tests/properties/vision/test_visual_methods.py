@@ -51,14 +51,14 @@ def test_lpo_pays_a_click_by_its_distance_from_the_target(tmp_path, monkeypatch)
     assert moved(run)
 
 
-def test_where_a_screen_asks_for_more_than_a_click_there_is_no_distance(tmp_path):
+def test_screens_with_more_than_a_click_have_no_distance(tmp_path):
     options = {"style": "bare", "steps": [1, 2], "max_turns": 2}
     with pytest.raises(ConfigError, match=r"'buttons/[0-9a-f]*' has none: choose options of the world") as caught:
         gxpo.train("tiny-vision:cold", "buttons", "lpo_gui", 2, out=tmp_path / "run", set={"tasks.options": options})
     assert "\n" not in str(caught.value)
 
 
-def test_craft_gui_goes_on_to_longer_instructions_once_short_ones_are_mastered(tmp_path, monkeypatch):
+def test_craft_gui_lengthens_instructions_once_mastered(tmp_path, monkeypatch):
     options = {"style": "bare", "steps": [1, 2], "pool": 12}
     tasks = {t.id: t for t in worlds.make("buttons", seed=0, options=options).source.pool_tasks}
     assert {t.info["level"] for t in tasks.values()} == {1, 2}
@@ -96,7 +96,7 @@ def test_hdpo_counts_the_looks_that_zoom_notes(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("task", ["shapes", "charts"])
-def test_vas_draws_pictures_of_a_pool_by_the_variance_of_their_verdicts(task, tmp_path, monkeypatch):
+def test_vas_draws_pictures_by_the_variance_of_verdicts(task, tmp_path, monkeypatch):
     pool = {t.id: t for t in make(task, seed=0, options={"pool": 4}).pool_tasks}
     first = next(iter(pool))
     # two of four answers to the first picture are right, all four to any other
@@ -141,7 +141,7 @@ def test_uav_vl_r1_asks_for_attributes_then_objects_then_space(tmp_path, monkeyp
     assert run.gain is None  # no held-out question is asked in the first phase and the last
 
 
-def test_videochat_r1_pays_every_kind_of_answer_by_its_own_metric(tmp_path, monkeypatch):
+def test_videochat_r1_pays_each_kind_of_answer_by_its_metric(tmp_path, monkeypatch):
     options = {"questions": ["colour", "box"], "pool": 6, "noise": 0}
     pool = {t.id: t for t in make("shapes", seed=0, options=options).pool_tasks}
     assert {t.info["kind"] for t in pool.values()} == {"choice", "box"}

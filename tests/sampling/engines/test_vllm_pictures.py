@@ -11,8 +11,7 @@ from tests.sampling.engines.test_vllm import REAL
 from gxpo.base import media
 from gxpo.base.errors import ModelError
 from gxpo.models.decoder.vision import vision_of
-from gxpo.models.tiny_vision import tiny_vision_model
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny import character_tokenizer, tiny_vision_model
 from gxpo.parts.protocols import MISREAD, Request, Sampling, StreamKey
 from gxpo.sampling.engines import vllm_pictures, vllm_process
 from gxpo.sampling.engines.vllm import VllmEngine

@@ -1,4 +1,4 @@
-"""Training engines that hold the weights elsewhere: rows of tokens go out, log-probs come back, slopes go out."""
+"""Remote training engines, which hold the weights: they take rows of tokens, return log-probs and take slopes."""
 
 from gxpo.learning.remote.learner import RemoteLearner
 from gxpo.learning.remote.rows import Rows

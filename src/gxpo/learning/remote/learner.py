@@ -1,4 +1,4 @@
-"""Learner over a training engine: gxpo's objective here, the weights and their gradient there."""
+"""Learner over a remote training engine: the objective is computed here, weights and gradient stay there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gxpo.learning.optimiser import Schedule
 from gxpo.learning.remote.rows import Rows
 from gxpo.parts.protocols import LossFunction, Output, StepInfo, TrainEngine
 
-READ = ("logprob", "entropy")  # outputs that a training engine may give
+OUTPUTS = ("logprob", "entropy")  # of a training engine
 
 
 class RemoteLearner:
@@ -45,9 +45,9 @@ class RemoteLearner:
         self.optimiser = Steps(lr, schedule or Schedule())
         self.max_grad_norm = max_grad_norm
         self.policies = {"main": "trained"}
-        self.gives = tuple(name for name in READ if name in engine.abilities)
+        self.gives = tuple(name for name in OUTPUTS if name in engine.abilities)
 
-    # ------------------------------------------------------------ what the policy says
+    # ------------------------------------------------------------ outputs
     def outputs(
         self,
         forest: Forest,
@@ -66,24 +66,25 @@ class RemoteLearner:
         return self._forward(Rows.of(forest, everything), names, policy)
 
     def _can_read(self, names: Sequence[str], given: Mapping[str, Tensor] | None) -> None:
+        """Raise ModelError for outputs that the engine does not compute."""
         for name in names:
             if name not in self.gives:
                 has = ", ".join(self.gives)
-                raise ModelError(f"output {name!r} can't be had of a training engine elsewhere; this one gives {has}")
+                raise ModelError(f"a remote training engine has no output {name!r}; this one has {has}")
         if given:
-            raise ModelError(f"outputs made with {', '.join(given)} can't be had of a training engine elsewhere")
+            raise ModelError(f"a remote training engine has no outputs made with {', '.join(given)}")
 
     def _forward(self, rows: Rows, names: Sequence[str], policy: str) -> dict[str, Tensor]:
         """[E] outputs of the rows' entries."""
-        found: dict[str, list[Tensor]] = {name: [] for name in names}
+        readings: dict[str, list[Tensor]] = {name: [] for name in names}
         for chunk in rows.chunks(self.tokens_per_microbatch):
-            own = [rows.rows[i] for i in chunk]
-            out = self.engine.forward(own, tuple(names), policy)
+            chunk_rows = [rows.rows[i] for i in chunk]
+            out = self.engine.forward(chunk_rows, tuple(names), policy)
             for name in names:
-                if [x.numel() for x in out[name]] != [row.read.numel() for row in own]:
-                    raise ModelError(f"the training engine returned {name} of another number of tokens than was asked")
-                found[name] += out[name]
-        return {name: rows.gathered(parts) for name, parts in found.items()}
+                if [x.numel() for x in out[name]] != [row.read.numel() for row in chunk_rows]:
+                    raise ModelError(f"the training engine returned {name} for another number of tokens than requested")
+                readings[name] += out[name]
+        return {name: rows.gathered(parts) for name, parts in readings.items()}
 
     # ------------------------------------------------------------ steps
     def step(
@@ -115,7 +116,7 @@ class RemoteLearner:
         active: Tensor | None = None,
         given: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
-        """The gradient of L in the engine, without a step (`engine.discard` forgets it)."""
+        """Accumulate the gradient of L in the engine, without a step (`engine.discard` drops it)."""
         self._can_read(names, given)
         if active is None:
             active = torch.ones(forest.n_entries, dtype=torch.bool)
@@ -124,20 +125,22 @@ class RemoteLearner:
         entries = active.nonzero().squeeze(1)
         if not entries.numel():
             return StepInfo(empty=True)
+        # x of the whole optimiser step first: L may couple tokens of different rows
         rows = Rows.of(forest, entries)
         x = constants(forest, names)
         for name, value in self._forward(rows, names, "current").items():
             x[name] = x[name].index_copy(0, entries, value)
         slope = gradient_of(loss, x)
-        parts = {name: rows.scattered(g[entries]) for name, g in slope.items() if bool(g[entries].any())}
-        pulls = 0
+        # then the slopes row by row; an error in between must leave no part of a gradient in the engine
+        row_slopes = {name: rows.scattered(g[entries]) for name, g in slope.items() if bool(g[entries].any())}
+        pull_count = 0
         self.engine.discard()
         try:
-            for chunk in rows.chunks(self.tokens_per_microbatch) if parts else ():
+            for chunk in rows.chunks(self.tokens_per_microbatch) if row_slopes else ():
                 self.engine.pull(
-                    [rows.rows[i] for i in chunk], {name: [part[i] for i in chunk] for name, part in parts.items()}
+                    [rows.rows[i] for i in chunk], {name: [part[i] for i in chunk] for name, part in row_slopes.items()}
                 )
-                pulls += 1
+                pull_count += 1
         except BaseException:
             self.engine.discard()
             raise
@@ -148,11 +151,11 @@ class RemoteLearner:
             loss=value,
             tokens_forward=rows.tokens,
             tokens_flat=rows.tokens,
-            microbatches=pulls,
+            microbatches=pull_count,
             outputs={name: v.masked_fill(~active, torch.nan) for name, v in x.items()},
         )
 
-    # ------------------------------------------------------------ what needs the weights here
+    # ------------------------------------------------------------ unsupported: weights in this process
     def _elsewhere(self, what: str) -> ConfigError:
         return ConfigError(f"{what} needs the weights in this process: use cluster.backend=local or fsdp")
 
@@ -179,14 +182,14 @@ class RemoteLearner:
 
     # ------------------------------------------------------------ state
     def publish(self) -> None:
-        """Nothing: samplers of a training engine ask it for the version that they need."""
+        """Nothing: samplers of a training engine fetch the version that they need."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """None: `save` writes what the engine has."""
+        """Empty: `save` writes the engine's own files."""
         return {}
 
     def meta(self) -> dict[str, Any]:
-        """The rest of a checkpoint's state, as JSON."""
+        """State of a checkpoint besides the engine's files, as JSON."""
         return {"steps": self.optimiser.steps}
 
     def checksum(self) -> dict[str, int]:
@@ -198,7 +201,7 @@ class RemoteLearner:
         self.engine.save(path)
 
     def load(self, path: Path, meta: Mapping[str, Any]) -> None:
-        """Read what `save` and `meta` gave."""
+        """Load the files of `save` and the state of `meta`."""
         steps = meta.get("steps")
         if not isinstance(steps, int) or steps < 0:
             raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
@@ -207,10 +210,10 @@ class RemoteLearner:
 
 
 class Steps:
-    """The learning rate's schedule and the number of steps taken: what the trainer asks of an optimiser elsewhere."""
+    """Stand-in for a remote optimiser: the learning rate's schedule and the number of steps taken."""
 
     copies = False
-    named: Mapping[str, Tensor] = {}
+    parameter_by_name: Mapping[str, Tensor] = {}
 
     def __init__(self, lr: float, schedule: Schedule) -> None:
         self.lr, self.schedule, self.steps = lr, schedule, 0
@@ -222,15 +225,15 @@ class Steps:
 
 
 def unsupported(method: Any, abilities: frozenset[str], update: Any = None) -> str | None:
-    """Why a method can't be trained by an engine with these abilities; None: it can.
+    """Reason why an engine with these abilities can't train a method; None if it can.
 
     method  a `gxpo.methods.method.Method`
     """
     needs, outputs = set(method.needs), [Output(name) for name in method.outputs]
     if method.value_heads:
         return "it trains a value head"
-    if other := [o for o in outputs if o not in READ]:
-        return f"it reads the output {str(other[0])!r}"
+    if unknown := [o for o in outputs if o not in OUTPUTS]:
+        return f"it reads the output {str(unknown[0])!r}"
     if lacking := [o for o in outputs if o not in abilities and o != "entropy"]:
         return f"it reads the output {str(lacking[0])!r}"
     if "entropy" in set(map(str, outputs)) | needs and "entropy" not in abilities:

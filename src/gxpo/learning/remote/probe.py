@@ -1,4 +1,4 @@
-"""Start-up probe of a training engine: whether its gradient is a sum, and of the right scale."""
+"""Start-up probe of a training engine: checks that its gradient is a sum, and of the right scale."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ DEFAULT_EPS = 1e-8  # of AdamW in torch, Megatron and JAX
 
 @dataclass(frozen=True)
 class Descent:
-    """How AdamW without moments is made to take -factor times a gradient: by a large eps, or by small slopes.
+    """Settings with which AdamW without moments steps by -factor times a gradient: a large eps, or small slopes.
 
-    slope  what the slopes are multiplied by;   lr  the step size;   eps  that is asked for, None: the engine's own
+    slope  multiple of the slopes;   lr  the step size;   eps  of the step, None: the engine's own
     """
 
     slope: float
@@ -46,10 +46,10 @@ class Descent:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a training engine did with one token's log-prob.
+    """Response of a training engine to slopes on one token's log-prob.
 
     scale      its gradient over the true one: n^2 / |dx| * lr / eps, from the norm n that it reports and from what one
-               step does to the token. 1 is right; 1 / world where the number of ranks is forgotten
+               step does to the token. 1 is right; 1 / world where the number of ranks is not multiplied back
     twice      norm for the row given twice, over the norm for it once. 2 is right; 1: a mean is taken over rows
     apart      the same for the row in two calls of `pull`. 2 is right
     cancelled  the same for the row given with slopes +1 and -1. 0 is right
@@ -65,17 +65,19 @@ class Probe:
     fixed_eps: float | None = None
 
     def trouble(self, tolerance: float) -> str | None:
-        """What is wrong, in a line; None: nothing."""
-        wanted = {"scale": 1.0, "twice": 2.0, "apart": 2.0, "cancelled": 0.0}
-        off = [
-            f"{k} {getattr(self, k):.4g} instead of {v:g}" for k, v in wanted.items() if not self._near(k, v, tolerance)
+        """Description of what is wrong, in one line; None if nothing is."""
+        expected = {"scale": 1.0, "twice": 2.0, "apart": 2.0, "cancelled": 0.0}
+        mismatches = [
+            f"{k} {getattr(self, k):.4g} instead of {v:g}"
+            for k, v in expected.items()
+            if not self._near(k, v, tolerance)
         ]
-        if off and off[0].startswith("scale") and self.fixed_eps is not None:
-            off[0] += f" if the eps of its AdamW is {self.fixed_eps:g}"
-        return ", ".join(off) or None
+        if mismatches and mismatches[0].startswith("scale") and self.fixed_eps is not None:
+            mismatches[0] += f" if the eps of its AdamW is {self.fixed_eps:g}"
+        return ", ".join(mismatches) or None
 
-    def _near(self, name: str, wanted: float, tolerance: float) -> bool:
-        return abs(getattr(self, name) - wanted) <= tolerance * max(wanted, 1.0)
+    def _near(self, name: str, expected: float, tolerance: float) -> bool:
+        return abs(getattr(self, name) - expected) <= tolerance * max(expected, 1.0)
 
 
 def probe(engine: TrainEngine, row: TokenRow, *, move: float = MOVE, scratch: Path | None = None) -> Probe:
@@ -88,13 +90,15 @@ def probe(engine: TrainEngine, row: TokenRow, *, move: float = MOVE, scratch: Pa
         saved = Path(folder) / "engine"
         engine.save(saved)
         try:
-            return _probed(engine, TokenRow(row.tokens, row.read[:1], row.temperature[:1]), saved, move)
+            return _measure_probe(engine, TokenRow(row.tokens, row.read[:1], row.temperature[:1]), saved, move)
         finally:
             engine.discard()
             engine.load(saved)
 
 
-def _probed(engine: TrainEngine, row: TokenRow, saved: Path, move: float) -> Probe:
+def _measure_probe(engine: TrainEngine, row: TokenRow, saved: Path, move: float) -> Probe:
+    """Probe of an engine on a row with one reading, whose state lies at `saved`."""
+
     def norm(*pulls: Sequence[float]) -> float:
         """The norm that the engine reports after pulls of the row with these slopes."""
         engine.discard()
@@ -102,42 +106,44 @@ def _probed(engine: TrainEngine, row: TokenRow, saved: Path, move: float) -> Pro
             engine.pull([row] * len(slopes), {"logprob": [_slope(s) for s in slopes]})
         return engine.step(0.0, None, eps=EPS)
 
-    def moved(how: Descent, sign: float) -> float:
+    def moved(descent: Descent, sign: float) -> float:
         """Nats by which a step from the saved state moves the token."""
         engine.load(saved)
         before = _value(engine, row)
-        engine.pull([row], {"logprob": [_slope(sign * how.slope)]})
-        engine.step(how.lr, None, eps=how.eps)
+        engine.pull([row], {"logprob": [_slope(sign * descent.slope)]})
+        engine.step(descent.lr, None, eps=descent.eps)
         return _value(engine, row) - before
 
-    once = norm([1.0])
-    if not once > 0:
+    # steps of size 0 leave the weights alone and report the norm: a sum doubles it, a mean does not
+    norm_once = norm([1.0])
+    if not norm_once > 0:
         raise ModelError(
-            f"the training engine reports the gradient norm {once:.3g} for a token with slope 1: does `pull` leave a "
-            "gradient, and does `step` report its norm before clipping?"
+            f"the training engine reports the gradient norm {norm_once:.3g} for a token with slope 1: does `pull` "
+            "leave a gradient, and does `step` report its norm before clipping?"
         )
     twice, apart, cancelled = norm([1.0, 1.0]), norm([1.0], [1.0]), norm([1.0, -1.0])
-    fixed = None if heeds_eps(moved(unheeded(once, move), 1.0), move) else own_eps(engine)
-    how = Descent.by(move / once**2, once, fixed)
-    # what weight decay and curvature do is the same for both signs; a slope of 1 is followed downwards
-    by = (moved(how, -1.0) - moved(how, 1.0)) / 2
-    scale = float("nan") if by == 0 else move / by
-    return Probe(scale, twice / once, apart / once, cancelled / once, once, fixed)
+    fixed = None if heeds_eps(moved(step_if_eps_ignored(norm_once, move), 1.0), move) else own_eps(engine)
+    descent = Descent.by(move / norm_once**2, norm_once, fixed)
+    # the scale of the gradient shows only in a step. Weight decay and curvature do the same for both signs, so the
+    # difference leaves them out; a slope of 1 is followed downwards
+    moved_nats = (moved(descent, -1.0) - moved(descent, 1.0)) / 2
+    scale = float("nan") if moved_nats == 0 else move / moved_nats
+    return Probe(scale, twice / norm_once, apart / norm_once, cancelled / norm_once, norm_once, fixed)
 
 
-def unheeded(norm: float, move: float = MOVE) -> Descent:
+def step_if_eps_ignored(norm: float, move: float = MOVE) -> Descent:
     """A step that moves the token by a thousandth of `move` under the eps that it asks for, and by more than `move`
     under a small one, when AdamW follows signs."""
     return Descent(1.0, move / norm, EPS * max(1.0, norm))
 
 
 def heeds_eps(moved: float, move: float = MOVE) -> bool:
-    """Whether the engine took the eps of `unheeded`, from the nats by which the token moved."""
+    """Return True if the engine took the eps of `step_if_eps_ignored`, from the nats by which the token moved."""
     return abs(moved) <= move / 2
 
 
 def own_eps(engine: Any) -> float:
-    """The eps of an engine's steps that ask for none."""
+    """Default eps of an engine's steps."""
     return float(getattr(engine, "eps", DEFAULT_EPS))
 
 
@@ -152,12 +158,12 @@ def _value(engine: TrainEngine, row: TokenRow) -> float:
 def check(
     engine: TrainEngine, row: TokenRow, *, tolerance: float = 0.02, move: float = MOVE, scratch: Path | None = None
 ) -> Probe:
-    """`probe`; `ModelError` unless the engine is right to within `tolerance`."""
-    found = probe(engine, row, move=move, scratch=scratch)
-    if (trouble := found.trouble(tolerance)) is not None:
+    """Run `probe`; raise ModelError unless the engine is right to within `tolerance`."""
+    result = probe(engine, row, move=move, scratch=scratch)
+    if (trouble := result.trouble(tolerance)) is not None:
         raise ModelError(
             f"the training engine's gradient is not the sum that was asked for: {trouble} (a scale of 1 / ranks: their "
             "number is forgotten; twice 1: a mean over rows; a scale near 1 where the engine computes in bfloat16: set "
             "learner.dtype=bfloat16)"
         )
-    return found
+    return result

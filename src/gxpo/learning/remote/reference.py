@@ -19,7 +19,7 @@ STATE = "engine.safetensors"
 
 
 class TransformersEngine:
-    """A `gxpo.parts.protocols.TrainEngine` that is as plain as can be: what other engines are measured against.
+    """Plain `gxpo.parts.protocols.TrainEngine` against which other engines are compared.
 
     model  a causal language model of transformers, on its device; every parameter is trained. In evaluation mode
     """
@@ -36,8 +36,8 @@ class TransformersEngine:
         self, rows: Sequence[TokenRow], names: Sequence[str] = ("logprob",), policy: str = "current"
     ) -> dict[str, list[Tensor]]:
         with torch.no_grad():
-            found = [self._outputs(row) for row in rows]
-        return {name: [out[name] for out in found] for name in names}
+            row_outputs = [self._outputs(row) for row in rows]
+        return {name: [out[name] for out in row_outputs] for name in names}
 
     def pull(self, rows: Sequence[TokenRow], slopes: Mapping[str, Sequence[Tensor]]) -> None:
         for i, row in enumerate(rows):
@@ -49,8 +49,8 @@ class TransformersEngine:
         logits = self.model(input_ids=row.tokens[None].to(device), use_cache=False).logits[0]
         read = row.read.to(device)
         z = scaled(logits[read - 1], row.temperature.to(device)).log_softmax(-1)
-        own = z.gather(1, row.tokens.to(device)[read][:, None]).squeeze(1)
-        return {"logprob": own, "entropy": -(z.exp() * z).sum(1)}
+        target_logprob = z.gather(1, row.tokens.to(device)[read][:, None]).squeeze(1)
+        return {"logprob": target_logprob, "entropy": -(z.exp() * z).sum(1)}
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradient so far by parameter name. Not of the protocol; conformance compares it where there is one."""
@@ -73,25 +73,25 @@ class TransformersEngine:
 
     def save(self, path: Path) -> None:
         safetensors: Any = need("safetensors.torch", "train")
-        found = {f"parameter/{n}": p.detach() for n, p in self._named.items()}
+        tensors = {f"parameter/{n}": p.detach() for n, p in self._named.items()}
         for name, p in self._named.items():
-            found |= {f"{key}/{name}": x for key, x in self.adamw.state.get(p, {}).items()}
+            tensors |= {f"{key}/{name}": x for key, x in self.adamw.state.get(p, {}).items()}
         path.mkdir(parents=True, exist_ok=True)
         # tied parameters are one under one name, so nothing shares memory
-        safetensors.save_file({n: x.contiguous().cpu() for n, x in found.items()}, path / STATE)
+        safetensors.save_file({n: x.contiguous().cpu() for n, x in tensors.items()}, path / STATE)
 
     def load(self, path: Path) -> None:
         safetensors: Any = need("safetensors.torch", "train")
-        found = safetensors.load_file(path / STATE)
-        if missing := [n for n in self._named if f"parameter/{n}" not in found]:
+        tensors = safetensors.load_file(path / STATE)
+        if missing := [n for n in self._named if f"parameter/{n}" not in tensors]:
             raise CheckpointError(f"{path / STATE} lacks {missing[0]}: is it of this model?")
         self.adamw.state.clear()
         with torch.no_grad():
             for name, p in self._named.items():
-                p.copy_(found[f"parameter/{name}"])
-                if f"exp_avg/{name}" in found:
-                    moments = {key: found[f"{key}/{name}"].to(p) for key in ("exp_avg", "exp_avg_sq")}
-                    self.adamw.state[p] = {"step": found[f"step/{name}"], **moments}
+                p.copy_(tensors[f"parameter/{name}"])
+                if f"exp_avg/{name}" in tensors:
+                    moments = {key: tensors[f"{key}/{name}"].to(p) for key in ("exp_avg", "exp_avg_sq")}
+                    self.adamw.state[p] = {"step": tensors[f"step/{name}"], **moments}
 
     def fingerprint(self) -> int:
         return fingerprint(self._named)

@@ -1,4 +1,4 @@
-"""Token rows for training engines: flat sequences of a forest, each stored token read once, where it stands."""
+"""Token rows for training engines: flat sequences of a forest, in which each stored token is read once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gxpo.parts.protocols import TokenRow
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of some action tokens of a forest, one row for each leaf.
+    """Rows for some action tokens of a forest, one row for each leaf.
 
     rows      the rows; together they have Q readings
     entries   [E] the action tokens (of P) that are read
@@ -37,8 +37,9 @@ class Rows:
         give next-token log-probs need no targets of their own. (A packed tree reads the first token of a fork at its
         predecessor, which may be followed by another branch's token.)
         """
+        # refuse what a training engine can't represent: truncated supports, latents, pictures
         packing = Packing(forest, layout="flat")
-        truncated, warmth = (x[forest.path_trajectory[entries]] for x in reversed(packing.settings))
+        truncated, temperature_E = (x[forest.path_trajectory[entries]] for x in reversed(packing.settings))
         if bool(truncated.any()) or "support" in forest.extras:
             raise ModelError(
                 "rollouts were sampled with top_k, top_p or min_p, and a training engine reads log-probs over the "
@@ -53,29 +54,40 @@ class Rows:
                 "the forest shows pictures, and training engines (tinker, verl) are given token ids alone: train in "
                 "process (cluster.backend=local)"
             )
-        place = forest.path_token[entries]
-        readings = sorted(set(zip(place.tolist(), warmth.tolist(), strict=True)))
+        token_E = forest.path_token[entries]
+        # one reading for each distinct (stored token, temperature), as in `Packing`
+        readings = sorted(set(zip(token_E.tolist(), temperature_E.tolist(), strict=True)))
         by_node: dict[int, list[tuple[int, float]]] = {}
         node_of = packing.packed.node_of_token
-        for (at, heat), node in zip(readings, node_of[torch.tensor([at for at, _ in readings])].tolist(), strict=True):
-            by_node.setdefault(node, []).append((at, heat))
-        number: dict[tuple[int, float], int] = {}
+        for (token_index, temperature), node in zip(
+            readings, node_of[torch.tensor([token_index for token_index, _ in readings])].tolist(), strict=True
+        ):
+            by_node.setdefault(node, []).append((token_index, temperature))
+        # a shared token is read in the first row that holds it, so that its slope is pulled once
+        reading_number: dict[tuple[int, float], int] = {}
         rows = []
         for path in _paths(forest.parent.tolist(), by_node):
             last = by_node[path[-1]][-1][0] + 1
             spans = [torch.arange(first[n], last if n == path[-1] else first[n + 1]) for n in path]
             starts = dict(zip(path, _starts([len(x) for x in spans]), strict=True))
-            own = [(n, at, heat) for n in path for at, heat in by_node.get(n, ()) if (at, heat) not in number]
-            for _, at, heat in own:
-                number[at, heat] = len(number)
+            row_readings = [
+                (n, token_index, temperature)
+                for n in path
+                for token_index, temperature in by_node.get(n, ())
+                if (token_index, temperature) not in reading_number
+            ]
+            for _, token_index, temperature in row_readings:
+                reading_number[token_index, temperature] = len(reading_number)
             rows.append(
                 TokenRow(
                     token[torch.cat(spans)],
-                    torch.tensor([starts[n] + at - first[n] for n, at, _ in own], dtype=torch.int64),
-                    torch.tensor([heat for _, _, heat in own], dtype=torch.float64),
+                    torch.tensor(
+                        [starts[n] + token_index - first[n] for n, token_index, _ in row_readings], dtype=torch.int64
+                    ),
+                    torch.tensor([temperature for _, _, temperature in row_readings], dtype=torch.float64),
                 )
             )
-        reading = [number[key] for key in zip(place.tolist(), warmth.tolist(), strict=True)]
+        reading = [reading_number[key] for key in zip(token_E.tolist(), temperature_E.tolist(), strict=True)]
         return cls(rows, entries, torch.tensor(reading, dtype=torch.int64))
 
     @cached_property
@@ -88,30 +100,30 @@ class Rows:
         """Number of tokens in all rows."""
         return sum(row.tokens.numel() for row in self.rows)
 
-    def gathered(self, found: Sequence[Tensor]) -> Tensor:
-        """[E] float64 values of the entries, from the [k] values of each row."""
-        return torch.cat([x.to("cpu", torch.float64) for x in found])[self.reading]
+    def gathered(self, values: Sequence[Tensor]) -> Tensor:
+        """Gather values [E] float64 of the entries from the values [k] of each row."""
+        return torch.cat([x.to("cpu", torch.float64) for x in values])[self.reading]
 
     def scattered(self, slope: Tensor) -> list[Tensor]:
-        """[k] slopes of each row: the sum of `slope` [E] over the entries that share a reading."""
-        whole = torch.zeros(sum(self.sizes), dtype=torch.float64).index_add_(0, self.reading, slope)
-        return list(whole.split(self.sizes))
+        """Sum slopes [E] over the entries that share a reading, into slopes [k] of each row."""
+        slope_Q = torch.zeros(sum(self.sizes), dtype=torch.float64).index_add_(0, self.reading, slope)
+        return list(slope_Q.split(self.sizes))
 
     def chunks(self, limit: int) -> list[list[int]]:
         """Row numbers in chunks of at most `limit` tokens (a longer row is alone), in order."""
         out: list[list[int]] = []
-        held = 0
+        chunk_tokens = 0
         for i, row in enumerate(self.rows):
-            if not out or held + row.tokens.numel() > limit:
+            if not out or chunk_tokens + row.tokens.numel() > limit:
                 out.append([])
-                held = 0
+                chunk_tokens = 0
             out[-1].append(i)
-            held += row.tokens.numel()
+            chunk_tokens += row.tokens.numel()
         return out
 
 
 def _paths(parent: Sequence[int], read: Mapping[int, object]) -> list[list[int]]:
-    """Nodes from root to leaf, for each node that something is read from and nothing below it is."""
+    """Nodes from root to leaf, for each deepest node that is read from."""
     inner: set[int] = set()
     for node in read:
         up = parent[node]
@@ -128,4 +140,5 @@ def _paths(parent: Sequence[int], read: Mapping[int, object]) -> list[list[int]]
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
+    """Exclusive cumulative sums."""
     return torch.tensor([0, *sizes]).cumsum(0)[:-1].tolist()

@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 
 from gxpo.base.errors import CheckpointError, ConfigError, ModelError, need
-from gxpo.learning.remote.probe import EPS, Descent, heeds_eps, unheeded
+from gxpo.learning.remote.probe import EPS, Descent, heeds_eps, step_if_eps_ignored
 from gxpo.parts.protocols import TokenRow
 
 # ---------------------------------------------------------------- reduction
-# By what a training server divides its loss: known ways, and which of them explains measured gradient norms.
+# Divisors of a training server's loss: the known ones, and the one that explains measured gradient norms.
 TOLERANCE = 0.02  # relative, of a measured norm
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A row for a server: tokens [n], and slopes [n - 1] of the log-probs of all but the first."""
+    """Row for a server: tokens [n], and slopes [n - 1] of the log-probs of all but the first."""
 
     tokens: tuple[int, ...]
     slopes: list[float]
@@ -43,7 +43,7 @@ def _tokens(pulls: Sequence[Pull]) -> int:
 
 
 # name -> divisor of a row's terms, from the row, its call, and all calls up to the optimiser step
-WAYS: Mapping[str, Callable[[Scaled, Pull, Sequence[Pull]], float]] = {
+DIVISORS: Mapping[str, Callable[[Scaled, Pull, Sequence[Pull]], float]] = {
     "sum": lambda row, call, step: 1,
     "mean over a call's rows": lambda row, call, step: len(call),
     "mean over a step's rows": lambda row, call, step: sum(map(len, step)),
@@ -57,17 +57,17 @@ WAYS: Mapping[str, Callable[[Scaled, Pull, Sequence[Pull]], float]] = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """One of `WAYS`, by name."""
+    """One of `DIVISORS`, by name."""
 
     name: str
 
     def divisor(self, row: Scaled, call: Pull, step: Sequence[Pull]) -> float:
-        """What a row's terms are divided by."""
-        return float(WAYS[self.name](row, call, step))
+        """Divisor of a row's terms."""
+        return float(DIVISORS[self.name](row, call, step))
 
 
 def experiments(tokens: Sequence[int]) -> list[list[list[Scaled]]]:
-    """Calls between two optimiser steps, of several experiments in which the second token's slopes sum to 1 or 2.
+    """Calls of several experiments, each between two optimiser steps: slopes of the second token sum to 1 or 2.
 
     Under a causal model all rows below have the same gradient of the token's log-prob; the norm differs by divisors.
 
@@ -81,11 +81,13 @@ def experiments(tokens: Sequence[int]) -> list[list[list[Scaled]]]:
     return [[[one]], [[one, one]], [[one], [one]], [[long]], [[one, idle]], [[one], [idle]]]
 
 
-def found_in(norms: Sequence[float], given: Sequence[Sequence[Pull]]) -> Reduction | None:
-    """The way that explains the norms of `given` experiments, relative to the first; None: none of them does."""
-    for name in WAYS:
+def reduction_from_norms(norms: Sequence[float], experiment_calls: Sequence[Sequence[Pull]]) -> Reduction | None:
+    """Reduction that explains the norms of experiments, relative to the first; None if no known one does."""
+    for name in DIVISORS:
         way = Reduction(name)
-        expected = [abs(sum(sum(s.slopes) / way.divisor(s, c, step) for c in step for s in c)) for step in given]
+        expected = [
+            abs(sum(sum(s.slopes) / way.divisor(s, c, step) for c in step for s in c)) for step in experiment_calls
+        ]
         pairs = zip(norms, expected, strict=True)
         if all(abs(n / norms[0] - e / expected[0]) <= TOLERANCE * (e / expected[0]) for n, e in pairs):
             return way
@@ -95,15 +97,15 @@ def found_in(norms: Sequence[float], given: Sequence[Sequence[Pull]]) -> Reducti
 # ---------------------------------------------------------------- tinker
 STATE = "tinker.json"
 FORMAT = "gxpo.tinker/1"
-REACH = 10.0  # seconds for a first answer
+REACH = 10.0  # seconds to wait for a first answer
 NORMS = ("grad_norm", "gradient_norm", "global_norm")  # last part of the metric that is the norm before clipping
-MOVE = 0.2  # nats by which a token moves there, far above the rounding of bfloat16
+MOVE = 0.2  # nats by which a probe moves a token, far above the rounding of bfloat16
 PROBED = tuple(range(3, 11))  # ids of the sequence on which a server is measured
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """LoRA adapters as a Tinker server makes them; the server sets their scale and the modules that have them."""
+    """LoRA adapters of a Tinker server, which sets their scale and the adapted modules."""
 
     rank: int = 32
     seed: int = 0
@@ -119,9 +121,9 @@ class TinkerEngine:
 
     `forward` is the server's forward pass with cross_entropy, which gives log-probs. `pull` is importance_sampling
     over the learner's own log-probs: its ratio is exactly 1, so the gradient is that of -advantage times log-prob.
-    (Weights of cross_entropy can't be slopes: servers divide by their sum.) Servers divide a loss by rows or tokens in
-    ways of their own; which, is measured at the start (`gxpo.learning.remote.tinker`) and multiplied back, for which
-    all of a step's rows must be known: pulls are kept here and sent by `step`, so `discard` is exact as well.
+    (Weights of cross_entropy can't be slopes: servers divide by their sum.) Servers divide a loss by rows or tokens,
+    each in its own way (`DIVISORS`); the divisor is measured at the start and multiplied back, for which all of a
+    step's rows must be known: pulls are kept here and sent by `step`, so `discard` is exact as well.
 
     Log-probs are at temperature 1 and there are no entropies. The norm is the server's `grad_norm`; a server that
     reports none is refused. The key is TINKER_API_KEY; servers of one's own take any.
@@ -142,46 +144,47 @@ class TinkerEngine:
         self._tinker = need("tinker", "tinker")
         self.address, self.base_model, self.adapter = address, base_model, adapter or Adapter()
         self.betas, self.weight_decay, self.eps, self.timeout = betas, weight_decay, 1e-8, timeout
-        self._name, self._saved = f"gxpo-{uuid.uuid4().hex[:12]}", 0
-        _reach(address)
+        self._name, self._save_count = f"gxpo-{uuid.uuid4().hex[:12]}", 0
+        _check_reachable(address)
         key = os.environ.get("TINKER_API_KEY") or "tml-none"
-        self._service = self._asked("connect", lambda: self._tinker.ServiceClient(base_url=address, api_key=key))
-        self._pulled: list[list[Scaled]] = []
+        self._service = self._request("connect", lambda: self._tinker.ServiceClient(base_url=address, api_key=key))
+        self._pending_pulls: list[list[Scaled]] = []
         self._logprobs: dict[tuple[int, ...], list[float]] = {}
-        self.version, self._sampler, self._published = 0, None, False
-        self._client = self._created()
-        self.reduction, norm = self._measured()
-        self.fixed_eps = None if heeds_eps(self._moved(unheeded(norm, MOVE)), MOVE) else self.eps
-        self.clips = self._clips(norm)
-        self._client = self._created()
+        self.version, self._sampler, self._is_published = 0, None, False
+        # measure the server on fresh adapters, then start from fresh ones again
+        self._client = self._new_client()
+        self.reduction, norm = self._measure_reduction()
+        self.fixed_eps = None if heeds_eps(self._move_of_step(step_if_eps_ignored(norm, MOVE)), MOVE) else self.eps
+        self.clips = self._server_clips(norm)
+        self._client = self._new_client()
 
     # ------------------------------------------------------------ the server
-    def _asked(self, what: str, call: Any, timeout: float | None = None) -> Any:
-        """The result of a request; what the SDK raises becomes a `ModelError` of one line."""
+    def _request(self, what: str, call: Any, timeout: float | None = None) -> Any:
+        """Result of a request to the server; errors of the SDK become a `ModelError` of one line."""
         try:
             out = call()
             return out.result(timeout or self.timeout) if hasattr(out, "result") else out
         except TimeoutError as error:
-            waited = timeout or self.timeout
-            raise ModelError(f"{self.address} did not {what} within {waited:g} seconds") from error
+            seconds = timeout or self.timeout
+            raise ModelError(f"{self.address} did not {what} within {seconds:g} seconds") from error
         except Exception as error:  # the SDK's, its HTTP library's and pydantic's
-            said = " ".join(str(error).split())[:300] or type(error).__name__
-            raise ModelError(f"{self.address} could not {what}: {said}") from error
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ModelError(f"{self.address} could not {what}: {reason}") from error
 
-    def _created(self) -> Any:
-        a = self.adapter
+    def _new_client(self) -> Any:
+        lora = self.adapter
         self._forget()
-        return self._asked(
-            f"make a LoRA of rank {a.rank} for {self.base_model}",
-            lambda: self._service.create_lora_training_client(self.base_model, rank=a.rank, seed=a.seed),
+        return self._request(
+            f"make a LoRA of rank {lora.rank} for {self.base_model}",
+            lambda: self._service.create_lora_training_client(self.base_model, rank=lora.rank, seed=lora.seed),
         )
 
     def _forget(self) -> None:
-        """After the weights have changed."""
-        self._pulled, self._logprobs, self._published = [], {}, False
+        """Drop pulls and log-probs of the former weights."""
+        self._pending_pulls, self._logprobs, self._is_published = [], {}, False
 
     def _datum(self, tokens: Sequence[int], **inputs: Sequence[float]) -> Any:
-        """tokens [n]; inputs [n - 1], of the tokens after the first."""
+        """Row in the SDK's form: tokens [n]; inputs [n - 1] of the tokens after the first."""
         t = self._tinker.types
         fields = {"target_tokens": t.TensorData(data=list(tokens[1:]), dtype="int64", shape=[len(tokens) - 1])}
         for name, x in inputs.items():
@@ -189,15 +192,15 @@ class TinkerEngine:
         return t.Datum(model_input=t.ModelInput.from_ints(list(tokens[:-1])), loss_fn_inputs=fields)
 
     def _read(self, sequences: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """[n - 1] log-probs of the tokens after the first, of each sequence; each is asked for once between steps."""
+        """Log-probs [n - 1] of the tokens after the first of each sequence, requested once between two steps."""
         missing = list(dict.fromkeys(s for s in sequences if s not in self._logprobs))
         if missing:
             data = [self._datum(s, weights=[1.0] * (len(s) - 1)) for s in missing]
-            out = self._asked("run a forward pass", lambda: self._client.forward(data, "cross_entropy"))
+            out = self._request("run a forward pass", lambda: self._client.forward(data, "cross_entropy"))
             if len(out.loss_fn_outputs) != len(missing):
                 raise ModelError(f"{self.address} answered {len(missing)} rows with {len(out.loss_fn_outputs)}")
-            for s, found in zip(missing, out.loss_fn_outputs, strict=True):
-                values = [float(x) for x in found["logprobs"].data] if "logprobs" in found else []
+            for s, output in zip(missing, out.loss_fn_outputs, strict=True):
+                values = [float(x) for x in output["logprobs"].data] if "logprobs" in output else []
                 if len(values) != len(s) - 1:
                     raise ModelError(f"{self.address} gave {len(values)} log-probs of a row of {len(s)} tokens")
                 self._logprobs[s] = values
@@ -207,12 +210,14 @@ class TinkerEngine:
     def forward(
         self, rows: Sequence[TokenRow], names: Sequence[str] = ("logprob",), policy: str = "current"
     ) -> dict[str, list[Tensor]]:
-        _only_logprobs(rows, names, policy)
-        found = self._read([tuple(row.tokens.tolist()) for row in rows])
-        return {"logprob": [torch.tensor(x, dtype=torch.float64)[r.read - 1] for r, x in zip(rows, found, strict=True)]}
+        _check_only_logprobs(rows, names, policy)
+        logprobs = self._read([tuple(row.tokens.tolist()) for row in rows])
+        return {
+            "logprob": [torch.tensor(x, dtype=torch.float64)[r.read - 1] for r, x in zip(rows, logprobs, strict=True)]
+        }
 
     def pull(self, rows: Sequence[TokenRow], slopes: Mapping[str, Sequence[Tensor]]) -> None:
-        _only_logprobs(rows, tuple(slopes), "current")
+        _check_only_logprobs(rows, tuple(slopes), "current")
         out = []
         for row, slope in zip(rows, slopes["logprob"], strict=True):
             wide = torch.zeros(row.tokens.numel() - 1, dtype=torch.float64)
@@ -220,17 +225,24 @@ class TinkerEngine:
             if bool(wide.any()):
                 out.append(Scaled(tuple(row.tokens.tolist()), wide.tolist()))
         if out:
-            self._pulled.append(out)
+            self._pending_pulls.append(out)
 
     def _send(self, pulls: Sequence[Sequence[Scaled]], reduction: Reduction) -> None:
-        """Leave the gradient of the pulls on the server."""
-        held = {s.tokens: x for p in pulls for s, x in zip(p, self._read([s.tokens for s in p]), strict=True)}
+        """Send pulls, whose gradient then lies on the server."""
+        logprobs_by_tokens = {
+            s.tokens: x for p in pulls for s, x in zip(p, self._read([s.tokens for s in p]), strict=True)
+        }
         for pull in pulls:
             data = []
             for s in pull:
-                by = reduction.divisor(s, pull, pulls)
-                data.append(self._datum(s.tokens, logprobs=held[s.tokens], advantages=[-g * by for g in s.slopes]))
-            self._asked(
+                # an importance ratio of exactly 1 has the gradient -advantage; the server's divisor is multiplied back
+                factor = reduction.divisor(s, pull, pulls)
+                data.append(
+                    self._datum(
+                        s.tokens, logprobs=logprobs_by_tokens[s.tokens], advantages=[-g * factor for g in s.slopes]
+                    )
+                )
+            self._request(
                 "run a backward pass", lambda data=data: self._client.forward_backward(data, "importance_sampling")
             )
 
@@ -238,14 +250,14 @@ class TinkerEngine:
     def step(self, lr: float, max_grad_norm: float | None, *, eps: float | None = None) -> float:
         if max_grad_norm and not self.clips:
             raise ConfigError(f"{self.address} ignores the limit on the gradient norm: set optim.max_grad_norm=0")
-        if not all(math.isfinite(g) for pull in self._pulled for s in pull for g in s.slopes):
+        if not all(math.isfinite(g) for pull in self._pending_pulls for s in pull for g in s.slopes):
             self.discard()
             return math.nan
-        if not self._pulled:
+        if not self._pending_pulls:
             return 0.0  # nothing to follow: AdamW of torch leaves parameters without a gradient alone, too
-        pulls, self._pulled = self._pulled, []
+        pulls, self._pending_pulls = self._pending_pulls, []
         self._send(pulls, self.reduction)
-        norm = self._stepped(lr, max_grad_norm or 0.0, self.eps if eps is None else eps)
+        norm = self._send_step(lr, max_grad_norm or 0.0, self.eps if eps is None else eps)
         if not math.isfinite(norm):
             raise ModelError(
                 f"{self.address} took a step with the gradient norm {norm}, which may have broken its weights: "
@@ -253,7 +265,7 @@ class TinkerEngine:
             )
         return norm
 
-    def _stepped(self, lr: float, limit: float, eps: float) -> float:
+    def _send_step(self, lr: float, limit: float, eps: float) -> float:
         params = self._tinker.types.AdamParams(
             learning_rate=lr,
             beta1=self.betas[0],
@@ -262,81 +274,83 @@ class TinkerEngine:
             weight_decay=self.weight_decay,
             **({"grad_clip_norm": limit} if limit else {}),
         )
-        out = self._asked("take an optimiser step", lambda: self._client.optim_step(params))
+        out = self._request("take an optimiser step", lambda: self._client.optim_step(params))
         self._forget()
-        found = {name: x for name, x in (out.metrics or {}).items() if name.split("/")[-1].split(":")[0] in NORMS}
-        if not found:
-            known = ", ".join(out.metrics or {}) or "none"
+        norms = {name: x for name, x in (out.metrics or {}).items() if name.split("/")[-1].split(":")[0] in NORMS}
+        if not norms:
+            metric_names = ", ".join(out.metrics or {}) or "none"
             raise ModelError(
-                f"{self.address} reports no gradient norm after an optimiser step (metrics: {known}), so whether its "
-                "gradient is right can't be measured: use a server that does, such as SkyRL's"
+                f"{self.address} reports no gradient norm after an optimiser step (metrics: {metric_names}), so its "
+                "gradient can't be checked: use a server that does, such as SkyRL's"
             )
-        return float(next(iter(found.values())))
+        return float(next(iter(norms.values())))
 
     def discard(self) -> None:
-        self._pulled = []
+        self._pending_pulls = []
 
-    # ------------------------------------------------------------ what the server does
-    def _measured(self) -> tuple[Reduction, float]:
-        """By what the server divides its loss: from the gradient norms of a token in rows and calls of several
-        shapes, under steps of size zero; and the first of these norms."""
+    # ------------------------------------------------------------ measurements of the server
+    def _measure_reduction(self) -> tuple[Reduction, float]:
+        """Measure the divisor of the server's loss; return it and the gradient norm of a single token.
+
+        From the norms of a token in rows and calls of several shapes, under steps of size zero.
+        """
         norms = []
         for pulls in experiments(PROBED):
             self._send(pulls, Reduction("sum"))
-            norms.append(self._stepped(0.0, 0.0, EPS))
+            norms.append(self._send_step(0.0, 0.0, EPS))
         if not norms[0] > 0:
             raise ModelError(f"{self.address} reports the gradient norm {norms[0]:.3g} for a token with slope 1")
-        found = found_in(norms, experiments(PROBED))
-        if found is None:
-            seen = ", ".join(f"{n / norms[0]:.4g}" for n in norms)
+        reduction = reduction_from_norms(norms, experiments(PROBED))
+        if reduction is None:
+            relative_norms = ", ".join(f"{n / norms[0]:.4g}" for n in norms)
             raise ModelError(
-                f"how {self.address} reduces a loss over rows and tokens is not known to gxpo (relative norms {seen}): "
-                "see docs/train-engines.md"
+                f"how {self.address} reduces a loss over rows and tokens is not known to gxpo (relative norms "
+                f"{relative_norms}): see docs/train-engines.md"
             )
-        return found, norms[0]
+        return reduction, norms[0]
 
-    def _clips(self, norm: float) -> bool:
-        """Whether the server limits the gradient norm: a step of plain gradient descent under a limit."""
-        how = Descent.by(MOVE / norm**2, norm, self.fixed_eps)
-        return -self._moved(how, limit=how.slope * norm / 4) < MOVE / 2
+    def _server_clips(self, norm: float) -> bool:
+        """Return True if the server limits the gradient norm, by a step of plain gradient descent under a limit."""
+        descent = Descent.by(MOVE / norm**2, norm, self.fixed_eps)
+        return -self._move_of_step(descent, limit=descent.slope * norm / 4) < MOVE / 2
 
-    def _moved(self, how: Descent, limit: float = 0.0) -> float:
+    def _move_of_step(self, descent: Descent, limit: float = 0.0) -> float:
         """Nats by which a step of fresh adapters moves the second probed token."""
-        self._client = self._created()
+        self._client = self._new_client()
         (before,) = self._read([PROBED[:2]])
-        self._send([[Scaled(PROBED[:2], [how.slope])]], self.reduction)
-        self._stepped(how.lr, limit, self.eps if how.eps is None else how.eps)
+        self._send([[Scaled(PROBED[:2], [descent.slope])]], self.reduction)
+        self._send_step(descent.lr, limit, self.eps if descent.eps is None else descent.eps)
         (after,) = self._read([PROBED[:2]])
         return after[0] - before[0]
 
     # ------------------------------------------------------------ samplers
     def publish(self, version: int, timeout: float) -> None:
-        if not self._published:
-            self._sampler = self._asked(
+        if not self._is_published:
+            self._sampler = self._request(
                 "publish its weights", self._client.save_weights_and_get_sampling_client, timeout
             )
-            self._published = True
+            self._is_published = True
         self.version = version
 
     @property
     def sampler(self) -> Any:
-        """The SDK's client of the samplers that hold the published weights; None before `publish`."""
+        """SDK client of the samplers that hold the published weights; None before `publish`."""
         return self._sampler
 
     # ------------------------------------------------------------ state
     def save(self, path: Path) -> None:
-        """The server keeps weights and moments; a file below `path` says where."""
-        self._saved += 1
-        name = f"{self._name}-{self._saved:06d}"
-        out = self._asked("save its state", lambda: self._client.save_state(name))
+        """Let the server save weights and moments; a file below `path` notes where."""
+        self._save_count += 1
+        name = f"{self._name}-{self._save_count:06d}"
+        out = self._request("save its state", lambda: self._client.save_state(name))
         path.mkdir(parents=True, exist_ok=True)
-        said = {"format": FORMAT, "path": out.path, "base_model": self.base_model, "rank": self.adapter.rank}
-        (path / STATE).write_text(json.dumps(said, indent=1))
+        record = {"format": FORMAT, "path": out.path, "base_model": self.base_model, "rank": self.adapter.rank}
+        (path / STATE).write_text(json.dumps(record, indent=1))
 
     def load(self, path: Path) -> None:
         try:
-            said = json.loads((path / STATE).read_text())
-            kept, base, rank = said["path"], said["base_model"], said["rank"]
+            record = json.loads((path / STATE).read_text())
+            server_path, base, rank = record["path"], record["base_model"], record["rank"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path / STATE} is no checkpoint of cluster.backend=tinker") from error
         if (base, rank) != (self.base_model, self.adapter.rank):
@@ -345,28 +359,31 @@ class TinkerEngine:
                 f"{self.adapter.rank}"
             )
         try:
-            self._client = self._asked(
-                f"load {kept}", lambda: self._service.create_training_client_from_state_with_optimizer(kept)
+            self._client = self._request(
+                f"load {server_path}",
+                lambda: self._service.create_training_client_from_state_with_optimizer(server_path),
             )
         except (
             ModelError
         ):  # the SDK from 0.25 on makes the model by loading, which servers may not know (SkyRL a956457)
-            self._client = self._created()
+            self._client = self._new_client()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
-                self._asked(f"load {kept}", lambda: self._client.load_state_with_optimizer(kept))
+                self._request(f"load {server_path}", lambda: self._client.load_state_with_optimizer(server_path))
         self._forget()
 
     def fingerprint(self) -> int:
-        """64 bits of a hash of the log-probs of a fixed sequence: the weights themselves stay on the server. Equal
-        weights give an equal number only where the server computes a row in the same way each time."""
-        (found,) = self._read([PROBED])
-        bits = torch.tensor(found, dtype=torch.float32).numpy().tobytes()
+        """64-bit hash of the log-probs of a fixed sequence, since the weights stay on the server.
+
+        Equal weights give an equal number only where the server computes a row in the same way each time.
+        """
+        (logprobs,) = self._read([PROBED])
+        bits = torch.tensor(logprobs, dtype=torch.float32).numpy().tobytes()
         return int.from_bytes(hashlib.blake2b(bits, digest_size=8).digest(), "little")
 
 
-def _reach(address: str) -> None:
-    """`ModelError` unless something answers there: the SDK would try for minutes."""
+def _check_reachable(address: str) -> None:
+    """Raise ModelError unless a server answers at the address: the SDK would try for minutes."""
     try:
         urllib.request.urlopen(f"{address.rstrip('/')}/api/v1/healthz", timeout=REACH).close()
     except urllib.error.HTTPError:
@@ -376,7 +393,8 @@ def _reach(address: str) -> None:
         raise ModelError(f"cluster.address={address} can't be reached ({why}): start the server there") from error
 
 
-def _only_logprobs(rows: Sequence[TokenRow], names: Sequence[str], policy: str) -> None:
+def _check_only_logprobs(rows: Sequence[TokenRow], names: Sequence[str], policy: str) -> None:
+    """Raise ModelError for what a Tinker server does not compute."""
     if policy != "current" or set(names) - {"logprob"}:
         raise ModelError("a Tinker server gives log-probs of the current policy, and nothing else")
     if any(bool((row.temperature != 1).any()) for row in rows):

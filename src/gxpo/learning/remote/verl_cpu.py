@@ -1,4 +1,4 @@
-"""CPU platform for verl, which has none: devices, streams and memory figures as its engines ask for them."""
+"""CPU platform for verl, which has none: devices, streams and memory figures that its engines query."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ _NOTHING = ("empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_see
 
 
 def register() -> None:
-    """Make the CPU verl's platform, with gloo between processes, and its FSDP engine one for CPUs, if they are not.
-    Before any engine of verl is imported."""
+    """Register the CPU as verl's platform, with gloo between processes, and its FSDP engine for CPUs; idempotent.
+
+    Must run before any engine of verl is imported.
+    """
     platform()
     engines: Any = need("verl.workers.engine.base", "verl")
     fsdp: Any = need("verl.workers.engine.fsdp.transformer_impl", "verl")
     if "cpu" in engines.EngineRegistry._engines["language_model"]["fsdp2"]:
         return
-    known = engines.EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-    known(fsdp.FSDPEngineWithLMHead)
+    registration = engines.EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
+    registration(fsdp.FSDPEngineWithLMHead)
 
 
 def platform() -> None:
-    """Make the CPU verl's platform, if it is not."""
+    """Register the CPU as verl's platform; idempotent."""
     base: Any = need("verl.plugin.platform.platform_base", "verl")
     manager: Any = need("verl.plugin.platform.platform_manager", "verl")
     if "cpu" in manager.PlatformRegistry.registered_names():
@@ -37,7 +39,7 @@ def platform() -> None:
 
 
 def _answers() -> dict[str, Any]:
-    """The platform's methods by name."""
+    """Methods of the platform by name."""
 
     @contextmanager
     def nvtx_range(self: Any, message: str) -> Any:
@@ -65,7 +67,7 @@ def _always(value: Any) -> Any:
 
 
 def _module() -> Any:
-    """torch.cpu with what torch.cuda has beside it."""
+    """torch.cpu extended by the functions that only torch.cuda has."""
     module = types.SimpleNamespace(**{n: getattr(torch.cpu, n) for n in dir(torch.cpu) if not n.startswith("__")})
     for name in _MEMORY:
         setattr(module, name, lambda *_: 0)

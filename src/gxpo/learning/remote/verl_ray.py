@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gxpo.base.errors import ConfigError, GxpoError, ModelError, need
 from gxpo.learning.remote import verl_cpu, verl_rows
-from gxpo.learning.remote.verl_rows import NAMES, Made, Part
+from gxpo.learning.remote.verl_rows import NAMES, EngineSettings, Part
 from gxpo.parts.protocols import TokenRow
 
 BUCKET = 256 << 20  # bytes of parameters that are fetched together
@@ -21,12 +21,13 @@ class RayVerlEngine:
     """A `gxpo.parts.protocols.TrainEngine` whose shards are in workers of `verl.single_controller.ray.RayWorkerGroup`
     (`pip install 'gxpo[verl,ray]'` on every node).
 
-    model, settings  as of `gxpo.learning.remote.verl_rows.Made`; every node must see the directory, and those of `save`
+    model, settings  as of `gxpo.learning.remote.verl_rows.EngineSettings`; every node must see the directory, and those
+              of `save`
     address   of Ray: "auto", "HOST:PORT", or "local" for a cluster of this machine that ends with the engine
     nodes, per_node  nodes, and workers on each: a worker has a GPU, or a core in a cluster that has none
     timeout   seconds for one call; `ModelError` after that
 
-    Ray places the workers and tells when one has died, which ends the run: `gxpo resume` goes on from its newest
+    Ray places the workers and reports when one has died, which ends the run: `gxpo resume` continues from its newest
     checkpoint. `close` gives the cluster's resources back.
     """
 
@@ -42,39 +43,42 @@ class RayVerlEngine:
         timeout: float = 600.0,
         **settings: Any,
     ) -> None:
-        verl_rows.checked_version()
+        verl_rows.check_version()
         self._ray: Any = need("ray", "ray")
         self.model, self.timeout, self.version, self.eps = Path(model), timeout, 0, 1e-8
-        self._owned = _connect(self._ray, address)
+        self._owns_cluster = _connect(self._ray, address)
+        # from here on a failure must end the workers that were placed, or the cluster keeps their resources
         self._pool: Any = None
         self._group: Any = None
         try:
             self._gpus = bool(self._ray.cluster_resources().get("GPU", 0))
-            _has_room(self._ray, nodes, per_node, "GPU" if self._gpus else "CPU")
-            self._group = self._started(Made(str(Path(model).resolve()), **settings), [per_node] * nodes)
-            self._packed: bool = self._all("load the model", "begin")[0]
-            self._shapes: list[tuple[str, int]] = self._all("name its parameters", "shapes")[0]
+            _check_room(self._ray, nodes, per_node, "GPU" if self._gpus else "CPU")
+            self._group = self._start_workers(
+                EngineSettings(str(Path(model).resolve()), **settings), [per_node] * nodes
+            )
+            self._packed: bool = self._call_all("load the model", "begin")[0]
+            self._shapes: list[tuple[str, int]] = self._call_all("name its parameters", "shapes")[0]
         except BaseException:
             self.close()
             raise
 
-    def _started(self, made: Made, processes: list[int]) -> Any:
+    def _start_workers(self, engine_settings: EngineSettings, processes: list[int]) -> Any:
         if not self._gpus:
             verl_cpu.platform()
         workers: Any = need("verl.single_controller.ray.base", "verl")
         from gxpo.learning.remote.verl_worker import PolicyWorker  # imports verl's engines
 
         self._pool = workers.RayResourcePool(process_on_nodes=processes, use_gpu=self._gpus, max_colocate_count=1)
-        made_as = workers.RayClassWithInitArgs(self._ray.remote(PolicyWorker), made)
+        worker_class = workers.RayClassWithInitArgs(self._ray.remote(PolicyWorker), engine_settings)
         device = "cuda" if self._gpus else "cpu"
-        return workers.RayWorkerGroup(self._pool, made_as, use_gpu=self._gpus, device_name=device)
+        return workers.RayWorkerGroup(self._pool, worker_class, use_gpu=self._gpus, device_name=device)
 
     # ------------------------------------------------------------ the workers
-    def _all(self, what: str, method: str, *arguments: Any, **named: Any) -> list[Any]:
-        """What each worker answers to a call of all."""
-        return self._answers(what, self._group.execute_all_async(method, *arguments, **named))
+    def _call_all(self, what: str, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
+        """Call a method of all workers; return their results."""
+        return self._results(what, self._group.execute_all_async(method, *arguments, **keywords))
 
-    def _answers(self, what: str, references: Sequence[Any]) -> list[Any]:
+    def _results(self, what: str, references: Sequence[Any]) -> list[Any]:
         errors = self._ray.exceptions
         try:
             return self._ray.get(list(references), timeout=self.timeout)
@@ -84,11 +88,11 @@ class RayVerlEngine:
             cause = error.cause if isinstance(error.cause, Exception) else error
             if isinstance(cause, GxpoError):
                 raise cause from error
-            raise ModelError(f"verl's workers could not {what}: {_line(cause)}") from error
+            raise ModelError(f"verl's workers could not {what}: {_last_line(cause)}") from error
         except errors.RayError as error:
             raise ModelError(
-                f"verl's workers could not {what}, one has ended: {_line(error)}; gxpo resume goes on from the newest "
-                "checkpoint"
+                f"verl's workers could not {what}, one has ended: {_last_line(error)}; gxpo resume continues from the "
+                "newest checkpoint"
             ) from error
 
     # ------------------------------------------------------------ rows
@@ -99,63 +103,65 @@ class RayVerlEngine:
             raise ModelError("verl's engine holds the current policy alone")
         parts = verl_rows.parts_of(rows)
         data = self._batch(parts, names=names)
-        answers = self._answers("run a forward pass", self._group.infer_batch(data).futures)
-        found = {n: [x for answer in answers for x in answer[NAMES[n]].unbind()] for n in names}
+        answers = self._results("run a forward pass", self._group.infer_batch(data).futures)
+        outputs = {n: [x for answer in answers for x in answer[NAMES[n]].unbind()] for n in names}
         readings = {
-            n: [x[part.read - 1].double().tolist() for part, x in zip(parts, found[n][: len(parts)], strict=True)]
+            n: [x[part.read - 1].double().tolist() for part, x in zip(parts, outputs[n][: len(parts)], strict=True)]
             for n in names
         }
-        return verl_rows.assembled(rows, parts, readings)
+        return verl_rows.readings_by_row(rows, parts, readings)
 
     def pull(self, rows: Sequence[TokenRow], slopes: Mapping[str, Sequence[Tensor]]) -> None:
         data = self._batch(verl_rows.parts_of(rows), slopes=slopes)
-        self._answers("run a backward pass", self._group.forward_backward(data).futures)
+        self._results("run a backward pass", self._group.forward_backward(data).futures)
 
-    def _batch(self, parts: list[Part], **given: Any) -> Any:
-        """The parts, the first one repeated until every worker has as many."""
+    def _batch(self, parts: list[Part], **options: Any) -> Any:
+        """Batch of parts, the first one repeated until every worker has equally many."""
         world = self._group.world_size
         repeated = -len(parts) % world
         return verl_rows.batch(
-            parts + parts[:1] * repeated, packed=self._packed, repeated=repeated, processes=world, **given
+            parts + parts[:1] * repeated, packed=self._packed, repeated=repeated, processes=world, **options
         )
 
     # ------------------------------------------------------------ steps
     def step(self, lr: float, max_grad_norm: float | None, *, eps: float | None = None) -> float:
-        return float(self._all("take a step", "step", lr, max_grad_norm, self.eps if eps is None else eps)[0])
+        return float(self._call_all("take a step", "step", lr, max_grad_norm, self.eps if eps is None else eps)[0])
 
     def discard(self) -> None:
-        self._all("forget gradients", "optimizer_zero_grad")
+        self._call_all("forget gradients", "optimizer_zero_grad")
 
     # ------------------------------------------------------------ weights
     def gradients(self) -> dict[str, Tensor]:
-        """The gradient so far by parameter name. Not of the protocol; for conformance."""
-        return dict(self._whole(gradients=True))
+        """Gradient so far by parameter name (for conformance, not of the protocol)."""
+        return dict(self._whole_tensors(gradients=True))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters and their names, on the CPU, fetched in buckets of about `BUCKET` bytes."""
-        return self._whole(gradients=False)
+        """Yield names and parameters on the CPU, fetched in buckets of about `BUCKET` bytes."""
+        return self._whole_tensors(gradients=False)
 
-    def _whole(self, *, gradients: bool) -> Iterator[tuple[str, Tensor]]:
+    def _whole_tensors(self, *, gradients: bool) -> Iterator[tuple[str, Tensor]]:
         for names in _buckets(self._shapes):
-            yield from zip(names, self._all("send its weights", "whole", tuple(names), gradients)[0], strict=True)
+            yield from zip(
+                names, self._call_all("send its weights", "gather_tensors", tuple(names), gradients)[0], strict=True
+            )
 
     def publish(self, version: int, timeout: float) -> None:
         self.version = version  # samplers are given `weights`
 
     def save(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self._all("save", "save_checkpoint", str(path.resolve()))
+        self._call_all("save", "save_checkpoint", str(path.resolve()))
 
     def load(self, path: Path) -> None:
-        verl_rows.same_processes(path, self._group.world_size)
-        self._all("load", "load_checkpoint", str(path.resolve()))
+        verl_rows.check_same_processes(path, self._group.world_size)
+        self._call_all("load", "load_checkpoint", str(path.resolve()))
         self.discard()
 
     def fingerprint(self) -> int:
-        return int(self._all("sum its weights", "fingerprint")[0])
+        return int(self._call_all("sum its weights", "fingerprint")[0])
 
     def close(self) -> None:
-        """End the workers; a cluster that was started here ends with them."""
+        """End the workers, and the cluster if it was started here."""
         if self._group is not None:
             for worker in self._group.workers:
                 self._ray.kill(worker)
@@ -164,13 +170,13 @@ class RayVerlEngine:
             for group in self._pool.pgs or ():
                 self._ray.util.remove_placement_group(group)
             self._pool = None
-        if self._owned and self._ray.is_initialized():
-            self._owned = False
+        if self._owns_cluster and self._ray.is_initialized():
+            self._owns_cluster = False
             self._ray.shutdown()
 
 
 def _connect(ray: Any, address: str) -> bool:
-    """Connect this process to a Ray cluster, if it is not; whether it was done here."""
+    """Connect this process to a Ray cluster; return True if it was not connected before."""
     if ray.is_initialized():
         return False
     try:
@@ -179,36 +185,37 @@ def _connect(ray: Any, address: str) -> bool:
             ray.init(address=address, log_to_driver=False, configure_logging=False, include_dashboard=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"cluster.address={address} leads to no Ray cluster ({_line(error)}): start one with `ray start --head`, "
-            "or set cluster.address=local"
+            f"cluster.address={address} leads to no Ray cluster ({_last_line(error)}): start one with `ray start "
+            "--head`, or set cluster.address=local"
         ) from error
     return True
 
 
-def _has_room(ray: Any, nodes: int, per_node: int, kind: str) -> None:
-    """`ConfigError` unless the workers have room: verl would wait for it without end."""
-    asked = f"cluster.train.nodes={nodes} and gpus_per_node={per_node} ask for {nodes * per_node} {kind}s"
+def _check_room(ray: Any, nodes: int, per_node: int, kind: str) -> None:
+    """Raise ConfigError unless the cluster has room for the workers: verl would wait for it without end."""
+    request = f"cluster.train.nodes={nodes} and gpus_per_node={per_node} ask for {nodes * per_node} {kind}s"
     sizes = sorted((int(node["Resources"].get(kind, 0)) for node in ray.nodes() if node["Alive"]), reverse=True)
     if sum(size // per_node for size in sizes) < nodes:
-        raise ConfigError(f"{asked}, and the nodes of the Ray cluster have {sizes}: lower them")
+        raise ConfigError(f"{request}, and the nodes of the Ray cluster have {sizes}: lower them")
     if (free := int(ray.available_resources().get(kind, 0))) < nodes * per_node:
-        raise ConfigError(f"{asked}, and {free} of the Ray cluster's are free: lower them, or wait")
+        raise ConfigError(f"{request}, and {free} of the Ray cluster's are free: lower them, or wait")
 
 
 def _buckets(shapes: Sequence[tuple[str, int]]) -> Iterator[list[str]]:
+    """Yield names of parameters that together have at most `BUCKET` bytes; a larger one is alone."""
     names: list[str] = []
     size = 0
-    for name, own in shapes:
-        if names and size + own > BUCKET:
+    for name, parameter_bytes in shapes:
+        if names and size + parameter_bytes > BUCKET:
             yield names
             names, size = [], 0
         names.append(name)
-        size += own
+        size += parameter_bytes
     if names:
         yield names
 
 
-def _line(error: BaseException) -> str:
-    """The last line that an error says, in which Ray puts the cause."""
+def _last_line(error: BaseException) -> str:
+    """Last line of an error's message, in which Ray puts the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300]

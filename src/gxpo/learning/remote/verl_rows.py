@@ -1,4 +1,4 @@
-"""Rows, loss, configuration and steps of verl's FSDP engine, alike in torchrun's processes and in Ray's workers."""
+"""Rows, loss, configuration and steps of verl's FSDP engine, shared by torchrun processes and Ray workers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NAMES = {"logprob": "log_probs", "entropy": "entropy"}  # verl's names
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
-def checked_version() -> None:
-    """`ModelError` unless verl is the version that this was written for."""
+def check_version() -> None:
+    """Raise ModelError unless verl has the supported version."""
     verl: Any = need("verl", "verl")
     if verl.__version__ != VERSION:
         raise ModelError(
@@ -29,15 +29,15 @@ def checked_version() -> None:
         )
 
 
-def packs() -> bool:
-    """Whether rows go without padding here, for which verl needs CUDA and the package flash-attn."""
+def has_packed_rows() -> bool:
+    """Return True if rows go without padding here, for which verl needs CUDA and the package flash-attn."""
     return torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
 
 
 # ---------------------------------------------------------------- rows
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """The readings of a row at one temperature: verl has one for a row."""
+    """Readings of a row at one temperature: verl takes a single one for a row."""
 
     row: int
     which: Tensor  # [j] of the row's readings
@@ -47,7 +47,7 @@ class Part:
 
 
 def parts_of(rows: Sequence[TokenRow]) -> list[Part]:
-    """Rows as verl reads them: one of several temperatures is read once for each."""
+    """Split rows as verl reads them: a row with several temperatures becomes one part for each."""
     out = []
     for number, row in enumerate(rows):
         for heat in row.temperature.unique().tolist():
@@ -67,9 +67,9 @@ def batch(
 ) -> Any:
     """TensorDict of rows for verl's engines, in one micro-batch of each process.
 
-    names      outputs that are to be had; "entropy" is computed where it is among them or the slopes
-    slopes     name -> [k] of each row of which there are parts: what `linear` pulls
-    repeated   the last so many parts are there to fill the processes and pull nothing
+    names      outputs to compute; "entropy" also where there are slopes of it
+    slopes     name -> [k] of each row of the parts, which `linear` pulls
+    repeated   the last so many parts only fill the processes and pull nothing
     processes  that the rows are divided among
     """
     tensordict: Any = need("tensordict", "verl")
@@ -83,8 +83,9 @@ def batch(
         },
         batch_size=len(parts),
     )
-    for name, given in (slopes or {}).items():
-        data[f"slope_{name}"] = jagged(_wide(parts, given, len(parts) - repeated))
+    for name, row_slopes in (slopes or {}).items():
+        data[f"slope_{name}"] = jagged(_slopes_by_token(parts, row_slopes, len(parts) - repeated))
+    # verl's own micro-batching and reductions are off: the rows come cut, and `linear` is the whole loss
     nested.assign_non_tensor(
         data,
         use_remove_padding=packed,
@@ -98,13 +99,13 @@ def batch(
     return data
 
 
-def _wide(parts: Sequence[Part], given: Sequence[Tensor], own: int) -> list[Tensor]:
-    """[n] float32 slopes of each part's tokens, where verl's log-probs of the next tokens stand."""
+def _slopes_by_token(parts: Sequence[Part], row_slopes: Sequence[Tensor], part_count: int) -> list[Tensor]:
+    """[n] float32 slopes of each part's tokens, at the positions of verl's next-token log-probs."""
     out = []
     for k, part in enumerate(parts):
         line = torch.zeros(part.tokens.numel(), dtype=torch.float64)
-        if k < own:
-            line.index_add_(0, part.read - 1, given[part.row].cpu().double()[part.which])
+        if k < part_count:
+            line.index_add_(0, part.read - 1, row_slopes[part.row].cpu().double()[part.which])
         out.append(line.float())
     return out
 
@@ -120,14 +121,14 @@ def linear(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, 
     return torch.stack(terms).sum() * nested.get_non_tensor_data(data, "dp_size", 1), {}
 
 
-def assembled(
-    rows: Sequence[TokenRow], parts: Sequence[Part], found: Mapping[str, Sequence[Sequence[float]]]
+def readings_by_row(
+    rows: Sequence[TokenRow], parts: Sequence[Part], values_by_name: Mapping[str, Sequence[Sequence[float]]]
 ) -> dict[str, list[Tensor]]:
     """name -> [k] float64 readings of each row, from those of each part."""
-    out = {name: [torch.zeros(row.read.numel(), dtype=torch.float64) for row in rows] for name in found}
-    for name, values in found.items():
-        for part, own in zip(parts, values, strict=True):
-            out[name][part.row][part.which] = torch.tensor(own, dtype=torch.float64)
+    out = {name: [torch.zeros(row.read.numel(), dtype=torch.float64) for row in rows] for name in values_by_name}
+    for name, values in values_by_name.items():
+        for part, part_values in zip(parts, values, strict=True):
+            out[name][part.row][part.which] = torch.tensor(part_values, dtype=torch.float64)
     return out
 
 
@@ -138,8 +139,8 @@ def jagged(rows: Sequence[Tensor]) -> Tensor:
 
 # ---------------------------------------------------------------- the engine
 @dataclasses.dataclass(frozen=True)
-class Made:
-    """How verl's engine is made.
+class EngineSettings:
+    """Settings of verl's engine.
 
     model     a directory that transformers loads
     strategy  "fsdp2" or "fsdp"
@@ -154,7 +155,7 @@ class Made:
     weight_decay: float = 0.0
 
 
-def configuration(made: Made, *, packed: bool) -> dict[str, Any]:
+def configuration(settings: EngineSettings, *, packed: bool) -> dict[str, Any]:
     """verl's own configurations of the model, the engine, the optimiser and checkpoints.
 
     packed  rows without padding, for which verl needs flash attention
@@ -162,36 +163,36 @@ def configuration(made: Made, *, packed: bool) -> dict[str, Any]:
     config: Any = need("verl.workers.config", "verl")
     checkpoints: Any = need("verl.trainer.config", "verl")
     saved = ["model", "optimizer"]  # without the state of random numbers and of verl's schedule, which are not used
-    precision = {"param_dtype": DTYPES[made.dtype], "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    precision = {"param_dtype": DTYPES[settings.dtype], "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     return {
         "model_config": config.HFModelConfig(
-            path=made.model,
+            path=settings.model,
             use_remove_padding=packed,
             enable_gradient_checkpointing=False,
             override_config={} if packed else {"attn_implementation": "sdpa"},
         ),
         "engine_config": config.FSDPEngineConfig(
-            strategy=made.strategy, model_dtype="fp32", mixed_precision=precision, use_torch_compile=False
+            strategy=settings.strategy, model_dtype="fp32", mixed_precision=precision, use_torch_compile=False
         ),
         "optimizer_config": config.FSDPOptimizerConfig(
-            lr=1e-6, betas=made.betas, weight_decay=made.weight_decay, clip_grad=1.0, total_training_steps=1
+            lr=1e-6, betas=settings.betas, weight_decay=settings.weight_decay, clip_grad=1.0, total_training_steps=1
         ),
         "checkpoint_config": checkpoints.CheckpointConfig(save_contents=saved, load_contents=saved),
     }
 
 
-def same_processes(path: Path, world: int) -> None:
-    """`CheckpointError` unless as many processes wrote the checkpoint: verl's has a file of each."""
-    found = sorted(path.glob("model_world_size_*_rank_0.pt"))
-    if found and found[0].name != f"model_world_size_{world}_rank_0.pt":
-        wrote = found[0].name.split("_")[3]
+def check_same_processes(path: Path, world: int) -> None:
+    """Raise CheckpointError unless equally many processes wrote the checkpoint: verl writes a file for each."""
+    files = sorted(path.glob("model_world_size_*_rank_0.pt"))
+    if files and files[0].name != f"model_world_size_{world}_rank_0.pt":
+        writer_count = files[0].name.split("_")[3]
         raise CheckpointError(
-            f"{path} was written by {wrote} processes of verl, and now there are {world}: use {wrote}"
+            f"{path} was written by {writer_count} processes of verl, and now there are {world}: use {writer_count}"
         )
 
 
-def stepped(engine: Any, lr: float, max_grad_norm: float | None, eps: float) -> float:
-    """One AdamW step of an engine in this process; the norm before clipping."""
+def take_step(engine: Any, lr: float, max_grad_norm: float | None, eps: float) -> float:
+    """Take one AdamW step of an engine in this process; return the norm before clipping."""
     engine.optimizer_config = dataclasses.replace(engine.optimizer_config, clip_grad=max_grad_norm or math.inf)
     for group in engine.optimizer.param_groups:
         group["lr"], group["eps"] = lr, eps
@@ -200,17 +201,17 @@ def stepped(engine: Any, lr: float, max_grad_norm: float | None, eps: float) -> 
 
 
 def whole_parameters(module: Any) -> Iterator[tuple[str, Tensor]]:
-    """Name, parameter; gathered from all processes one after the other."""
+    """Yield names and parameters, gathered from all processes one after the other."""
     for name, p in module.named_parameters():
-        yield name, whole(p.detach())
+        yield name, whole_tensor(p.detach())
 
 
 def whole_gradients(module: Any) -> dict[str, Tensor]:
-    """Name -> gradient so far, gathered from all processes."""
-    return {n: whole(torch.zeros_like(p) if p.grad is None else p.grad) for n, p in module.named_parameters()}
+    """Gradient so far by parameter name, gathered from all processes."""
+    return {n: whole_tensor(torch.zeros_like(p) if p.grad is None else p.grad) for n, p in module.named_parameters()}
 
 
-def whole(x: Tensor) -> Tensor:
-    """A sharded tensor put together, in which all processes take part."""
+def whole_tensor(x: Tensor) -> Tensor:
+    """Gather a sharded tensor; a collective of all processes."""
     gathered: Any = getattr(x, "full_tensor", None)
     return x.clone() if gathered is None else gathered()

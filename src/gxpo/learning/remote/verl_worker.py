@@ -1,4 +1,4 @@
-"""Worker of a Ray worker group of verl that holds shards of the policy. Imported where verl and Ray are, in workers."""
+"""Worker of a Ray worker group of verl that holds shards of the policy; imports verl and Ray."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ class PolicyWorker(_base):
     """verl's `TinkerTrainingWorker` (`forward_backward`, `infer_batch`, `optimizer_zero_grad`, checkpoints) with the
     sum of slope times output for a loss, steps whose settings come with them, and the weights.
 
-    made  a `gxpo.learning.remote.verl_rows.Made`
+    settings  a `gxpo.learning.remote.verl_rows.EngineSettings`
     """
 
-    def __init__(self, made: verl_rows.Made) -> None:
+    def __init__(self, settings: verl_rows.EngineSettings) -> None:
         if not torch.cuda.is_available() and not dist.is_initialized():
             dist.init_process_group("gloo")  # verl's "cpu:gloo,cpu:gloo" would name the device twice
-        configs = verl_rows.configuration(made, packed=verl_rows.packs())
+        configs = verl_rows.configuration(settings, packed=verl_rows.has_packed_rows())
         super().__init__(_config(model_type="language_model", **configs))
         self.loss_fn = verl_rows.linear
 
     @_in_all
     def begin(self) -> bool:
-        """Load the model and shard it; whether rows go without padding."""
+        """Load the model and shard it; return True if rows go without padding."""
         self.engine.initialize()
-        return verl_rows.packs()
+        return verl_rows.has_packed_rows()
 
     @_in_all
     def step(self, lr: float, max_grad_norm: float | None, eps: float) -> float:
-        """One AdamW step; the norm before clipping."""
-        return verl_rows.stepped(self.engine, lr, max_grad_norm, eps)
+        """Take one AdamW step; return the norm before clipping."""
+        return verl_rows.take_step(self.engine, lr, max_grad_norm, eps)
 
     @_in_all
     def fingerprint(self) -> int:
@@ -58,15 +58,15 @@ class PolicyWorker(_base):
         return [(n, p.numel() * p.element_size()) for n, p in self.engine.module.named_parameters()]
 
     @_in_all
-    def whole(self, names: Sequence[str], gradients: bool = False) -> list[Tensor]:
-        """Parameters (or their gradients so far) by name, gathered; the first worker's answer has them."""
-        held = dict(self.engine.module.named_parameters())
-        first = dist.get_rank() == 0
+    def gather_tensors(self, names: Sequence[str], gradients: bool = False) -> list[Tensor]:
+        """Gather parameters (or their gradients so far) by name; only the first worker returns them."""
+        parameters = dict(self.engine.module.named_parameters())
+        is_first = dist.get_rank() == 0
         out = []
         for name in names:
-            p = held[name]
+            p = parameters[name]
             x = p.detach() if not gradients else torch.zeros_like(p) if p.grad is None else p.grad
-            found = verl_rows.whole(x)  # in which all take part
-            if first:
-                out.append(found.cpu())
+            gathered = verl_rows.whole_tensor(x)  # a collective of all workers
+            if is_first:
+                out.append(gathered.cpu())
         return out

@@ -33,9 +33,10 @@ def make(
     template  "auto": the tokenizer's chat template if it has one, else none; "none": texts one after the other;
               "rendered": texts that hold a rendered template already, taken as they are (`RenderedChat`); else Jinja
               text or a file of it. The other arguments are those of `TemplateChat`, and need a template.
-    rows_of   ids of a picture's rows by its reference, of a model that sees
+    rows_of   ids of a picture's rows by its reference, for a vision model
     picture   text of the token by which a template of that model shows a picture
     """
+    # settings of a template would be ignored without one: refuse them
     if template == RENDERED:
         if kwargs or tools_format == "native":
             raise ConfigError("template is 'rendered': kwargs and tools_format='native' need one that is rendered here")

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gxpo.base.errors import ModelError
-from gxpo.models.chat.facts import CALL, TOOL, called, say, tries
+from gxpo.models.chat.facts import CALL, TOOL, call_message, message, render_or_none
 from gxpo.models.chat.markers import tags_in
 from gxpo.models.chat.plain import Tokens
-from gxpo.models.chat.reasoning import TAGS, opened_by
+from gxpo.models.chat.reading import THINKING_TAGS, opened_by
 from gxpo.models.chat.render import shared_prefix
 from gxpo.models.chat.template import TemplateChat, TemplateConversation
 from gxpo.parts.protocols import Message
@@ -20,7 +20,7 @@ ANSWERS = ("Four.", 'A list: ["x", {"y": 1}].', "Für Elise — 7 µs")
 
 @dataclass(frozen=True)
 class Check:
-    """One check. verdict: "ok"; "note", gxpo deals with it and you should know; "fails", training would suffer."""
+    """Result of one check. verdict: "ok"; "note": gxpo copes, and you should know; "fails": training would suffer."""
 
     name: str
     verdict: str
@@ -33,7 +33,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no check failed."""
+        """True if no check failed."""
         return all(c.verdict != "fails" for c in self.checks)
 
     def __getitem__(self, name: str) -> Check:
@@ -49,7 +49,10 @@ class Report:
 
 
 def check_template(chat: Any, template: str | None = None, kwargs: Mapping[str, Any] | None = None) -> Report:
-    """Play canned conversations. `chat`: a `TemplateChat`, or a tokenizer, with `template` and `kwargs` as there."""
+    """Check a chat template with canned conversations.
+
+    chat  a `TemplateChat`, or a tokenizer with `template` and `kwargs` as there
+    """
     if not isinstance(chat, TemplateChat):
         try:
             chat = TemplateChat(chat, template, kwargs, rewrites="keep")
@@ -86,13 +89,17 @@ def _prompt(chat: TemplateChat) -> str:
 
 
 def _canonical(chat: TemplateChat, messages: Sequence[Message], answer: Message, tools: Sequence[Any] = ()) -> str:
-    """The action that the template itself would write for `answer`, without its end-of-turn token."""
-    asked = chat.template.render(messages, tools)
-    last = chat.template.render([*messages, answer], tools, answer=False)
-    text = last[shared_prefix(asked, last) :] if last.startswith(asked.rstrip()) else str(answer["content"])
+    """Action that the template itself would write for `answer`, without its end-of-turn token."""
+    prompt = chat.template.render(messages, tools)
+    full_text = chat.template.render([*messages, answer], tools, answer=False)
+    text = (
+        full_text[shared_prefix(prompt, full_text) :]
+        if full_text.startswith(prompt.rstrip())
+        else str(answer["content"])
+    )
     ends = [i for e in chat.facts.ends if (i := text.rfind(e)) >= 0]
     text = text[: min(ends)] if ends else text
-    close = opened_by(asked)
+    close = opened_by(prompt)
     return text if close is None or close in text else f"Thinking.\n{close}\n\n{text}"
 
 
@@ -103,20 +110,20 @@ def _stop(chat: TemplateChat) -> list[int]:
 
 
 def _play(chat: TemplateChat, answers: Sequence[str], stop: bool = True) -> tuple[TemplateConversation, list[Message]]:
-    """A conversation in which the policy writes these answers as the template would."""
-    said = [say("user", "What is two and two?")]
-    talk = chat.start(said)
+    """Play a conversation in which the policy writes these answers as the template would."""
+    messages = [message("user", "What is two and two?")]
+    conversation = chat.start(messages)
     for answer in answers:
-        text = _canonical(chat, said, say("assistant", answer))
-        talk.act([*chat.tokens.encode_after(text), *(_stop(chat) if stop else [])])
-        question = say("user", "And now?")
-        talk.observe([question])
-        said += [say("assistant", answer), question]
-    return talk, said
+        text = _canonical(chat, messages, message("assistant", answer))
+        conversation.act([*chat.tokens.encode_after(text), *(_stop(chat) if stop else [])])
+        question = message("user", "And now?")
+        conversation.observe([question])
+        messages += [message("assistant", answer), question]
+    return conversation, messages
 
 
-def _changes(talk: TemplateConversation) -> int:
-    return talk.rebuilt + talk.kept_against_template
+def _changes(conversation: TemplateConversation) -> int:
+    return conversation.rebuilt + conversation.kept_against_template
 
 
 def _ends(chat: TemplateChat) -> Check:
@@ -135,10 +142,10 @@ def _ends(chat: TemplateChat) -> Check:
 
 
 def _turns(chat: TemplateChat) -> Check:
-    talk, _ = _play(chat, ANSWERS)
-    if n := _changes(talk):
+    conversation, _ = _play(chat, ANSWERS)
+    if n := _changes(conversation):
         return Check("turns", "note", f"{n} of {len(ANSWERS)} turns rewrite what the policy saw: {_policy(chat)}")
-    if talk.respelled:
+    if conversation.respelled:
         return Check("turns", "note", "plain answers are written another way, or end in another way, in the history")
     return Check("turns", "ok", "earlier turns stay as the policy saw them")
 
@@ -148,21 +155,21 @@ def _policy(chat: TemplateChat) -> str:
 
 
 def _tokens(chat: TemplateChat) -> Check:
-    talk, said = _play(chat, ANSWERS)
-    text = chat.template.render(said)
-    if talk.context == chat.tokens.encode(text):
+    conversation, messages = _play(chat, ANSWERS)
+    text = chat.template.render(messages)
+    if conversation.context == chat.tokens.encode(text):
         return Check("tokens", "ok", "answers in the tokenizer's own spelling give the ids of the whole text")
-    if _changes(talk) or talk.respelled:
+    if _changes(conversation) or conversation.respelled:
         return Check("tokens", "note", "the ids are not those of the template's whole text, which has another history")
     return Check("tokens", "note", "as one text, tokens merge across the border of an action; the policy's ids stay")
 
 
 def _cut(chat: TemplateChat) -> Check:
-    talk, _ = _play(chat, ANSWERS[:1], stop=False)
+    conversation, _ = _play(chat, ANSWERS[:1], stop=False)
     end = chat.facts.next_end
     if end is None:
         return Check("cut", "note", "the template ends an action with nothing, one that was cut included")
-    closed = chat.tokens.one_id(end) in talk.context
+    closed = chat.tokens.one_id(end) in conversation.context
     detail = f"an action without end-of-turn token is given {end}"
     return Check(
         "cut", "ok" if closed else "fails", detail if closed else f"{end} is missing after an action that was cut"
@@ -170,8 +177,8 @@ def _cut(chat: TemplateChat) -> Check:
 
 
 def _blanks(chat: TemplateChat) -> Check:
-    said = say("assistant", "\n Q9 \n")
-    if "\n Q9 \n" not in chat.template.render([say("user", "Two?"), said, say("user", "And now?")]):
+    answer = message("assistant", "\n Q9 \n")
+    if "\n Q9 \n" not in chat.template.render([message("user", "Two?"), answer, message("user", "And now?")]):
         return Check(
             "blanks", "note", "white space around an answer is taken off in the history; the policy's ids stay"
         )
@@ -179,37 +186,39 @@ def _blanks(chat: TemplateChat) -> Check:
 
 
 def _thinking(chat: TemplateChat) -> Check:
-    asked = [say("user", "Two?")]
+    messages = [message("user", "Two?")]
     key = chat.facts.reasoning_key
     if key is not None:
-        thinks = say("assistant", "Four.", **{key: "Q8thought."})
-        kept = "Q8thought." in chat.template.render([*asked, thinks, say("user", "And now?")])
-        known = f"read from {key}"
+        answer = message("assistant", "Four.", **{key: "Q8thought."})
+        is_kept = "Q8thought." in chat.template.render([*messages, answer, message("user", "And now?")])
+        source_text = f"read from {key}"
     else:
-        open_, close = TAGS[0]
-        thinks = say("assistant", f"{open_}\nQ8thought.\n{close}\n\nFour.")
-        kept = "Q8thought." in chat.template.render([*asked, thinks, say("user", "And now?")])
-        known = "text of the content"
+        open_, close = THINKING_TAGS[0]
+        answer = message("assistant", f"{open_}\nQ8thought.\n{close}\n\nFour.")
+        is_kept = "Q8thought." in chat.template.render([*messages, answer, message("user", "And now?")])
+        source_text = "text of the content"
     if chat.facts.opens_reasoning:
-        known += ", opened by the generation prompt"
-    if kept:
-        return Check("thinking", "ok", f"{known}; stays in later turns")
-    return Check("thinking", "note", f"{known}; taken out of earlier turns: {_policy(chat)}")
+        source_text += ", opened by the generation prompt"
+    if is_kept:
+        return Check("thinking", "ok", f"{source_text}; stays in later turns")
+    return Check("thinking", "note", f"{source_text}; taken out of earlier turns: {_policy(chat)}")
 
 
 def _roles(chat: TemplateChat) -> Check:
-    user, said = say("user", "Two?"), say("assistant", "Four.")
-    lacks = [] if chat.facts.system else ["no system message"]
-    refused: list[tuple[str, Callable[[], str | None]]] = [
-        ("two user messages in a row", lambda: tries(chat.template, user, said, user, user)),
-        ("a first message of the assistant", lambda: tries(chat.template, said, user)),
+    user, reply = message("user", "Two?"), message("assistant", "Four.")
+    shortcomings = [] if chat.facts.system else ["no system message"]
+    probes: list[tuple[str, Callable[[], str | None]]] = [
+        ("two user messages in a row", lambda: render_or_none(chat.template, user, reply, user, user)),
+        ("a first message of the assistant", lambda: render_or_none(chat.template, reply, user)),
     ]
-    lacks += [f"refuses {what}" for what, text in refused if text() is None]
-    plain = tries(chat.template, user, answer=False) or ""
+    shortcomings += [f"refuses {what}" for what, text in probes if text() is None]
+    plain = render_or_none(chat.template, user, answer=False) or ""
     before = plain.partition("Two?")[0]
     if len(before.split()) > 4:
-        lacks.append("puts words of its own before the first message")
-    return Check("roles", "note" if lacks else "ok", "; ".join(lacks) or "system, user and assistant in any order")
+        shortcomings.append("puts words of its own before the first message")
+    return Check(
+        "roles", "note" if shortcomings else "ok", "; ".join(shortcomings) or "system, user and assistant in any order"
+    )
 
 
 def _tools(chat: TemplateChat) -> Check:
@@ -222,20 +231,21 @@ def _tools(chat: TemplateChat) -> Check:
         return Check(
             "tools", "note", "calls can't be read back as the template writes them: calls are <tool>...</tool>"
         )
-    user = say("user", "Look it up.")
-    talk = chat.start([user], [TOOL])
+    user = message("user", "Look it up.")
+    conversation = chat.start([user], [TOOL])
     if chat.tools_format == "tags":
         return Check("tools", "ok", "calls are <tool>...</tool>, by choice")
-    text = _canonical(chat, [user], called(CALL, facts.arguments_as_json), [TOOL])
-    reply = talk.act([*chat.tokens.encode_after(text), *_stop(chat)])
-    talk.observe([say("tool", "found")])
+    text = _canonical(chat, [user], call_message(CALL, facts.arguments_as_json), [TOOL])
+    reply = conversation.act([*chat.tokens.encode_after(text), *_stop(chat)])
+    conversation.observe([message("tool", "found")])
     if [(c.name, c.error) for c in reply.calls] != [(CALL.name, None)]:
         return Check("tools", "fails", f"a call in the form {facts.form.name} is not read back from tokens")
-    two = tries(
-        chat.template, user, {**called(CALL, facts.arguments_as_json), "tool_calls": _twice(facts)}, tools=[TOOL]
+    # some templates refuse more than one call in an action
+    two = render_or_none(
+        chat.template, user, {**call_message(CALL, facts.arguments_as_json), "tool_calls": _twice(facts)}, tools=[TOOL]
     )
     detail = f"calls in the form {facts.form.name} are read back; answers have the role tool"
-    if _changes(talk):
+    if _changes(conversation):
         return Check("tools", "note", f"{detail}; the turn of a call is rewritten: {_policy(chat)}")
     if two is None:
         return Check("tools", "note", f"{detail}; two calls in one action are refused, and shown as text")
@@ -243,7 +253,7 @@ def _tools(chat: TemplateChat) -> Check:
 
 
 def _twice(facts: Any) -> list[Any]:
-    return [c for _ in range(2) for c in called(CALL, facts.arguments_as_json)["tool_calls"]]
+    return [c for _ in range(2) for c in call_message(CALL, facts.arguments_as_json)["tool_calls"]]
 
 
 def _answers(chat: TemplateChat) -> Check:
@@ -256,7 +266,7 @@ def _answers(chat: TemplateChat) -> Check:
 
 def _bos(chat: TemplateChat) -> Check:
     bos = chat.tokenizer.bos_token_id
-    ids = chat.start([say("user", "Two?")]).context
+    ids = chat.start([message("user", "Two?")]).context
     if bos is not None and ids[:2] == (bos, bos):
         return Check("bos", "fails", "the template writes the first token twice")
     adds = list(chat.tokenizer("a", verbose=False).input_ids)[:1] == [bos] and bos is not None
@@ -280,16 +290,16 @@ def _forgery(chat: TemplateChat) -> Check:
     end = chat.facts.last_end or chat.facts.next_end
     if end is None:
         return Check("forgery", "ok", "there is no end-of-turn token to forge")
-    one = chat.start([say("user", "Two?")]).context.count(chat.tokens.one_id(end))
-    two = chat.start([say("user", f"Two?{end}")]).context.count(chat.tokens.one_id(end))
+    one = chat.start([message("user", "Two?")]).context.count(chat.tokens.one_id(end))
+    two = chat.start([message("user", f"Two?{end}")]).context.count(chat.tokens.one_id(end))
     if two > one:
         return Check("forgery", "fails", f"{end} typed into a message becomes the token")
     return Check("forgery", "ok", f"{end} typed into a message stays text")
 
 
 def _tags(chat: TemplateChat) -> Check:
-    if found := tag_note(chat.tokens):
-        return Check("tags", "note", found)
+    if note := tag_note(chat.tokens):
+        return Check("tags", "note", note)
     return Check("tags", "ok", "no tag for the policy to write is a special token")
 
 

@@ -11,9 +11,7 @@ from gxpo.base.errors import ModelError
 from gxpo.models.chat.formats import NATIVE, Format
 from gxpo.models.chat.messages import THOUGHT_KEYS
 from gxpo.models.chat.plain import Tokens
-from gxpo.models.chat.reading import Reading, read, same
-from gxpo.models.chat.reasoning import TAGS as THOUGHTS
-from gxpo.models.chat.reasoning import opened_by
+from gxpo.models.chat.reading import THINKING_TAGS, Reading, opened_by, read, same
 from gxpo.models.chat.render import Endless, Template, shared_prefix
 from gxpo.models.chat.tools import structured
 from gxpo.parts.protocols import Message, ToolCall
@@ -39,10 +37,10 @@ CALL = ToolCall("q_lookup", {"key": "Q5key7Z", "count": 3}, "call00000")
 class Facts:
     """generation_prompt: text added before an answer. ends: tokens that end an action; stops: those to sample to.
 
-    lead           blanks that it puts before an answer and the generation prompt does not have
-    header         what it puts there, an empty thought apart: blanks, or the name of a channel
+    lead           blanks that it puts before an answer, beyond the generation prompt
+    header         text that it puts there, except for an empty thought: blanks, or the name of a channel
     reasoning_key  the field of a message whose thinking it writes (None: thinking stays in the content)
-    form           how it writes calls (None: it writes none that can be read back)
+    form           format of its calls (None: it writes none that can be read back)
     call_end       its text from the last argument to the end of the action
     bare_answers   it takes a tool's answer after an action without a call
     writes_calls   it writes the calls of the history, and their answers
@@ -68,12 +66,14 @@ class Facts:
     frame: tuple[str, ...] = ()
 
 
-def say(role: str, content: str, **more: Any) -> Message:
+def message(role: str, content: str, **more: Any) -> Message:
     return {"role": role, "content": content, **more}
 
 
-def tries(template: Template, *messages: Message, tools: Sequence[Any] = (), answer: bool = True) -> str | None:
-    """Rendered text, or None if the template raises an error: for a probe, that is an answer, too."""
+def render_or_none(
+    template: Template, *messages: Message, tools: Sequence[Any] = (), answer: bool = True
+) -> str | None:
+    """Render messages; None if the template refuses them, which is an answer to a probe, too."""
     try:
         return template.render(messages, tools, answer)
     except Endless:
@@ -83,71 +83,79 @@ def tries(template: Template, *messages: Message, tools: Sequence[Any] = (), ans
 
 
 def _shows_both(template: Template, parts: bool) -> bool:
-    """Whether contents in this form appear in the text."""
+    """Return True if contents in this form appear in the rendered text."""
     template.parts = parts
-    text = tries(template, say("user", USER), say("assistant", ASSISTANT)) or ""
+    text = render_or_none(template, message("user", USER), message("assistant", ASSISTANT)) or ""
     return USER in text and ASSISTANT in text
 
 
 def shows_pictures(template: Template, picture: str) -> bool:
-    """Whether it writes `picture`, the model's placeholder, once for each picture in the parts of a message."""
-    before, shown = template.picture, f"{USER}{media.MARK[0]}{PROBE}{media.MARK[1]}{NEXT}"
+    """Return True if the template writes the placeholder `picture` once for each picture of a message."""
+    original_picture, content = template.picture, f"{USER}{media.MARK[0]}{PROBE}{media.MARK[1]}{NEXT}"
     template.picture = picture
     try:
-        one = tries(template, say("user", shown)) or ""
-        two = tries(template, say("user", shown + shown)) or ""
+        one = render_or_none(template, message("user", content)) or ""
+        two = render_or_none(template, message("user", content + content)) or ""
     finally:
-        template.picture = before
+        template.picture = original_picture
     return all(word in one for word in (USER, NEXT)) and two.count(PROBE) == 2
 
 
-def find_out(template: Template, tokens: Tokens) -> Facts:
-    """Find a template's properties; `ModelError` if it rejects user or assistant messages or hides their text."""
-    user, said = say("user", USER), say("assistant", ASSISTANT)
+def facts_of_template(template: Template, tokens: Tokens) -> Facts:
+    """Find a template's properties by rendering; ModelError if it rejects or hides user or assistant messages."""
+    user, answer_message = message("user", USER), message("assistant", ASSISTANT)
+    # templates of some vision models take contents as parts alone
     template.parts = not _shows_both(template, False) and _shows_both(template, True)
-    asked, bare = template.render([user]), template.render([user], answer=False)
-    last = template.render([user, said], answer=False)
-    if USER not in asked or ASSISTANT not in last:
+    prompt_text, bare_prompt = template.render([user]), template.render([user], answer=False)
+    answered_text = template.render([user, answer_message], answer=False)
+    if USER not in prompt_text or ASSISTANT not in answered_text:
         raise ModelError("the chat template does not write the text of a user's or an assistant's message")
-    before_last, _, after_last = last.partition(ASSISTANT)
-    lead = before_last[len(asked) :] if before_last.startswith(asked) else ""
-    followed = tries(template, user, said, say("user", NEXT)) or ""
+    before_last, _, after_last = answered_text.partition(ASSISTANT)
+    lead = before_last[len(prompt_text) :] if before_last.startswith(prompt_text) else ""
+    followed = render_or_none(template, user, answer_message, message("user", NEXT)) or ""
     after_next = followed.partition(ASSISTANT)[2]
     last_end, next_end = tokens.marker_at_start(after_last), tokens.marker_at_start(after_next)
+    # the token behind an answer ends it, unless it is the first one of the next message
     eos = tokens.text_of(tokens.eos) if tokens.eos is not None else None
     opener = None
-    if next_end is not None and next_end not in (eos, last_end, *_markers_after(asked, USER, tokens)):
+    if next_end is not None and next_end not in (eos, last_end, *_markers_after(prompt_text, USER, tokens)):
         opener, next_end = next_end, None  # it opens the next message: the template ends an action with nothing
-    tool = _tool_facts(template, tokens, asked)
+    tool = _tool_facts(template, tokens, prompt_text)
     end = last_end or next_end
-    answer = tries(template, user, said, say("tool", RESULT, tool_call_id=CALL.id, name=CALL.name))
-    stops = [end] if end else [opener, tokens.marker_at_start((answer or "").partition(ASSISTANT)[2])]
-    shown = tries(template, user, tools=[TOOL]) or ""
-    ruled = tries(template, say("system", SYSTEM), user) or ""
+    result_text = render_or_none(
+        template, user, answer_message, message("tool", RESULT, tool_call_id=CALL.id, name=CALL.name)
+    )
+    stops = [end] if end else [opener, tokens.marker_at_start((result_text or "").partition(ASSISTANT)[2])]
+    tools_text = render_or_none(template, user, tools=[TOOL]) or ""
+    system_text = render_or_none(template, message("system", SYSTEM), user) or ""
     return Facts(
-        generation_prompt=asked[shared_prefix(asked, bare) :],
+        generation_prompt=prompt_text[shared_prefix(prompt_text, bare_prompt) :],
         ends=_distinct(last_end, next_end, tool.get("end")),
         stops=_distinct(eos, *stops, tool.get("end")),
         last_end=last_end,
         next_end=next_end,
         lead="" if lead.strip() else lead,
-        header="" if any(tag in lead for pair in THOUGHTS for tag in pair) else lead,
-        opens_reasoning=opened_by(asked) is not None,
+        header="" if any(tag in lead for pair in THINKING_TAGS for tag in pair) else lead,
+        opens_reasoning=opened_by(prompt_text) is not None,
         reasoning_key=_reasoning_key(template, user),
-        system=SYSTEM in ruled,
-        shows_tools=TOOL["function"]["name"] in shown,
-        bare_answers=RESULT in (answer or ""),
+        system=SYSTEM in system_text,
+        shows_tools=TOOL["function"]["name"] in tools_text,
+        bare_answers=RESULT in (result_text or ""),
         form=tool.get("form"),
         arguments_as_json=bool(tool.get("as_json")),
         writes_calls="as_json" in tool and _writes_answers(template, tool["as_json"]),
         call_end=tool.get("call_end", ""),
-        frame=tuple(m for m in tokens.markers if _frames(m) and any(m in text for text in (asked, last, followed))),
+        frame=tuple(
+            m
+            for m in tokens.markers
+            if _is_frame(m) and any(m in text for text in (prompt_text, answered_text, followed))
+        ),
     )
 
 
-def _frames(marker: str) -> bool:
-    """Whether it is written in brackets of some kind, and is no tag that prompts mention."""
-    tags = {tag for pair in THOUGHTS for tag in pair}
+def _is_frame(marker: str) -> bool:
+    """Return True for a marker in brackets of some kind that is no thinking tag, which prompts mention."""
+    tags = {tag for pair in THINKING_TAGS for tag in pair}
     return (
         len(marker) > 2
         and not any(end.isalnum() or end.isspace() for end in (marker[0], marker[-1]))
@@ -166,25 +174,25 @@ def _markers_after(text: str, word: str, tokens: Tokens) -> list[str]:
 
 def _reasoning_key(template: Template, user: Message) -> str | None:
     for key in THOUGHT_KEYS:
-        text = tries(template, user, say("assistant", ASSISTANT, **{key: RESULT}), answer=False)
+        text = render_or_none(template, user, message("assistant", ASSISTANT, **{key: RESULT}), answer=False)
         if text is not None and RESULT in text:
             return key
     return None
 
 
-def called(call: ToolCall, as_json: bool, content: str = "") -> Message:
+def call_message(call: ToolCall, as_json: bool, content: str = "") -> Message:
     return {"role": "assistant", "content": content, "tool_calls": structured([call], as_json)}
 
 
 def _tool_facts(template: Template, tokens: Tokens, prompt_text: str) -> dict[str, Any]:
     """Format of tool calls: the first parser that reads back the template's own output; without one, the form of
     arguments that it writes."""
-    prompt_text = tries(template, say("user", USER), tools=[TOOL]) or prompt_text
+    prompt_text = render_or_none(template, message("user", USER), tools=[TOOL]) or prompt_text
     texts = _written_calls(template)
     for as_json, text in texts.items():
-        written = text[shared_prefix(text, prompt_text) :]
+        text_of_call = text[shared_prefix(text, prompt_text) :]
         for form in NATIVE:
-            if _reads_back(form, written, tokens):
+            if _reads_back(form, text_of_call, tokens):
                 return {"form": form, "as_json": as_json, **_call_end(template, tokens, as_json)}
     # an object that comes out as Python spells it is not what the template's authors gave it
     clean = [as_json for as_json, text in texts.items() if str(dict(CALL.arguments)) not in text]
@@ -193,9 +201,9 @@ def _tool_facts(template: Template, tokens: Tokens, prompt_text: str) -> dict[st
 
 def _written_calls(template: Template) -> dict[bool, str]:
     """Conversations with a call, by True for arguments as JSON text, in the forms that the template writes."""
-    user, texts = say("user", USER), {}
+    user, texts = message("user", USER), {}
     for as_json in (False, True):
-        text = tries(template, user, called(CALL, as_json), tools=[TOOL], answer=False)
+        text = render_or_none(template, user, call_message(CALL, as_json), tools=[TOOL], answer=False)
         if text is not None and CALL.name in text.partition(USER)[2] and CALL.arguments["key"] in text:
             texts[as_json] = text
     return texts
@@ -203,30 +211,30 @@ def _written_calls(template: Template) -> dict[bool, str]:
 
 def _writes_answers(template: Template, as_json: bool) -> bool:
     """Return True if the template takes the answer to a call of the history."""
-    answer = say("tool", RESULT, tool_call_id=CALL.id, name=CALL.name)
-    return RESULT in (tries(template, say("user", USER), called(CALL, as_json), answer) or "")
+    answer = message("tool", RESULT, tool_call_id=CALL.id, name=CALL.name)
+    return RESULT in (render_or_none(template, message("user", USER), call_message(CALL, as_json), answer) or "")
 
 
-def _reads_back(form: Format, written: str, tokens: Tokens) -> bool:
-    if form.opens not in written:
+def _reads_back(form: Format, text_of_call: str, tokens: Tokens) -> bool:
+    if form.opens not in text_of_call:
         return False
-    wanted = Reading("", "", "", calls=(CALL,))
+    expected = Reading("", "", "", calls=(CALL,))
     types = {"q_lookup": {"key": "string", "count": "integer"}}
-    candidates = [written, *(written[:i] for m in tokens.markers if (i := written.rfind(m)) > 0)]
+    candidates = [text_of_call, *(text_of_call[:i] for m in tokens.markers if (i := text_of_call.rfind(m)) > 0)]
     for text in candidates:
-        found = read(text, form, types, True)
-        if same(Reading("", "", "", calls=found.calls), wanted):
+        reading = read(text, form, types, True)
+        if same(Reading("", "", "", calls=reading.calls), expected):
             return True
     return False
 
 
 def _call_end(template: Template, tokens: Tokens, as_json: bool) -> dict[str, Any]:
     """Text after the last argument, up to the end of the action, and the token that ends it."""
-    marked = called(ToolCall("q_lookup", {"key": "Q6last7Z"}, CALL.id), as_json)
-    user = say("user", USER)
-    last = tries(template, user, marked, tools=[TOOL], answer=False) or ""
-    answer = say("tool", RESULT, tool_call_id=CALL.id, name=CALL.name)
-    followed = tries(template, user, marked, answer, tools=[TOOL]) or last
+    marked = call_message(ToolCall("q_lookup", {"key": "Q6last7Z"}, CALL.id), as_json)
+    user = message("user", USER)
+    last = render_or_none(template, user, marked, tools=[TOOL], answer=False) or ""
+    answer = message("tool", RESULT, tool_call_id=CALL.id, name=CALL.name)
+    followed = render_or_none(template, user, marked, answer, tools=[TOOL]) or last
     tails = [t.partition("Q6last7Z")[2] for t in (last, followed)]
     tail = tails[0].rstrip()
     special = [m for m in tokens.markers if tail.endswith(m) and not m.startswith("</")]

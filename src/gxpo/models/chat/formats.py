@@ -1,7 +1,7 @@
 """Tool call formats by model family: one parser for each documented format.
 
-A parser gets the text after the thinking, and gives the text without calls and the calls. An unreadable call becomes
-a call with an `error`; its text is kept in `kept`, which the template renders.
+A parser takes the text after the thinking and returns the text without calls and the calls. An unreadable call becomes
+a call with an `error`; its text stays in `body`, which the template renders.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Types = Mapping[str, Mapping[str, str]]  # tool -> parameter -> JSON type
 @dataclass(frozen=True)
 class Parsed:
     content: str
-    kept: str
+    body: str
     calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
 
@@ -35,7 +35,7 @@ class Format:
     channels: bool = False
 
 
-def _bad(why: str, name: str = "") -> list[ToolCall]:
+def _unreadable(why: str, name: str = "") -> list[ToolCall]:
     return [ToolCall(name, error=why)]
 
 
@@ -43,22 +43,26 @@ def blocks(
     text: str, open_: str, close: str, inside: Callable[[str], list[ToolCall]], lone_end: bool = False
 ) -> Parsed:
     """Parse every `open_ ... close`; with `lone_end` the last one may end where the text ends."""
-    content, kept, calls, at = [], [], [], 0
-    while (begin := text.find(open_, at)) >= 0:
+    content_parts, kept_parts, calls, position = [], [], [], 0
+    while (begin := text.find(open_, position)) >= 0:
         inner = begin + len(open_)
         end = text.find(close, inner)
         after = end + len(close) if end >= 0 else len(text)
         if end < 0 and not lone_end:
-            found = _bad(f"the call is not closed by {close}")
+            block_calls = _unreadable(f"the call is not closed by {close}")
         else:
-            found = inside(text[inner : end if end >= 0 else len(text)])
-        content.append(text[at:begin])
-        kept.append(text[at:begin] if all(c.error is None for c in found) else text[at:after])
-        calls += found
-        at = after
+            block_calls = inside(text[inner : end if end >= 0 else len(text)])
+        content_parts.append(text[position:begin])
+        kept_parts.append(text[position:begin] if all(c.error is None for c in block_calls) else text[position:after])
+        calls += block_calls
+        position = after
     if not calls:
         return Parsed(text, text)
-    return Parsed("".join([*content, text[at:]]).strip(), "".join([*kept, text[at:]]).strip(), tuple(calls))
+    return Parsed(
+        "".join([*content_parts, text[position:]]).strip(),
+        "".join([*kept_parts, text[position:]]).strip(),
+        tuple(calls),
+    )
 
 
 def call_of(data: Any) -> ToolCall:
@@ -79,7 +83,7 @@ def call_of(data: Any) -> ToolCall:
 
 
 def _json(text: str) -> Any:
-    """The value, or None: a call that is not JSON has no other reading."""
+    """Parse JSON; None for other text, of which calls have no other reading."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -90,13 +94,13 @@ def _objects(text: str) -> list[ToolCall]:
     """Calls from one JSON object, or a list of them."""
     data = _json(text)
     if data is None:
-        return _bad("the call is not JSON")
+        return _unreadable("the call is not JSON")
     items = data if isinstance(data, list) else [data]
-    return [call_of(d) for d in items] or _bad("the list of calls is empty")
+    return [call_of(d) for d in items] or _unreadable("the list of calls is empty")
 
 
 def _typed(text: str, kind: str | None) -> Any:
-    """A parameter written without JSON quotes: a string where the schema says so, or where nothing else fits."""
+    """Parse a parameter without JSON quotes: a string if the schema says so or nothing else fits."""
     if kind == "string":
         return text
     value = _json({"True": "true", "False": "false", "None": "null"}.get(text.strip(), text))
@@ -117,13 +121,13 @@ PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
 
 
 def _parameters(body: str) -> tuple[list[tuple[str, str]], str]:
-    """Pairs of every `<parameter=key>value</parameter>`, and what stands between them."""
-    pairs, between, at, close = [], [], 0, "</parameter>"
-    while (head := PARAMETER.search(body, at)) is not None and (end := body.find(close, head.end())) >= 0:
+    """Parse every `<parameter=key>value</parameter>` into pairs; also return the text between them."""
+    pairs, between, position, close = [], [], 0, "</parameter>"
+    while (head := PARAMETER.search(body, position)) is not None and (end := body.find(close, head.end())) >= 0:
         pairs.append((head[1].strip(), _unframed(body[head.end() : end])))
-        between.append(body[at : head.start()])
-        at = end + len(close)
-    return pairs, "".join([*between, body[at:]])
+        between.append(body[position : head.start()])
+        position = end + len(close)
+    return pairs, "".join([*between, body[position:]])
 
 
 def qwen_xml(text: str, types: Types) -> Parsed:
@@ -133,11 +137,11 @@ def qwen_xml(text: str, types: Types) -> Parsed:
         body = block.strip()
         match = FUNCTION.match(body)
         if not match:
-            return _bad("a call is <function=name>...</function>")
+            return _unreadable("a call is <function=name>...</function>")
         name = match[1].strip()
         pairs, between = _parameters(body[match.end() :].removesuffix("</function>"))
         if between.strip():
-            return _bad("a parameter is <parameter=key>value</parameter>", name)
+            return _unreadable("a parameter is <parameter=key>value</parameter>", name)
         kinds = types.get(name, {})
         return [ToolCall(name, {k: _typed(v, kinds.get(k)) for k, v in pairs})]
 
@@ -148,17 +152,17 @@ BETWEEN = re.compile(r"</arg_key>\s*<arg_value>")
 
 
 def _arguments(block: str) -> tuple[list[tuple[str, str]], str]:
-    """Pairs of every `<arg_key>key</arg_key><arg_value>value</arg_value>`, and what stands between them."""
-    pairs, between, at, open_, close = [], [], 0, "<arg_key>", "</arg_value>"
-    while (begin := block.find(open_, at)) >= 0:
+    """Parse every `<arg_key>key</arg_key><arg_value>value</arg_value>`; also return the text between them."""
+    pairs, between, position, open_, close = [], [], 0, "<arg_key>", "</arg_value>"
+    while (begin := block.find(open_, position)) >= 0:
         middle = BETWEEN.search(block, begin)
         end = block.find(close, middle.end()) if middle is not None else -1
         if middle is None or end < 0:
             break
         pairs.append((block[begin + len(open_) : middle.start()].strip(), block[middle.end() : end]))
-        between.append(block[at:begin])
-        at = end + len(close)
-    return pairs, "".join([*between, block[at:]])
+        between.append(block[position:begin])
+        position = end + len(close)
+    return pairs, "".join([*between, block[position:]])
 
 
 def glm(text: str, types: Types) -> Parsed:
@@ -168,7 +172,7 @@ def glm(text: str, types: Types) -> Parsed:
         name = block.partition("<arg_key>")[0].strip()
         pairs, between = _arguments(block)
         if not name or between.strip() != name:
-            return _bad("a call is a name and pairs of <arg_key> and <arg_value>")
+            return _unreadable("a call is a name and pairs of <arg_key> and <arg_value>")
         kinds = types.get(name, {})
         return [ToolCall(name, {k: _typed(v, kinds.get(k)) for k, v in pairs})]
 
@@ -182,27 +186,26 @@ def llama(text: str, types: Types) -> Parsed:
         head, body = "", text
         if not re.match(r'\s*\{\s*"(name|type|function)"', text):
             return Parsed(text, text)
-    calls, decoder, at = [], json.JSONDecoder(), 0
-    while at < len(body):
-        if body[at] in "; \n\t":
-            at += 1
+    calls, decoder, position = [], json.JSONDecoder(), 0
+    while position < len(body):
+        if body[position] in "; \n\t":
+            position += 1
             continue
         try:
-            data, at = decoder.raw_decode(body, at)
+            data, position = decoder.raw_decode(body, position)
         except (ValueError, RecursionError):
-            calls += _bad("the call is not JSON")
+            calls += _unreadable("the call is not JSON")
             break
         calls.append(call_of(data))
-    calls = calls or _bad("the call is empty")
+    calls = calls or _unreadable("the call is empty")
     return Parsed(head.strip(), head.strip() if all(c.error is None for c in calls) else text, tuple(calls))
 
 
 WORD = re.compile(r"[^\[{\s]*")
 
 
-def _named(part: str) -> tuple[str, str] | None:
-    """Name and arguments of `name[CALL_ID]id[ARGS]{...}`, in which the id and `[ARGS]` may be missing; None for another
-    text."""
+def _name_and_arguments(part: str) -> tuple[str, str] | None:
+    """Name and arguments of `name[CALL_ID]id[ARGS]{...}` (id and `[ARGS]` optional); None for another text."""
     rest = part.strip()
     name = rest[: WORD.match(rest).end()]  # type: ignore[union-attr]  # it matches the empty text
     rest = rest[len(name) :].lstrip()
@@ -222,15 +225,15 @@ def mistral(text: str, types: Types) -> Parsed:
     else:
         calls = []
         for part in body.split("[TOOL_CALLS]"):
-            call_fields = _named(part)
-            read = call_of({"name": call_fields[0], "arguments": call_fields[1]}) if call_fields else None
-            calls += [read] if read else _bad("a call is a name, [ARGS] and a JSON object")
-    good = all(c.error is None for c in calls)
-    return Parsed(head.strip(), head.strip() if good else text, tuple(calls))
+            call_fields = _name_and_arguments(part)
+            call = call_of({"name": call_fields[0], "arguments": call_fields[1]}) if call_fields else None
+            calls += [call] if call else _unreadable("a call is a name, [ARGS] and a JSON object")
+    is_readable = all(c.error is None for c in calls)
+    return Parsed(head.strip(), head.strip() if is_readable else text, tuple(calls))
 
 
 def _fenced(text: str) -> tuple[str, str] | None:
-    """A first line and the content of the fenced block that is all that follows it; None for another text."""
+    """First line, and content of a fenced block that is the whole rest; None for another text."""
     line, _, rest = text.strip().partition("\n")
     inside = rest.removeprefix("```").removesuffix("```").removeprefix("json")
     if len(rest) < 7 or not (rest.startswith("```") and rest.endswith("```") and inside.startswith("\n")):
@@ -244,7 +247,7 @@ def deepseek(text: str, types: Types) -> Parsed:
     def inside(block: str) -> list[ToolCall]:
         left, separator, right = block.partition("<\uff5ctool\u2581sep\uff5c>")
         if not separator:
-            return _bad("a call has a <\uff5ctool\u2581sep\uff5c> between its name and its arguments")
+            return _unreadable("a call has a <\uff5ctool\u2581sep\uff5c> between its name and its arguments")
         name, body = _fenced(right) or (left, right)
         return [call_of({"name": name.strip(), "arguments": body})]
 
@@ -252,7 +255,7 @@ def deepseek(text: str, types: Types) -> Parsed:
     if not parsed.calls:
         return parsed
     clean = [
-        re.sub("<\uff5ctool\u2581calls\u2581(begin|end)\uff5c>", "", t).strip() for t in (parsed.content, parsed.kept)
+        re.sub("<\uff5ctool\u2581calls\u2581(begin|end)\uff5c>", "", t).strip() for t in (parsed.content, parsed.body)
     ]
     return Parsed(clean[0], clean[1] if all(c.error is None for c in parsed.calls) else text, parsed.calls)
 
@@ -287,7 +290,7 @@ RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
 def harmony(text: str, types: Types) -> Parsed:
     """Channels (gpt-oss): analysis is thinking, final is content, commentary to a recipient is a call."""
-    content, reasoning, calls, kept = [], [], [], []
+    content_parts, reasoning, calls, kept_parts = [], [], [], []
     heads = list(SEGMENT.finditer(text))
     if not heads:
         return Parsed(text, text)
@@ -295,31 +298,31 @@ def harmony(text: str, types: Types) -> Parsed:
         body = text[head.end() : next_.start() if next_ else len(text)]
         body = re.sub(r"<\|(end|call|return)\|>$", "", body)
         channel = head[2] or ""
-        to = RECIPIENT.search(f"{head[1] or ''} {channel}")
-        if to:
-            call = call_of({"name": to[1], "arguments": body})
+        recipient = RECIPIENT.search(f"{head[1] or ''} {channel}")
+        if recipient:
+            call = call_of({"name": recipient[1], "arguments": body})
             calls.append(call)
-            kept += [] if call.error is None else [body]
+            kept_parts += [] if call.error is None else [body]
         elif channel.strip() == "analysis":
             reasoning.append(body)
         else:
-            content.append(body)
+            content_parts.append(body)
     if heads[0].start() > 0:
-        content.insert(0, text[: heads[0].start()])
-    said = "".join(content)
-    return Parsed(said, "".join([said, *kept]), tuple(calls), "".join(reasoning) or None)
+        content_parts.insert(0, text[: heads[0].start()])
+    text_parts = "".join(content_parts)
+    return Parsed(text_parts, "".join([text_parts, *kept_parts]), tuple(calls), "".join(reasoning) or None)
 
 
 TAG = re.compile(r"([A-Za-z_][\w.\-]*)\s*\((.*)\)", re.DOTALL)
 
 
 def tags(text: str, types: Types) -> Parsed:
-    """`<tool>name({"key": value})</tool>`: our own form, for models whose template knows no tools."""
+    """`<tool>name({"key": value})</tool>`: gxpo's own form, for models whose template knows no tools."""
 
     def inside(block: str) -> list[ToolCall]:
         match = TAG.fullmatch(block.strip())
         if not match:
-            return _bad('a call is name({"key": value})')
+            return _unreadable('a call is name({"key": value})')
         return [call_of({"name": match[1], "arguments": match[2].strip() or "{}"})]
 
     return blocks(text, "<tool>", "</tool>", inside)

@@ -1,4 +1,4 @@
-"""Markers that chat templates of well-known families write around turns, for texts whose template is not at hand."""
+"""Turn markers of well-known chat template families, to recognise texts whose template is not at hand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SPARE = re.compile(r"unused|reserved|special|extra_id|placeholder", re.IGNORECA
 
 
 def tags_in(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of tokens that are tags for a policy to write, as <search>; spare tokens of a vocabulary are none.
+    """Filter names of tokens that are tags for a policy to write, as <search>; spare tokens are left out.
 
     >>> tags_in(["<search>", "</search>", "<|fim_prefix|>", "<unused7>"])
     ('<search>', '</search>')
@@ -53,7 +53,7 @@ def tags_in(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def turns_in(text: str) -> tuple[str, ...]:
-    """Beginnings of turns of a well-known template that stand in a text, each once.
+    """Find the turn markers of well-known templates in a text, each once.
 
     >>> turns_in("<|im_start|>user\\nhi<|im_end|>"), turns_in("what does [INST ] mean?")
     (('<|im_start|>user',), ())

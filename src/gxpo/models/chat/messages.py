@@ -1,4 +1,4 @@
-"""Messages of others in one form: contents are texts, tool calls are OpenAI's structure with objects as arguments."""
+"""Normalise messages: contents are texts, tool calls have OpenAI's structure with objects as arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMER_CALL = "function_call"  # OpenAI's field before there were tool_calls
 
 
 def normal_messages(messages: Sequence[Message], first: int = 0) -> list[Message]:
-    """The messages with keys that are null left out, parts of text joined, and tool calls in OpenAI's structure.
+    """Normalise messages: null keys left out, parts of text joined, tool calls in OpenAI's structure.
 
     `ModelError` names the message (counted from `first`) and the field that can't be read. Parts that are pictures stay
     for `gxpo.base.media`.
@@ -30,7 +30,7 @@ def normal_messages(messages: Sequence[Message], first: int = 0) -> list[Message
 
 
 def normal_message(message: Any) -> Message:
-    """One message; see `normal_messages`."""
+    """Normalise one message; see `normal_messages`."""
     if not isinstance(message, Mapping):
         raise ModelError(f"a message is an object with 'role' and 'content', not {_short(message)}")
     role, content = message.get("role"), message.get("content")
@@ -56,7 +56,7 @@ def normal_message(message: Any) -> Message:
 
 
 def join_parts(content: Any) -> Any:
-    """The text of a content that is a text or parts of text; a list that holds pictures stays a list of parts."""
+    """Join a content's parts of text; a list that holds pictures stays a list of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple):
@@ -80,7 +80,7 @@ def _normal_part(part: Any, number: int) -> Mapping[str, Any]:
 
 
 def _normal_call(call: Any, where: str) -> dict[str, Any]:
-    """A call in OpenAI's structure; its id is left out where it has none."""
+    """Normalise a call to OpenAI's structure; a missing id is left out."""
     inner = call.get("function") if isinstance(call, Mapping) else None
     function = inner if isinstance(inner, Mapping) else call
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
@@ -91,7 +91,7 @@ def _normal_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _arguments(arguments: Any, where: str) -> dict[str, Any]:
-    """Arguments as an object: it may be one, JSON text of one, or (of a call without arguments) null or empty."""
+    """Parse arguments to an object, from an object, its JSON text, or null or empty text (no arguments)."""
     value = arguments
     if isinstance(arguments, str):
         try:
@@ -117,14 +117,17 @@ def has_calls(messages: Sequence[Message]) -> bool:
 
 
 def pair_answers(messages: Sequence[Message], renumber: bool = False) -> list[Message]:
-    """Tool calls with ids, and their answers with the id and the name of their call, in the order of the calls where
-    they name none. `renumber`: ids of nine letters and digits in the place of all, as the strictest templates want."""
+    """Give tool calls ids, and their answers the id and the name of their call; without an id, in order of the calls.
+
+    renumber  replace all ids by nine letters and digits, as the strictest templates want
+    """
     out: list[Message] = []
     number = 0
     names: dict[str, tuple[str, str]] = {}  # id -> (id that is written, name), of the calls so far
     waiting: list[str] = []
     for message in messages:
         if message.get("tool_calls"):
+            # answers belong to the calls of the latest message: earlier ones stay unanswered
             calls = []
             waiting = []
             for call in message["tool_calls"]:
@@ -145,7 +148,7 @@ def pair_answers(messages: Sequence[Message], renumber: bool = False) -> list[Me
 
 
 def padded_arguments(messages: Sequence[Message]) -> set[str]:
-    """Names of arguments that are null in all calls of one tool and have a value in another tool's: Arrow's padding."""
+    """Names of arguments that are null in all calls of one tool and set in another's: padding by Arrow."""
     tools_by_key: dict[str, set[str]] = {}
     nulls: set[tuple[str, str]] = set()
     for function in (call["function"] for m in messages for call in m.get("tool_calls", ())):
@@ -158,7 +161,7 @@ def padded_arguments(messages: Sequence[Message]) -> set[str]:
 
 
 def with_arguments(messages: Sequence[Message], as_json: bool) -> list[Message]:
-    """The messages with the arguments of calls as objects, or as JSON text."""
+    """Write the arguments of calls as objects, or as JSON text."""
     if not as_json:
         return list(messages)
     out: list[Message] = []
@@ -175,7 +178,7 @@ def _json(arguments: Any) -> Any:
 
 
 def with_tags(messages: Sequence[Message]) -> list[Message]:
-    """The messages with tool calls as text of their contents, in the form `<tool>name({...})</tool>`."""
+    """Write tool calls into the contents as text, in the form `<tool>name({...})</tool>`."""
     out: list[Message] = []
     for message in messages:
         if calls := message.get("tool_calls"):
@@ -186,11 +189,11 @@ def with_tags(messages: Sequence[Message]) -> list[Message]:
     return out
 
 
-# ---------------------------------------------------------------- an answer that is begun
+# ---------------------------------------------------------------- prefilled answers
 def without_prefill(messages: Sequence[Message]) -> tuple[list[Message], str]:
-    """The messages without an assistant's at the end, and its text, which the policy continues ("": there is none).
+    """Split off the assistant's message at the end, whose text the policy continues ("" without one).
 
-    `ModelError` where that message has more than a text.
+    `ModelError` if that message has more than a text.
     """
     if not messages or messages[-1]["role"] != "assistant":
         return list(messages), ""

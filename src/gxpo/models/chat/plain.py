@@ -1,4 +1,4 @@
-"""Texts as token ids, piece by piece, and conversations of plain texts, without a template."""
+"""Encode texts piece by piece, and hold conversations of plain texts without a template."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gxpo.models.chat.reading import read
 from gxpo.parts.protocols import ContextUpdate, Message, Reply, ToolCall
 
 RowsOf = Callable[[str], tuple[int, ...]]  # a picture's reference -> ids of its rows
-ROLES = ("bos", "eos", "pad", "unk", "sep", "cls", "mask")  # of special tokens that say nothing
-BREAK = "\ufdd0\ufdd1\ufdd0"  # Unicode's noncharacters, which no text that is meant to be read has
+ROLES = ("bos", "eos", "pad", "unk", "sep", "cls", "mask")  # of special tokens without content
+BREAK = "\ufdd0\ufdd1\ufdd0"  # noncharacters of Unicode, which no ordinary text has
 _ALONE = "\ufdd2\ufdd3\ufdd2"
 
 
@@ -34,10 +34,10 @@ class Tokens:
 
     markers  added tokens of the vocabulary by text, special or not: no merge crosses them
     control  those that users and tools may not write: the special ones, and what is `guard`ed
-    content  ids of special tokens that say something, such as a <search> that was added: neither what ends or pads a
-             text nor what stands around turns. They stay in what is read of an action
+    content  ids of special tokens that belong to the text of an action, such as an added <search>: none that end or pad
+             a text or stand around turns
     bos      what the tokenizer puts before a text, where that is its bos alone
-    rows_of  ids of a picture's rows, for models that see: a text holds a picture as `media.mark`
+    rows_of  ids of a picture's rows, for vision models: a text holds a picture as `media.mark`
     picture  text of the token that stands for a picture in a template of that model
     """
 
@@ -51,7 +51,7 @@ class Tokens:
         special = {t.content: int(i) for i, t in added.items() if t.special}
         special |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
         self._special, self.control = dict(special), special
-        self._control = _any_of(special)
+        self._control = _pattern_of_any(special)
         roles = {getattr(tokenizer, f"{role}_token_id", None) for role in ROLES}
         self.special_ids = frozenset(special.values())
         self.content = frozenset(i for name, i in special.items() if i not in roles and name not in MARKERS)
@@ -65,16 +65,16 @@ class Tokens:
     def guard(self, names: Iterable[str]) -> None:
         """Treat these markers as control tokens."""
         self.control |= {name: self.markers[name] for name in names}
-        self._control = _any_of(self.control)
+        self._control = _pattern_of_any(self.control)
         self.frame(self.markers[name] for name in names)
 
     def frame(self, ids: Iterable[int]) -> None:
         """Treat these tokens as no content: they stand around turns, or end them."""
         self.content -= frozenset(ids)
-        self._noise = _any_of(name for name, i in self._special.items() if i not in self.content)
+        self._noise = _pattern_of_any(name for name, i in self._special.items() if i not in self.content)
 
     def _anchor(self, added: Any) -> tuple[int, str] | None:
-        """A special token that encodes to itself and swallows no adjacent space."""
+        """Find a special token that encodes to itself and swallows no adjacent space."""
         usable = [int(i) for i, t in added.items() if t.special and not t.rstrip and not t.lstrip and not t.single_word]
         for i in ([self.eos] if self.eos in usable else []) + sorted(usable):
             text = added[i].content
@@ -92,25 +92,25 @@ class Tokens:
     def typed(self, value: Any) -> Any:
         """Escape the names of control tokens in a text (or a message), so that they are encoded as plain text."""
         if not isinstance(value, str):
-            return _within(value, self.typed)
+            return _apply_to_parts(value, self.typed)
         if self._control is None or not self._control.search(value):
             return value
         return re.sub(f"(?={self._control.pattern})(.)", rf"\1{BREAK}", value, flags=re.DOTALL)
 
     def control_in(self, text: str) -> list[str]:
-        """Names of control tokens that stand in a text."""
+        """Names of control tokens in a text."""
         return [] if self._control is None else self._control.findall(text)
 
     def plain(self, value: Any) -> Any:
         """The inverse of `typed`."""
-        return value.replace(BREAK, "") if isinstance(value, str) else _within(value, self.plain)
+        return value.replace(BREAK, "") if isinstance(value, str) else _apply_to_parts(value, self.plain)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of text at the beginning of a context; no special token is added."""
         if media.MARK[0] in text:
             return self._with_pictures(text, self.encode)
         if self._control is not None and BREAK in text:
-            return self._broken(text, self._control, None, first=True)
+            return self._encode_typed(text, self._control, None, first=True)
         return tuple(self._ids(text))
 
     def encode_after(self, text: str, marker: int | None = None) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ class Tokens:
         if media.MARK[0] in text:
             return self._with_pictures(text, lambda t: self.encode_after(t, marker))
         if self._control is not None and BREAK in text:
-            return self._broken(text, self._control, marker, first=False)
+            return self._encode_typed(text, self._control, marker, first=False)
         behind = self.anchor if marker is None else (marker, self.text_of(marker))
         if behind is not None:
             ids = self._ids(behind[1] + text)
@@ -129,54 +129,61 @@ class Tokens:
         return tuple(self._ids(text))
 
     def _with_pictures(self, text: str, begin: Callable[[str], tuple[int, ...]]) -> tuple[int, ...]:
-        """Ids of a text with pictures in it; what comes before the first is encoded by `begin`."""
+        """Ids of a text with pictures; the text before the first one is encoded by `begin`."""
         if self.rows_of is None:
             raise ModelError("the messages hold a picture, and the model reads texts alone: take one that sees")
         first, *rest = media.split(text)
         ids = begin(first) if first else ()
-        for ref, said in zip(rest[::2], rest[1::2], strict=True):
-            ids += self.rows_of(ref) + self.encode_after(said)
+        for ref, text_after in zip(rest[::2], rest[1::2], strict=True):
+            ids += self.rows_of(ref) + self.encode_after(text_after)
         return ids
 
-    def _broken(self, text: str, control: re.Pattern[str], marker: int | None, first: bool) -> tuple[int, ...]:
-        """Ids of a text with typed names in it. It is cut at its control tokens: the stretches that hold such a name
-        are encoded by themselves, what lies between them as ever."""
-        ids: tuple[int, ...] = ()
-        ready, before = "", "" if marker is None else self.text_of(marker)
+    def _encode_typed(self, text: str, control: re.Pattern[str], marker: int | None, first: bool) -> tuple[int, ...]:
+        """Ids of a text with typed names of control tokens.
 
-        def usual() -> tuple[int, ...]:
-            if not ready:
+        The text is cut at its control tokens: stretches that hold such a name are encoded by themselves, all others as
+        usual.
+        """
+        ids: tuple[int, ...] = ()
+        pending, before = "", "" if marker is None else self.text_of(marker)
+
+        def encode_ready() -> tuple[int, ...]:
+            if not pending:
                 return ()
-            return tuple(self._ids(ready)) if first or ids else self.encode_after(ready, marker)
+            return tuple(self._ids(pending)) if first or ids else self.encode_after(pending, marker)
 
         for piece, after in zip(control.split(text), [*control.findall(text), ""], strict=True):
             if BREAK in piece:
-                ids += usual()
+                ids += encode_ready()
                 piece = piece.lstrip() if before in self._swallow_right else piece
                 piece = piece.rstrip() if after in self._swallow_left else piece
-                ids += self._letters(piece, first and not ids)
-                ready = after
+                ids += self._encode_letters(piece, first and not ids)
+                pending = after
             else:
-                ready += piece + after
+                pending += piece + after
             before = after
-        return ids + usual()
+        return ids + encode_ready()
 
-    def _letters(self, text: str, first: bool) -> tuple[int, ...]:
-        """Ids of a typed text without control tokens."""
-        if self._literal is not None:
-            behind = "" if first else _ALONE
-            found = self._literal(behind + self.plain(text), add_special_tokens=False, verbose=False).input_ids
-            ids = tuple(found[0 if first else 1 :])
+    def _encode_letters(self, text: str, first: bool) -> tuple[int, ...]:
+        """Ids of a typed text, none of them a control token."""
+        if self._literal_tokenizer is not None:
+            anchor_text = "" if first else _ALONE
+            literal_ids = self._literal_tokenizer(
+                anchor_text + self.plain(text), add_special_tokens=False, verbose=False
+            ).input_ids
+            ids = tuple(literal_ids[0 if first else 1 :])
             if not {*self.control.values()} & {*ids} - {self.tokenizer.unk_token_id}:
                 return ids
-        begin, *rest = text.split(BREAK)  # cut in two, a name is none
+        begin, *rest = text.split(BREAK)  # a name that is cut in two becomes no token
         ids = self.encode(begin) if first else self.encode_after(begin)
         return ids + tuple(i for piece in rest for i in self.encode_after(piece))
 
     @cached_property
-    def _literal(self) -> Any:
-        """A copy of a fast tokenizer that takes special tokens for text, with an anchor that it takes for none; None
-        for others, which would then know no added tokens at all."""
+    def _literal_tokenizer(self) -> Any:
+        """Copy of a fast tokenizer that reads special tokens as text, with an anchor of its own.
+
+        None for slow tokenizers, which would then know no added tokens at all.
+        """
         if not getattr(self.tokenizer, "is_fast", False):
             return None
         twin = copy.deepcopy(self.tokenizer)
@@ -190,11 +197,11 @@ class Tokens:
         if not ids:
             return ""
         text = self._decoded(ids)
-        if self._control is None or not (found := self._control.findall(text)):
+        if self._control is None or not (control_names := self._control.findall(text)):
             return text
         control = {*self.control.values()}
         places = [n for n, i in enumerate(ids) if i in control]
-        if found == [self.text_of(ids[n]) for n in places]:
+        if control_names == [self.text_of(ids[n]) for n in places]:
             return text
         out, begin = "", 0
         for n in (*places, len(ids)):
@@ -221,14 +228,14 @@ class Tokens:
         return self.decode_after(ids), None
 
     def without_special(self, text: str) -> str:
-        """The text without special tokens that are no content; escaped names of them stay, as text."""
+        """Remove special tokens that are no content; escaped names of them stay, as text."""
         return self.plain(self._noise.sub("", text) if self._noise else text)
 
     def marker_at_start(self, text: str) -> str | None:
-        """The marker at the beginning of `text`, after optional white space."""
+        """Longest marker at the beginning of `text`, after optional white space; None without one."""
         text = text.lstrip()
-        found = [m for m in self.markers if text.startswith(m)]
-        return max(found, key=len) if found else None
+        matches = [m for m in self.markers if text.startswith(m)]
+        return max(matches, key=len) if matches else None
 
     def one_id(self, text: str) -> int:
         """Token id of a marker; `ModelError` if it is not a single token of the vocabulary."""
@@ -237,20 +244,20 @@ class Tokens:
         return self.markers[text]
 
 
-def _within(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with `change` made to every part of it."""
+def _apply_to_parts(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Apply `change` to every part of a mapping or list."""
     if isinstance(value, Mapping):
         return {key: change(x) for key, x in value.items()}
     return [change(x) for x in value] if isinstance(value, list | tuple) else value
 
 
-def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
-    known = sorted({t for t in texts if t}, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, known))) if known else None
+def _pattern_of_any(texts: Iterable[str]) -> re.Pattern[str] | None:
+    longest_first = sorted({t for t in texts if t}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
 def decoder(tokenizer: Any, chat: Any = None) -> Callable[[Sequence[int]], str]:
-    """Ids to text for people and rewards: steps that are no vocabulary id are left out, pictures named.
+    """Function from ids to text for people and rewards: ids outside of the vocabulary are left out, pictures named.
 
     Special tokens are left out, but for those that the `chat` format knows as content (`Tokens.content`).
     """
@@ -269,7 +276,7 @@ def decoder(tokenizer: Any, chat: Any = None) -> Callable[[Sequence[int]], str]:
 
 
 def raw_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Ids to the text that they are, all special tokens written out; steps that are no vocabulary id are left out."""
+    """Function from ids to their exact text, special tokens written out; ids outside of the vocabulary are left out."""
 
     def plain(ids: Sequence[int]) -> str:
         vocabulary_ids = [t for t in ids if 0 <= t < media.FIRST]
@@ -307,7 +314,7 @@ class PlainConversation:
     """Conversation of `PlainChat.start`; its context is only ever appended to."""
 
     rebuilt = kept_against_template = respelled = 0
-    _opened: str | None = None  # what would close a thought that the prompt opens
+    _opened: str | None = None  # closing tag of a thought that the prompt opens
 
     def __init__(self, chat: PlainChat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self.chat = chat
@@ -319,7 +326,9 @@ class PlainConversation:
         self._count = 0
         self._waits_for_action = True
         prompt_messages = toolbox.with_instructions(messages, tools, True) if tools else messages
-        self.context: tuple[int, ...] = chat.tokens.bos + chat.tokens.encode(chat.tokens.typed(joined(prompt_messages)))
+        self.context: tuple[int, ...] = chat.tokens.bos + chat.tokens.encode(
+            chat.tokens.typed(joined_texts(prompt_messages))
+        )
 
     def copy(self) -> PlainConversation:
         """Independent copy of the conversation."""
@@ -351,8 +360,8 @@ class PlainConversation:
         """Append texts; tool results are put between `<tool_result>` and `</tool_result>`."""
         if self._waits_for_action:
             raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
-        messages = toolbox.answered([media.with_marks(m) for m in normal_messages(messages)], self._calls)
-        ids = self.chat.tokens.encode_after(self.chat.tokens.typed(joined(messages)))
+        messages = toolbox.with_call_ids([media.with_marks(m) for m in normal_messages(messages)], self._calls)
+        ids = self.chat.tokens.encode_after(self.chat.tokens.typed(joined_texts(messages)))
         self.context += ids
         messages, self._prefix = without_prefill(messages)
         self.messages += messages
@@ -360,7 +369,7 @@ class PlainConversation:
         return ContextUpdate(ids)
 
 
-def joined(messages: Sequence[Message]) -> str:
+def joined_texts(messages: Sequence[Message]) -> str:
     """Texts of messages, joined by newlines; tool calls and their answers are tags."""
     if has_calls(messages):
         messages = toolbox.as_user(with_tags(messages))

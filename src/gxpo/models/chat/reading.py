@@ -6,21 +6,93 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gxpo.models.chat import reasoning
+from gxpo.base.errors import ModelError
 from gxpo.models.chat.formats import Format, Types
 from gxpo.parts.protocols import ToolCall
 
+# ---------------------------------------------------------------- thinking
+# `<think>` and similar tags, opened by the policy or by the generation prompt.
+THINKING_TAGS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+
 
 @dataclass(frozen=True)
+class Thought:
+    """Text split at a thought. lead: text up to its closing tag; `lead + rest` is all of it; close: a missing tag."""
+
+    reasoning: str | None
+    lead: str
+    rest: str
+    close: str | None = None
+
+
+def opened_by(prompt: str) -> str | None:
+    """Closing tag of the thought in which `prompt` ends; None if it does not end in one.
+
+    >>> opened_by("<|assistant|><think>\\n"), opened_by("<think></think>")
+    ('</think>', None)
+    """
+    prompt = prompt.rstrip()
+    return next((close for open_, close in THINKING_TAGS if prompt.endswith(open_)), None)
+
+
+def split_thinking(text: str, opened: str | None = None) -> Thought:
+    """Split thinking from content at the first closing tag, if prompt or text opened one; later tags are content.
+
+    >>> split_thinking("<think>a</think>b").reasoning, split_thinking("a</think>b", "</think>").rest
+    ('a', 'b')
+    >>> print(split_thinking("b<think>a</think>").reasoning)
+    None
+    """
+    begin, close = 0, opened
+    if close is None:
+        blank = len(text) - len(text.lstrip())
+        for open_, end in THINKING_TAGS:
+            if text.startswith(open_, blank):
+                begin, close = blank + len(open_), end
+    if close is None:
+        return Thought(None, "", text)
+    stop = text.find(close, begin)
+    if stop < 0:
+        return Thought(text[begin:].strip("\n"), text, "", close)
+    after = stop + len(close)
+    return Thought(text[begin:stop].strip("\n"), text[:after], text[after:])
+
+
+def answer_opening(prompt: str, prefill: str, header: str) -> str:
+    """Text of a prefilled answer as it follows `prompt`, the template's text up to the answer.
+
+    A thought that the prompt opens is not opened again. `header`: text that the template puts before an answer.
+    Raises `ModelError` if the prompt opens a thought and the prefill neither opens nor closes one.
+    """
+    close = opened_by(prompt)
+    if close is None:
+        return prefill if prefill[0].isspace() and not header.strip() else header + prefill
+    open_ = next(o for o, end in THINKING_TAGS if end == close)
+    if prefill.lstrip().startswith(open_):
+        return prefill.lstrip().removeprefix(open_).removeprefix("\n" if prompt.endswith("\n") else "")
+    if close in prefill:
+        return prefill
+    raise ModelError(
+        f"the chat template opens a thought ({open_}) before the answer, and the last message, which is the "
+        f"assistant's, neither opens nor closes one: begin that message with {open_}"
+    )
+
+
+# ---------------------------------------------------------------- actions
+@dataclass(frozen=True)
 class Reading:
-    """said: text after the thinking, as written; content: without calls; kept: without the calls that were parsed.
+    """A parsed action. raw: text after the thinking; content: without calls; body: without parsed calls.
 
     lead: the text of the thinking with its tags. close: the tag that would end it, where the action was cut before.
     """
 
-    said: str
+    raw: str
     content: str
-    kept: str
+    body: str
     reasoning: str | None = None
     lead: str = ""
     close: str | None = None
@@ -28,21 +100,21 @@ class Reading:
 
 
 def read(text: str, form: Format | None, types: Types, tools: bool, opened: str | None = None) -> Reading:
-    """Parse an action. `form`: format of calls (None: there are none); without `tools` nothing is taken for a call."""
+    """Parse an action. `form`: format of calls (None: without calls); without `tools` nothing is parsed as a call."""
     if form is not None and form.channels:
-        found = form.find(text, types)
-        calls = found.calls if tools else ()
-        return Reading(found.content, found.content, found.kept, found.reasoning, calls=calls)
-    thought = reasoning.split(text, opened)
+        parsed = form.find(text, types)
+        calls = parsed.calls if tools else ()
+        return Reading(parsed.content, parsed.content, parsed.body, parsed.reasoning, calls=calls)
+    thought = split_thinking(text, opened)
     rest = thought.rest.lstrip("\n") if thought.lead else thought.rest
     if form is None or not tools:
         return Reading(rest, rest, rest, thought.reasoning, thought.lead, thought.close)
-    found = form.find(rest, types)
-    return Reading(rest, found.content, found.kept, thought.reasoning, thought.lead, thought.close, found.calls)
+    parsed = form.find(rest, types)
+    return Reading(rest, parsed.content, parsed.body, thought.reasoning, thought.lead, thought.close, parsed.calls)
 
 
 def same(a: Reading, b: Reading) -> bool:
-    """Equality up to formatting: white space, JSON layout, `true` for `True`."""
+    """Compare readings up to formatting: white space, JSON layout, `true` for `True`."""
     return (
         _squeeze(a.content) == _squeeze(b.content)
         and _squeeze(a.reasoning or "") == _squeeze(b.reasoning or "")

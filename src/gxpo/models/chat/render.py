@@ -1,4 +1,4 @@
-"""Render chat templates: messages to text, with limits."""
+"""Render chat templates: messages to text, with a time limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gxpo.base import media
 from gxpo.base.errors import ModelError
 from gxpo.parts.protocols import Message
 
-LONGEST = 5.0  # seconds of CPU time for one rendering, which takes milliseconds
+LONGEST = 5.0  # limit of a rendering in seconds of CPU time; usual ones take milliseconds
 
 
 class Endless(ModelError):
@@ -22,8 +22,7 @@ class Endless(ModelError):
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Raises `Endless` in the block when the process has worked so long on it; in a thread that is not the main one
-    nothing can end it."""
+    """Context manager: raise `Endless` after so many seconds of CPU time; no limit outside of the main thread."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -31,20 +30,20 @@ def _limited(seconds: float) -> Iterator[None]:
     def end(*_: object) -> None:
         raise Endless(f"the chat template comes to no end: it was stopped after {seconds:g} seconds")
 
-    before = signal.signal(signal.SIGVTALRM, end)
+    previous_handler = signal.signal(signal.SIGVTALRM, end)
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)  # again, should the first be lost in a finaliser
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before or signal.SIG_DFL)
+        signal.signal(signal.SIGVTALRM, previous_handler or signal.SIG_DFL)
 
 
 class Template:
     """A chat template. `text`: the Jinja source. `kwargs`: its variables, e.g. `enable_thinking`.
 
-    parts    it wants contents as lists of parts, as some templates of vision models do
-    picture  what it writes for a part that is a picture: the model's placeholder; "": it can't be shown any
+    parts    it takes contents as lists of parts, as some templates of vision models do
+    picture  text that it writes for a picture, the model's placeholder; "": it shows no pictures
     """
 
     def __init__(self, tokenizer: Any, text: str, kwargs: Mapping[str, Any], parts: bool = False) -> None:
@@ -59,8 +58,9 @@ class Template:
         `ModelError` with the template's own words where it refuses them, and where it leaves a picture out; `Endless`
         where it does not end.
         """
+        # a template that drops a picture, or writes one twice, would show the model other pictures than the messages do
         refs = [ref for m in messages for ref in media.split(_text(m))[1::2]]
-        text = self._rendered(messages, tools, answer)
+        text = self._apply(messages, tools, answer)
         if not refs:
             return text
         if self.picture:
@@ -68,15 +68,15 @@ class Template:
             if len(pieces) == len(refs) + 1:
                 marks = [*(f"{media.MARK[0]}{ref}{media.MARK[1]}" for ref in refs), ""]
                 return "".join(piece + mark for piece, mark in zip(pieces, marks, strict=True))
-            found = len(pieces) - 1
+            picture_count = len(pieces) - 1
         else:
-            shown = media.split(text)[1::2]
-            if shown == refs:
+            rendered_refs = media.split(text)[1::2]
+            if rendered_refs == refs:
                 return text
-            found = len(shown)
-        raise ModelError(f"the chat template writes {found} pictures where the messages have {len(refs)}")
+            picture_count = len(rendered_refs)
+        raise ModelError(f"the chat template writes {picture_count} pictures where the messages have {len(refs)}")
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: bool) -> str:
+    def _apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: bool) -> str:
         try:
             with _limited(LONGEST):
                 return self.tokenizer.apply_chat_template(
@@ -90,15 +90,15 @@ class Template:
         except Endless:
             raise
         except Exception as error:  # a template is foreign code and may raise anything
-            said = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error).split()) or type(error).__name__
             roles = ", ".join(str(m.get("role")) for m in messages[-6:])
             more = "..., " if len(messages) > 6 else ""
             calls = any(m.get("tool_calls") for m in messages)
-            way = "; chat.tools=tags writes the tool calls of the history as text" if calls else ""
-            raise ModelError(f"the chat template refuses the messages ({more}{roles}): {said}{way}") from error
+            remedy = "; chat.tools=tags writes the tool calls of the history as text" if calls else ""
+            raise ModelError(f"the chat template refuses the messages ({more}{roles}): {reason}{remedy}") from error
 
     def _form(self, message: Message) -> dict[str, Any]:
-        """A message as the template wants it."""
+        """Message in the form that the template takes."""
         shows = bool(self.picture) and media.MARK[0] in _text(message)
         return in_parts(message, shows) if shows or self.parts else dict(message)
 
@@ -109,30 +109,30 @@ def _text(message: Message) -> str:
 
 
 def in_parts(message: Message, pictures: bool = False) -> dict[str, Any]:
-    """A message whose content is a list of parts: its text, or its texts and `pictures` in order."""
+    """Convert a content to a list of parts: its text, or with `pictures` its texts and pictures in order."""
     content = message.get("content")
     if not isinstance(content, str):
         return dict(message)
     if not pictures:
         return {**message, "content": [{"type": "text", "text": content}]}
-    found: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
     for i, piece in enumerate(media.split(content)):
         if i % 2:
-            found.append({"type": "image"})
+            parts.append({"type": "image"})
         elif piece:
-            found.append({"type": "text", "text": piece})
-    return {**message, "content": found}
+            parts.append({"type": "text", "text": piece})
+    return {**message, "content": parts}
 
 
 def source(tokenizer: Any, template: str | Path | None) -> str:
     """Jinja source of `template`: itself, a file's, or (None) the tokenizer's own."""
     if template is None:
-        own = tokenizer.chat_template
-        if isinstance(own, dict):
-            own = own.get("default")
-        if not own:
+        own_template = tokenizer.chat_template
+        if isinstance(own_template, dict):
+            own_template = own_template.get("default")
+        if not own_template:
             raise ModelError("the tokenizer has no chat template: give one (template=FILE.jinja), or template='none'")
-        return own
+        return own_template
     if isinstance(template, str) and ("{%" in template or "{{" in template):
         return template
     try:
@@ -144,8 +144,8 @@ def source(tokenizer: Any, template: str | Path | None) -> str:
 
 
 def has_template(tokenizer: Any) -> bool:
-    own = getattr(tokenizer, "chat_template", None)
-    return bool(own.get("default") if isinstance(own, dict) else own)
+    own_template = getattr(tokenizer, "chat_template", None)
+    return bool(own_template.get("default") if isinstance(own_template, dict) else own_template)
 
 
 def unused(word: str, *texts: str) -> str:

@@ -1,4 +1,4 @@
-"""Prompts that hold a rendered chat template: a chat that takes them as they are, and how they are recognised."""
+"""Prompts that hold a rendered chat template: a chat that takes them as they are, and warnings that find them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from gxpo.base import media
 from gxpo.base.errors import ModelError
-from gxpo.models.chat.facts import Facts, find_out
+from gxpo.models.chat.facts import Facts, facts_of_template
 from gxpo.models.chat.markers import ENDS, turns_in
 from gxpo.models.chat.plain import PlainConversation, Tokens
-from gxpo.models.chat.reasoning import opened_by
+from gxpo.models.chat.reading import opened_by
 from gxpo.models.chat.render import Template, has_template, source
 from gxpo.parts.protocols import ContextUpdate, Message, Task
 
@@ -76,7 +76,7 @@ class RenderedConversation(PlainConversation):
 def _facts_of(tokenizer: Any, tokens: Tokens, template: str) -> Facts | None:
     """Properties of the tokenizer's own template; None where it has none that can be read."""
     try:
-        return find_out(Template(tokenizer, template, {}), tokens) if template else None
+        return facts_of_template(Template(tokenizer, template, {}), tokens) if template else None
     except ModelError:
         return None
 
@@ -85,7 +85,7 @@ def _ends(tokens: Tokens, facts: Facts | None) -> list[str]:
     return [name for name in (ENDS if facts is None else facts.stops) if name in tokens.markers]
 
 
-# ---------------------------------------------------------------- recognising them
+# ---------------------------------------------------------------- recognition
 @dataclass(frozen=True)
 class Markup:
     """Markers in a prompt's text. is_rendered: they begin turns, else they are control tokens that are mentioned."""
@@ -110,7 +110,7 @@ def markup_of(text: str, chat: Any = None) -> Markup | None:
 
 
 def _turns_of(text: str, facts: Facts) -> tuple[str, ...]:
-    """The text in front of an answer, where a text ends with it: of templates whose markers no family is known for."""
+    """Generation prompt at the end of a text, for templates with markers of no well-known family."""
     opening = facts.generation_prompt.strip()
     if len(opening) > 2 and re.search(r"\W", opening) and text.rstrip().endswith(opening):
         return (opening,)
@@ -118,9 +118,9 @@ def _turns_of(text: str, facts: Facts) -> tuple[str, ...]:
 
 
 def prompt_warnings(tasks: Iterable[Task], chat: Any = None, template: str = "auto") -> list[str]:
-    """Lines about prompts whose markers a run would read otherwise than they are meant.
+    """Warnings about prompts with markers that a run would not read as their author meant.
 
-    chat      of the model; None: it is not at hand, and markers of well-known templates alone are looked for
+    chat      of the model; None: look for markers of well-known templates alone
     template  chat.template of the run
     """
     markup_by_kind: dict[str, list[tuple[str, Markup | None]]] = {}
@@ -128,7 +128,8 @@ def prompt_warnings(tasks: Iterable[Task], chat: Any = None, template: str = "au
         for kind, text in _texts(task):
             markup_by_kind.setdefault(kind, []).append((task.id, markup_of(text, chat)))
     if template == RENDERED:
-        return _of_rendered(markup_by_kind.get("text", []), chat)
+        return _rendered_warnings(markup_by_kind.get("text", []), chat)
+    # markers that begin turns were meant as tokens; single control tokens are more likely mentioned in the text
     out = []
     for kind, remedy in (
         ("text", "set chat.template=rendered, which takes them as they are, or give messages"),
@@ -148,18 +149,18 @@ def prompt_warnings(tasks: Iterable[Task], chat: Any = None, template: str = "au
     return out
 
 
-def _of_rendered(prompts: Sequence[tuple[str, Markup | None]], chat: Any) -> list[str]:
-    """Lines about prompts that are said to be rendered."""
+def _rendered_warnings(prompts: Sequence[tuple[str, Markup | None]], chat: Any) -> list[str]:
+    """Warnings about prompts under chat.template=rendered."""
     out = []
-    if bare := [name for name, markup in prompts if markup is None]:
+    if unmarked := [name for name, markup in prompts if markup is None]:
         out.append(
-            f"{len(bare)} prompt(s) hold no marker of a chat template: {_some(bare)}; chat.template=rendered puts none "
-            "around them: leave it at auto, or render them"
+            f"{len(unmarked)} prompt(s) hold no marker of a chat template: {_some(unmarked)}; chat.template=rendered "
+            "puts none around them: leave it at auto, or render them"
         )
     foreign = [
-        (name, Markup(strange, True))
+        (name, Markup(unknown_names, True))
         for name, markup in prompts
-        if markup is not None and (strange := tuple(n for n in markup.names if not _is_known(n, chat)))
+        if markup is not None and (unknown_names := tuple(n for n in markup.names if not _is_known(n, chat)))
     ]
     if foreign:
         out.append(
@@ -178,7 +179,7 @@ def _is_known(turn: str, chat: RenderedChat | None) -> bool:
 
 
 def _texts(task: Task) -> list[tuple[str, str]]:
-    """The texts of a prompt: ("text", all of it) or ("message", a message's content)."""
+    """Texts of a prompt: ("text", all of it) or ("message", a message's content)."""
     prompt = task.prompt
     if isinstance(prompt, str):
         return [("text", prompt)]

@@ -30,7 +30,7 @@ def function_of(tool: Schema) -> Schema:
 
 
 def types_of(tools: Sequence[Schema]) -> Types:
-    """Tool -> parameter -> JSON type, if the schema says one."""
+    """JSON types by tool and parameter, as far as the schemas state them."""
     out = {}
     for function in map(function_of, tools):
         properties = (function.get("parameters") or {}).get("properties") or {}
@@ -52,8 +52,8 @@ def with_instructions(messages: Sequence[Message], tools: Sequence[Schema], syst
     """Append the instructions to the system message; in a format without one, insert them before the first message."""
     text, messages = instructions(tools), list(messages)
     if not system:
-        at = next((i for i, m in enumerate(messages) if m.get("role") != "system"), 0)
-        messages[at] = {**messages[at], "content": f"{text}\n\n{messages[at]['content']}"}
+        first_turn = next((i for i, m in enumerate(messages) if m.get("role") != "system"), 0)
+        messages[first_turn] = {**messages[first_turn], "content": f"{text}\n\n{messages[first_turn]['content']}"}
     elif messages[0].get("role") == "system":
         messages[0] = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
     else:
@@ -66,7 +66,7 @@ def result_text(message: Message) -> str:
 
 
 def as_user(messages: Sequence[Message]) -> list[Message]:
-    """Tool results as user messages; consecutive ones are merged."""
+    """Write tool results as user messages; consecutive ones are merged."""
     out: list[Message] = []
     joins = False
     for message in messages:
@@ -81,8 +81,8 @@ def as_user(messages: Sequence[Message]) -> list[Message]:
     return out
 
 
-def answered(messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[Message]:
-    """Assign tool results without a call id to the calls in order: templates ask for id and name."""
+def with_call_ids(messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[Message]:
+    """Assign tool results without a call id to the calls in order, since templates ask for id and name."""
     out: list[Message] = []
     waiting = iter(calls)
     for message in messages:

@@ -1,4 +1,4 @@
-"""Which models the fast forward pass knows, as data: where a family keeps a layer's parts, and how they are joined."""
+"""Model families of the fast forward pass, as data: names of a layer's parts, and how they are joined."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NO_ROPE, ONE_ROPE = "none", ""  # keys of rotary tables; others are the types of
 
 @dataclass(frozen=True)
 class Family:
-    """Names of the parts of a model and of its layers. What a model lacks is left out of its computation.
+    """Names of the parts of a model and of its layers; parts that a model lacks are left out of its computation.
 
     qkv           one map for queries, keys and values, or three; `by_head`: one map, whose rows are q k v of head
                   after head
@@ -119,8 +119,7 @@ OF_TEXT = {"Qwen2VLTextModel": "Qwen2VLForCausalLM", "Qwen2_5_VLTextModel": "Qwe
 
 
 def family_of(causal: Any) -> Family | None:
-    """The family of a model's class, or of the nearest class above it that has one; of a model that sees, that of its
-    language model."""
+    """Family of a model's class or of its nearest base class with one; for a vision model, of its language model."""
     names = [c.__name__ for c in type(causal).__mro__]
     if backbone_of(causal) is not getattr(causal, causal.base_model_prefix, None):
         text = type(backbone_of(causal)).__name__
@@ -129,22 +128,22 @@ def family_of(causal: Any) -> Family | None:
 
 
 def backbone_of(causal: Any) -> Any:
-    """The part of a causal model below its head, of a model that sees its language model; None if it names none."""
+    """Part of a causal model below its head (for a vision model: its language model); None if it names none."""
     inner = getattr(causal, getattr(causal, "base_model_prefix", ""), None)
     if not hasattr(inner, "get_image_features"):
         return inner
     return next((getattr(inner, name) for name in TEXT_PARTS if hasattr(inner, name)), inner)
 
 
-def plain(*modules: Any) -> bool:
-    """Whether these are linear maps without bias or adapters."""
+def are_plain_linears(*modules: Any) -> bool:
+    """Return True if these are linear maps without bias or adapters."""
     return all(type(m) is nn.Linear and m.bias is None for m in modules)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of a transformers model by the names of its family. Parts are looked up anew each time: adapters replace
-    them.
+    """Layer of a transformers model, its parts by the names of its family. They are looked up each time: adapters
+    replace them.
 
     rope    key of its rotary tables; window: tokens that it sees, itself included (None: all)
     """
@@ -175,7 +174,7 @@ class Layer:
 
     @property
     def inner(self) -> list[Any]:
-        """Gate and up of a gated MLP whose activation we know, in one map or two; empty if there is none."""
+        """Gate and up of a gated MLP with a known activation, in one map or two; empty without one."""
         names, mlp = self.family.inner, self.mlp
         if self.act is None or not all(hasattr(mlp, name) for name in (*names, "down_proj")):
             return []
@@ -183,83 +182,84 @@ class Layer:
 
     @property
     def matrices(self) -> list[Any]:
-        """Its linear maps outside of experts."""
+        """Linear maps of the layer outside of experts."""
         return [*self.maps, self.out, *([*self.inner, self.mlp.down_proj] if self.inner else [])]
 
     def norm(self, place: int) -> Any:
-        """The norm before (0) and after (1) attention, before (2) and after (3) the MLP; None if there is none."""
+        """Norm before (0) and after (1) attention, before (2) and after (3) the MLP; None without one."""
         name = self.family.norms[place]
         return getattr(self.module, name) if name else None
 
     @property
     def norms_of_heads(self) -> list[Any]:
-        """Norms of queries and keys; empty if there are none."""
-        found = (getattr(self.attention, name, None) for name in ("q_norm", "k_norm"))
-        return [norm for norm in found if norm is not None]
+        """Norms of queries and keys; empty without them."""
+        norms = (getattr(self.attention, name, None) for name in ("q_norm", "k_norm"))
+        return [norm for norm in norms if norm is not None]
 
     @property
     def multiple(self) -> float:
-        """Factor of what its branches add."""
+        """Factor of the residual branches."""
         return float(getattr(self.module, self.family.residual)) if self.family.residual else 1.0
 
     @property
     def parallel(self) -> bool:
-        """Whether attention and MLP read the same input."""
+        """True if attention and MLP read the same input."""
         return bool(self.family.parallel and getattr(self.module, self.family.parallel))
 
     @property
     def sequential(self) -> bool:
-        """Whether it is x + attention(norm(x)), then x + mlp(norm(x)), and no more than that."""
+        """True if the layer is x + attention(norm(x)), then x + mlp(norm(x)), and nothing else."""
         before = self.family.norms[0] and self.family.norms[2]
         after = self.family.norms[1] or self.family.norms[3]
         return bool(before and not after) and self.multiple == 1.0 and not self.parallel
 
 
 def layers_of(causal: Any, family: Family) -> list[Layer]:
-    """The layers of a supported model, first to last."""
+    """Layers of a supported model, first to last."""
     config, model = causal.config.get_text_config(), backbone_of(causal)
-    kinds = getattr(config, "layer_types", None)
+    layer_types = getattr(config, "layer_types", None)
     act = ACTIVATIONS.get(getattr(config, family.activation, None) or "")
     ropes = getattr(model.rotary_emb, "rope_type", None)
-    found = []
+    layers = []
     for i, module in enumerate(model.layers):
+        # SmolLM3 leaves rotary embeddings out of some layers; Gemma 3 has other ones for windowed layers
         attention = getattr(module, family.attention)
-        kind = FULL if kinds is None else kinds[i]
+        kind = FULL if layer_types is None else layer_types[i]
         rope = kind if isinstance(ropes, dict) else ONE_ROPE
         cap = getattr(attention, family.cap) if family.cap else None
         size = getattr(attention, "head_dim", None) or attention.head_size
         heads = Heads(config.num_attention_heads, int(size), float(attention.scaling), cap)
         rope = rope if getattr(attention, "use_rope", True) else NO_ROPE
-        found.append(Layer(module, family, heads, rope, window_of(config, i), act))
-    return found
+        layers.append(Layer(module, family, heads, rope, window_of(config, i), act))
+    return layers
 
 
 def window_of(config: Any, layer: int) -> int | None:
-    """Tokens that a layer sees, itself included; None: all before it."""
-    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-    if kinds is None:
+    """Window of a layer in tokens, the token itself included; None: full attention."""
+    layer_types, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    if layer_types is None:
         return window if getattr(config, "use_sliding_window", True) else None
-    return window if kinds[layer] == WINDOWED else None
+    return window if layer_types[layer] == WINDOWED else None
 
 
 def why_not(causal: Any) -> str | None:
-    """Why a model can't be described by one of the families, from its class and configuration."""
+    """Reason why no family describes a model, from its class and configuration; None if one does."""
     name, family, config = type(causal).__name__, family_of(causal), causal.config.get_text_config()
     if family is None:
         return f"{name} is not one of the architectures with a fast forward pass (docs/models.md)"
     if backbone_of(causal) is None or not len(backbone_of(causal).layers):
         return "it has no layers"
-    if set_ := [key for key in family.must_be_none if getattr(config, key, None) is not None]:
-        return f"its {set_[0]} is set"
+    if set_keys := [key for key in family.must_be_none if getattr(config, key, None) is not None]:
+        return f"its {set_keys[0]} is set"
     if hasattr(backbone_of(causal).rotary_emb, "mrope_section") and any(
         window_of(config, i) is not None for i in range(len(backbone_of(causal).layers))
     ):
         return "it has sliding windows, and with m-RoPE positions do not count tokens"
-    other = sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, WINDOWED})
-    return f"it has {' and '.join(other)} layers" if other else None
+    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, WINDOWED})
+    return f"it has {' and '.join(unknown)} layers" if unknown else None
 
 
-# ---------------------------------------------------------------- logits, and how long a context may be
+# ---------------------------------------------------------------- head and longest context
 @dataclass(frozen=True)
 class Head:
     """Hidden states [n, H] to logits [n, V]: the last linear map, then `scale`, then a soft cap."""
@@ -270,12 +270,12 @@ class Head:
 
     @property
     def module(self) -> Any:
-        """The last map, as it is now: adapters replace it."""
+        """The last linear map; looked up each time, since adapters replace it."""
         return self.causal.get_output_embeddings()
 
     @staticmethod
     def of(causal: Any) -> Head | None:
-        """The head of a model; None if it names no last map."""
+        """Head of a model; None if it names no last map."""
         if not hasattr(causal, "get_output_embeddings") or causal.get_output_embeddings() is None:
             return None
         config = causal.config.get_text_config()
@@ -283,21 +283,21 @@ class Head:
         return Head(causal, scale, getattr(config, "final_logit_softcapping", None))
 
     def __call__(self, states: Tensor, weight: Tensor | None = None) -> Tensor:
-        """weight: of the map, in the dtype of products; None: the map runs as it is."""
+        """Logits of states; weight: of the map, in the dtype of products (None: run the module itself)."""
         logits = self.module(states) if weight is None else states.to(weight.dtype) @ weight.t()
         logits = logits * self.scale if self.scale != 1.0 else logits
         return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
 
 
 def rope_settings(config: Any) -> Sequence[Mapping[str, Any]]:
-    """Settings of the rotary embeddings that a configuration names, for all layers or by type of layer."""
+    """Rotary embedding settings of a configuration, one for all layers or one for each type of layer."""
     settings = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     nested = [x for x in settings.values() if isinstance(x, dict)]
     return nested or [settings]
 
 
 def positions(config: Any) -> tuple[int | None, str]:
-    """How many tokens a context may have (None: no limit is known), and why if that is fewer than the model says.
+    """Longest context in tokens (None: no known limit), and the reason if it is shorter than the model's own limit.
 
     Rotary embeddings of type longrope turn every key anew once a context outgrows a length: keys that a sampler holds
     would be others than those of the learner.

@@ -37,16 +37,16 @@ class Chain:
 
 @dataclass(frozen=True)
 class Squares:
-    """Chains of similar length: index [B, L] of their tokens (a repeated one on padding), held [B, L] bool."""
+    """Chains of similar length: index [B, L] of their tokens (a repeated one on padding), is_token [B, L] bool."""
 
     index: Tensor
-    held: Tensor | None  # None: nothing is padded
+    is_token: Tensor | None  # None: nothing is padded
 
 
 @dataclass(frozen=True)
 class Rectangle:
-    """Queries and the ancestors that they attend to; mask [1, 1, rows, keys] is added to the scores (None: nothing is
-    hidden)."""
+    """Queries and a block of ancestors that they attend to; mask [1, 1, rows, keys] is added to the scores (None: all
+    are visible)."""
 
     rows: slice
     keys: slice
@@ -62,7 +62,7 @@ class Plan:
 
     @staticmethod
     def of(chains: Sequence[Chain]) -> Plan:
-        """Attention blocks of these chains."""
+        """Plan of full attention over these chains."""
         return Plan(
             _squares(chains),
             tuple(
@@ -74,24 +74,26 @@ class Plan:
 
     @staticmethod
     def within(chains: Sequence[Chain], window: int, position: Tensor, dtype: torch.dtype) -> Plan:
-        """Attention blocks of these chains where a token at position p sees those of its ancestors, and itself, whose
-        position is above p - window. position [n]; dtype of the queries."""
+        """Plan of attention within a window: a token at position p sees itself and ancestors above p - window.
+
+        position [n]; dtype of the queries
+        """
         if not position.numel() or int(position.max()) < window:
             return Plan.of(chains)
         pieces = [
             Chain(start, min(start + window, c.end), c.below) for c in chains for start in range(c.start, c.end, window)
         ]
-        found = (_within(c, window, position, dtype) for c in pieces if c.below > c.end)
-        return Plan(_squares(pieces), tuple(r for r in found if r is not None))
+        rectangles = (_visible_rectangle(c, window, position, dtype) for c in pieces if c.below > c.end)
+        return Plan(_squares(pieces), tuple(r for r in rectangles if r is not None))
 
 
-def _within(piece: Chain, window: int, position: Tensor, dtype: torch.dtype) -> Rectangle | None:
-    """What lies below a piece, as far as some of it sees some of the piece."""
+def _visible_rectangle(piece: Chain, window: int, position: Tensor, dtype: torch.dtype) -> Rectangle | None:
+    """Select the queries below a piece that see some of it, with a mask if they see only part; None if none does."""
     depth = position[piece.end : piece.below]
-    seen = (depth < int(position[piece.end - 1]) + window).nonzero().squeeze(1)
-    if not seen.numel():
+    visible = (depth < int(position[piece.end - 1]) + window).nonzero().squeeze(1)
+    if not visible.numel():
         return None
-    rows = slice(piece.end + int(seen[0]), piece.end + int(seen[-1]) + 1)
+    rows = slice(piece.end + int(visible[0]), piece.end + int(visible[-1]) + 1)
     keys = position[piece.start : piece.end]
     hidden = keys[None] <= position[rows][:, None] - window
     if not bool(hidden.any()):
@@ -101,41 +103,42 @@ def _within(piece: Chain, window: int, position: Tensor, dtype: torch.dtype) -> 
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """A score that hides a key; half of the least number, so that adding to it stays finite."""
+    """Score that hides a key: half of the lowest finite number, so that adding to it stays finite."""
     return torch.finfo(dtype).min / 2
 
 
 def _squares(chains: Sequence[Chain]) -> tuple[Squares, ...]:
+    """Group chains of similar length into padded squares."""
     by_length = sorted((c for c in chains if c.end > c.start), key=lambda c: c.start - c.end)
-    together: list[list[Chain]] = []
+    size_groups: list[list[Chain]] = []
     for chain in by_length:
-        widest = together[-1][0].end - together[-1][0].start if together else 0
-        if not together or chain.end - chain.start < (1 - WASTE) * widest:
-            together.append([])
-        together[-1].append(chain)
-    return tuple(_square(chains) for chains in together)
+        widest = size_groups[-1][0].end - size_groups[-1][0].start if size_groups else 0
+        if not size_groups or chain.end - chain.start < (1 - WASTE) * widest:
+            size_groups.append([])
+        size_groups[-1].append(chain)
+    return tuple(_square(chains) for chains in size_groups)
 
 
 def _square(chains: Sequence[Chain]) -> Squares:
     starts = torch.tensor([c.start for c in chains])
     lengths = torch.tensor([c.end - c.start for c in chains])
     column = torch.arange(int(lengths.max()))[None]
-    held = column < lengths[:, None]
+    is_token = column < lengths[:, None]
     # padding comes after a chain's own tokens, which are causal, and so never see it
     index = starts[:, None] + torch.minimum(column, lengths[:, None] - 1)
-    return Squares(index, None if bool(held.all()) else held)
+    return Squares(index, None if bool(is_token.all()) else is_token)
 
 
 @cache
 @torch.enable_grad()
 def kernel_works() -> bool:
-    """Whether this build of torch has the attention kernel, with grouped queries and gradients."""
+    """Return True if this build of torch has the attention kernel, with grouped queries and gradients."""
     if not hasattr(torch.ops.aten, KERNEL):
         return False
     q = torch.linspace(-1, 1, 2 * 3 * 4).reshape(1, 2, 3, 4)
     try:
-        found, total = forward(q, q[:, :1], q[:, :1], 0.5, causal=True)
-        grads = _backward(torch.ones_like(found), q, q[:, :1], q[:, :1], found, total, True, 0.5)
+        output, log_sum = forward(q, q[:, :1], q[:, :1], 0.5, causal=True)
+        grads = _backward(torch.ones_like(output), q, q[:, :1], q[:, :1], output, log_sum, True, 0.5)
     except (RuntimeError, TypeError):
         return False
     leaves = [x.clone().requires_grad_() for x in (q, q[:, :1], q[:, :1])]
@@ -143,15 +146,15 @@ def kernel_works() -> bool:
     mask = torch.ones(3, 3, dtype=torch.bool).triu(1)
     expected = scores.masked_fill(mask, -torch.inf).softmax(-1) @ leaves[2]
     expected.sum().backward()
-    close = [torch.allclose(found, expected, atol=1e-5)]
+    close = [torch.allclose(output, expected, atol=1e-5)]
     close += [torch.allclose(g, x.grad, atol=1e-5) for g, x in zip(grads, leaves, strict=True) if x.grad is not None]
     return all(close)
 
 
 def has_matrix_units() -> bool:
-    """Whether this processor has bfloat16 matrix units (AMX)."""
-    found = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return bool(found and found())
+    """Return True if this processor has bfloat16 matrix units (AMX)."""
+    is_supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(is_supported and is_supported())
 
 
 def forward(
@@ -179,12 +182,12 @@ def forward(
 def _capped(q: Tensor, k: Tensor, scale: float, causal: bool, mask: Tensor | None, cap: float) -> tuple[Tensor, Tensor]:
     """Capped scores [B, heads, Q, K] with what is hidden, and tanh(score / cap), in float32 at least."""
     scores = (q.unflatten(1, (k.shape[1], -1)) @ k[:, :, None].transpose(-1, -2)).flatten(1, 2) * scale
-    bent = (scores.to(torch.promote_types(q.dtype, torch.float32)) / cap).tanh()
-    scores = bent * cap
+    tanh_scores = (scores.to(torch.promote_types(q.dtype, torch.float32)) / cap).tanh()
+    scores = tanh_scores * cap
     if causal:
-        above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu_(1)
-        scores = scores.masked_fill(above, lowest(scores.dtype))
-    return scores if mask is None else scores + mask.to(scores.dtype), bent
+        is_later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu_(1)
+        scores = scores.masked_fill(is_later, lowest(scores.dtype))
+    return scores if mask is None else scores + mask.to(scores.dtype), tanh_scores
 
 
 def _backward(
@@ -204,22 +207,23 @@ def _backward(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             g, q, k, v, out, total, 0.0, causal, attn_mask=mask, scale=scale
         )
-    scores, bent = _capped(q, k, scale, causal, mask, cap)
+    # with the joined log-sum-exp, p is this block's part of the whole softmax, and output_dot that of all blocks
+    scores, tanh_scores = _capped(q, k, scale, causal, mask, cap)
     p = (scores - total[..., None]).exp()
-    wide = (k.shape[1], -1)
+    grouped = (k.shape[1], -1)
 
     def of_keys(x: Tensor, y: Tensor) -> Tensor:
         """Sum over queries, and over the heads that share keys: [B, kv, K, D]."""
-        return (x.to(y.dtype).unflatten(1, wide).transpose(-1, -2) @ y.unflatten(1, wide)).sum(2)
+        return (x.to(y.dtype).unflatten(1, grouped).transpose(-1, -2) @ y.unflatten(1, grouped)).sum(2)
 
-    by_p = (g.unflatten(1, wide) @ v[:, :, None].transpose(-1, -2)).flatten(1, 2)
-    along = (g * out).sum(-1, keepdim=True, dtype=p.dtype)
-    by_scores = (p * (by_p - along) * (1 - bent.square()) * scale).to(q.dtype)
-    by_q = (by_scores.unflatten(1, wide) @ k[:, :, None]).flatten(1, 2)
+    by_p = (g.unflatten(1, grouped) @ v[:, :, None].transpose(-1, -2)).flatten(1, 2)
+    output_dot = (g * out).sum(-1, keepdim=True, dtype=p.dtype)
+    by_scores = (p * (by_p - output_dot) * (1 - tanh_scores.square()) * scale).to(q.dtype)
+    by_q = (by_scores.unflatten(1, grouped) @ k[:, :, None]).flatten(1, 2)
     return by_q, of_keys(by_scores, q), of_keys(p, g)
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
     """Apply rotary embeddings to the first R of D numbers of x [n, heads, D], into `out`; cos, sin [n, 1, R]. With
     -sin: the inverse rotation. R = 0: a layer without them."""
     size, half = cos.shape[-1], cos.shape[-1] // 2
@@ -238,7 +242,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
 class Heads:
     """Shape and scores of a layer's attention.
 
-    queries  number of heads; size: of a head; scale: of the scores; cap: what they are bent to (see `forward`)
+    queries  number of heads; size: of a head; scale: of the scores; cap: soft cap of the scores (see `forward`)
     """
 
     queries: int
@@ -256,25 +260,31 @@ def attend(qkv: Tensor, cos: Tensor, sin: Tensor, plan: Plan, heads: Heads) -> t
     n, size, scale, cap = qkv.shape[0], heads.size, heads.scale, heads.cap
     x = qkv.view(n, -1, size)
     kv = (x.shape[1] - heads.queries) // 2
-    turn = torch.empty_like(x)
-    turned(x[:, : heads.queries + kv], cos[:, None], sin[:, None], turn[:, : heads.queries + kv])
-    turn[:, heads.queries + kv :] = x[:, heads.queries + kv :]
+    rotated = torch.empty_like(x)
+    rotate(x[:, : heads.queries + kv], cos[:, None], sin[:, None], rotated[:, : heads.queries + kv])
+    rotated[:, heads.queries + kv :] = x[:, heads.queries + kv :]
     out = x.new_empty(n, heads.queries, size)
-    total = x.new_empty(n, heads.queries, dtype=torch.promote_types(x.dtype, torch.float32))
-    q, k, v = turn.split([heads.queries, kv, kv], 1)
+    log_sum = x.new_empty(n, heads.queries, dtype=torch.promote_types(x.dtype, torch.float32))
+    q, k, v = rotated.split([heads.queries, kv, kv], 1)
+    # every token is in exactly one square, which fills `out`; rectangles then join further keys
     for square in plan.squares:
         at = square.index
-        found, sums = forward(_rows(q, at), _rows(k, at), _rows(v, at), scale, causal=True, cap=cap)
-        found, sums = found.transpose(1, 2), sums.transpose(1, 2)
-        if square.held is None:
-            out[at], total[at] = found, sums
+        block_out, block_log_sum = forward(_rows(q, at), _rows(k, at), _rows(v, at), scale, causal=True, cap=cap)
+        block_out, block_log_sum = block_out.transpose(1, 2), block_log_sum.transpose(1, 2)
+        if square.is_token is None:
+            out[at], log_sum[at] = block_out, block_log_sum
         else:
-            out[at[square.held]], total[at[square.held]] = found[square.held], sums[square.held]
+            out[at[square.is_token]], log_sum[at[square.is_token]] = (
+                block_out[square.is_token],
+                block_log_sum[square.is_token],
+            )
     for block in plan.rectangles:
         rows, keys = block.rows, block.keys
-        found, sums = forward(_slice(q, rows), _slice(k, keys), _slice(v, keys), scale, mask=block.mask, cap=cap)
-        join(out[rows], total[rows], found[0].transpose(0, 1), sums[0].transpose(0, 1))
-    return out, total, turn
+        block_out, block_log_sum = forward(
+            _slice(q, rows), _slice(k, keys), _slice(v, keys), scale, mask=block.mask, cap=cap
+        )
+        join(out[rows], log_sum[rows], block_out[0].transpose(0, 1), block_log_sum[0].transpose(0, 1))
+    return out, log_sum, rotated
 
 
 class TreeAttention(Function):
@@ -284,62 +294,67 @@ class TreeAttention(Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, plan: Plan, heads: Heads) -> Tensor:
         cos, sin = cos.to(qkv.dtype), sin.to(qkv.dtype)
-        out, total, turn = attend(qkv, cos, sin, plan, heads)
-        ctx.save_for_backward(turn, cos[:, None], sin[:, None], out, total)
+        out, log_sum, rotated = attend(qkv, cos, sin, plan, heads)
+        ctx.save_for_backward(rotated, cos[:, None], sin[:, None], out, log_sum)
         ctx.plan, ctx.heads = plan, heads
         return out.view(qkv.shape[0], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        turn, cos, sin, out, total = ctx.saved_tensors
+        rotated, cos, sin, out, log_sum = ctx.saved_tensors
         dtype = grads[0].dtype
         if dtype in HALF and not has_matrix_units():  # the kernel is several times as fast on blocks of some ten tokens
-            turn, cos, sin, out = (x.to(torch.float32) for x in (turn, cos, sin, out))
+            rotated, cos, sin, out = (x.to(torch.float32) for x in (rotated, cos, sin, out))
         plan, heads, scale, cap = ctx.plan, ctx.heads.queries, ctx.heads.scale, ctx.heads.cap
-        n, kv = turn.shape[0], (turn.shape[1] - heads) // 2
-        g = grads[0].to(turn.dtype).contiguous().view(n, heads, -1)
+        n, kv = rotated.shape[0], (rotated.shape[1] - heads) // 2
+        g = grads[0].to(rotated.dtype).contiguous().view(n, heads, -1)
+        # gradients of rotated queries, keys and values side by side; a rectangle adds to those of its square
         parts = [heads, kv, kv]
-        q, k, v = turn.split(parts, 1)
-        by = torch.zeros_like(turn)
-        by_q, by_k, by_v = by.split(parts, 1)
+        q, k, v = rotated.split(parts, 1)
+        rotated_grad = torch.zeros_like(rotated)
+        q_grad, k_grad, v_grad = rotated_grad.split(parts, 1)
         for square in plan.squares:
             at = square.index
-            g_at = g[at] if square.held is None else g[at] * square.held[..., None, None]
-            found = _backward(
+            g_at = g[at] if square.is_token is None else g[at] * square.is_token[..., None, None]
+            block_grads = _backward(
                 g_at.transpose(1, 2), _rows(q, at), _rows(k, at), _rows(v, at), _rows(out, at),
-                total[at].transpose(1, 2), True, scale, cap=cap,
+                log_sum[at].transpose(1, 2), True, scale, cap=cap,
             )  # fmt: skip
-            both = torch.cat([x.transpose(1, 2) for x in found], 2)
-            if square.held is None:
-                by[at] = both
+            square_grad = torch.cat([x.transpose(1, 2) for x in block_grads], 2)
+            if square.is_token is None:
+                rotated_grad[at] = square_grad
             else:
-                by[at[square.held]] = both[square.held]
+                rotated_grad[at[square.is_token]] = square_grad[square.is_token]
         for block in plan.rectangles:
             rows, keys = block.rows, block.keys
-            found = _backward(
+            block_grads = _backward(
                 _slice(g, rows), _slice(q, rows), _slice(k, keys), _slice(v, keys), _slice(out, rows),
-                total[rows].t()[None], False, scale, None if block.mask is None else block.mask.to(turn.dtype), cap,
+                log_sum[rows].t()[None], False, scale,
+                None if block.mask is None else block.mask.to(rotated.dtype), cap,
             )  # fmt: skip
-            for to, where, x in zip((by_q, by_k, by_v), (rows, keys, keys), found, strict=True):
-                to[where] += x[0].transpose(0, 1)
-        out_grad = torch.empty_like(by)
-        turned(by[:, : heads + kv], cos, -sin, out_grad[:, : heads + kv])
-        out_grad[:, heads + kv :] = by_v
+            for grad, place, x in zip((q_grad, k_grad, v_grad), (rows, keys, keys), block_grads, strict=True):
+                grad[place] += x[0].transpose(0, 1)
+        # the inverse rotation brings them back to what the linear maps gave
+        out_grad = torch.empty_like(rotated_grad)
+        rotate(rotated_grad[:, : heads + kv], cos, -sin, out_grad[:, : heads + kv])
+        out_grad[:, heads + kv :] = v_grad
         return out_grad.view(n, -1).to(dtype), None, None, None, None
 
 
-def _rows(x: Tensor, at: Tensor) -> Tensor:
+def _rows(x: Tensor, index: Tensor) -> Tensor:
     """[B, heads, L, D] of x [n, heads, D]."""
-    return x[at].transpose(1, 2)
+    return x[index].transpose(1, 2)
 
 
-def _slice(x: Tensor, where: slice) -> Tensor:
+def _slice(x: Tensor, place: slice) -> Tensor:
     """[1, heads, L, D] of x [n, heads, D]."""
-    return x[where].transpose(0, 1)[None]
+    return x[place].transpose(0, 1)[None]
 
 
-def join(out: Tensor, total: Tensor, more: Tensor, sums: Tensor) -> None:
+def join(out: Tensor, log_sum: Tensor, block_out: Tensor, block_log_sum: Tensor) -> None:
     """Merge softmaxes over further keys into `out` [n, heads, D] and `total` [n, heads], in place."""
-    both = torch.logaddexp(total, sums)
-    out.mul_((total - both).exp_()[..., None]).add_(more * (sums - both).exp_()[..., None])
-    total.copy_(both)
+    joined_log_sum = torch.logaddexp(log_sum, block_log_sum)
+    out.mul_((log_sum - joined_log_sum).exp_()[..., None]).add_(
+        block_out * (block_log_sum - joined_log_sum).exp_()[..., None]
+    )
+    log_sum.copy_(joined_log_sum)

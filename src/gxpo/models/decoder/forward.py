@@ -1,4 +1,4 @@
-"""Forward pass of decoder models: hidden states of a flat token list, with the parts of a transformers model."""
+"""Forward pass of decoder models: hidden states of a flat token list, by the modules of a transformers model."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gxpo.models.decoder import architecture, deepstack
+from gxpo.models.decoder import architecture
 from gxpo.models.decoder.architecture import NO_ROPE, ONE_ROPE, Head, Layer, backbone_of, family_of, layers_of
 from gxpo.models.decoder.attention import HALF, Chain, Plan, TreeAttention, attend, has_matrix_units, kernel_works
 from gxpo.models.decoder.layer import add_attention, add_mlp, queries_keys_values
-from gxpo.models.decoder.vision import triples_of, vision_of
+from gxpo.models.decoder.vision import embed_with_pictures, triples_of, vision_of
 
 Kernels = Literal["auto", "transformers"]
 Products = Literal["auto", "native", "float32"]
-Within = Callable[..., Tensor]  # (module, function, *arguments) -> what the function gives
+Within = Callable[..., Tensor]  # (module, function, *arguments) -> result of the function
 Tables = dict[str, tuple[Tensor, Tensor]]  # cos, sin [n, R] by the key of a layer's rotary embedding
 PROBE = 15  # tokens of the probe
 NARROW = 6  # window of the probe of a model whose window is wider than it
 
 
-def directly(module: Any, function: Callable[..., Tensor], *given: Any) -> Tensor:
-    """`Within` for parameters that are there."""
-    return function(*given)
+def directly(module: Any, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """`Within` for parameters that are not sharded."""
+    return function(*arguments)
 
 
 class Decoder:
@@ -37,8 +37,8 @@ class Decoder:
 
     causal    the model; adapters, biases, norms of other kinds and norms of queries and keys are run as they are
     products  dtype in which matrices are multiplied: "native" (of the parameters), "float32", or "auto": float32 for
-              parameters of 16 bits on processors without matrix units for them (`models.decoder.measure` tries it out).
-              It may be set anew between two passes
+              parameters of 16 bits on processors without matrix units for them (`models.decoder.measure` times both).
+              It may change between two passes
     recompute hold one hidden state a token and layer, and compute the rest again in the backward pass
     within    calls a function that uses the parameters of a layer's module (`gxpo.learning.sharded` gathers them around
               it); `states` alone goes through it
@@ -60,7 +60,7 @@ class Decoder:
 
     @staticmethod
     def why_not(causal: Any) -> str | None:
-        """Why this model is not supported, from its class, configuration and device."""
+        """Reason why this model is not supported, from its class, configuration and device; None if it is."""
         if (reason := architecture.why_not(causal)) is not None:
             return reason
         if next(causal.parameters()).device.type != "cpu":
@@ -71,7 +71,7 @@ class Decoder:
 
     @classmethod
     def of(cls, causal: Any, *, products: Products = "auto", recompute: bool = False) -> Decoder | None:
-        """Decoder of a supported model whose results agree with the model's on a short probe; None otherwise."""
+        """Decoder of a supported model, if its results agree with the model's on a short probe; else None."""
         if cls.why_not(causal) is not None:
             return None
         try:
@@ -90,23 +90,23 @@ class Decoder:
 
     @torch.no_grad()
     def _agrees(self, causal: Any) -> bool:
-        """Whether hidden states and logits are the model's on a few tokens, within its windows too."""
+        """Return True if hidden states and logits are the model's on a few tokens, within its windows too."""
         if self.head is None:
             return False
         tokens = torch.arange(1, PROBE + 1) * 7919 % causal.config.get_text_config().vocab_size
         for decoder, window in ((self, None), *self._narrowed(causal)):
             with with_window(causal, window):
-                own = decoder.states(tokens, torch.arange(PROBE), [Chain(0, PROBE, PROBE)])
-                theirs = self.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
-                if not near(own, theirs):
+                decoder_states = decoder.states(tokens, torch.arange(PROBE), [Chain(0, PROBE, PROBE)])
+                model_states = self.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
+                if not near(decoder_states, model_states):
                     return False
                 logits = causal(input_ids=tokens[None], use_cache=False).logits[0]
-            if not near(self.head(theirs), logits):
+            if not near(self.head(model_states), logits):
                 return False
         return True
 
     def _narrowed(self, causal: Any) -> Iterator[tuple[Decoder, int]]:
-        """This decoder with windows that a probe outgrows, if it has wider ones."""
+        """Yield this decoder with windows shorter than the probe, if it has wider ones."""
         if any(layer.window is not None and layer.window >= PROBE for layer in self.layers):
             with with_window(causal, NARROW):
                 narrow = Decoder(causal, products=self.products)
@@ -137,65 +137,68 @@ class Decoder:
         self, tokens: Tensor, position: Tensor, chains: list[Chain], layers: Sequence[int]
     ) -> list[Tensor]:
         """Hidden states after each of several layers, from one pass that ends with the last of them."""
-        x, added = self._read(tokens)
+        x, add_deep = self._first_input(tokens)
         tables, product = self.tables(x, position), self.product
         plans = self._plans(chains, position, x.dtype)
-        found: dict[int, Tensor] = {}
+        states_by_layer: dict[int, Tensor] = {}
         for i, layer in enumerate(self.layers):
             if i in layers:
-                found[i] = x
-                if found.keys() >= set(layers):
-                    return [found[layer] for layer in layers]
+                states_by_layer[i] = x
+                if states_by_layer.keys() >= set(layers):
+                    return [states_by_layer[layer] for layer in layers]
             run: Callable[..., Tensor] = partial(self.within, layer.module, self._layer)
-            given = (layer, x, *tables[layer.rope], plans[layer.window], product)
+            arguments = (layer, x, *tables[layer.rope], plans[layer.window], product)
+            # hold one hidden state a layer; the rest of it is computed again in the backward pass
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(run, *given, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
                 assert isinstance(x, Tensor)
             else:
-                x = run(*given)
-            x = added(x, i)
-        last = self.norm(x)
-        return [found.get(layer, last) for layer in layers]
+                x = run(*arguments)
+            x = add_deep(x, i)
+        last_states = self.norm(x)
+        return [states_by_layer.get(layer, last_states) for layer in layers]
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[n, H] what the first layer reads."""
+        """Input [n, H] of the first layer."""
         x: Tensor = self.embedding(tokens)
         name = self.family.embedding_scale
         return x * getattr(self.model, name) if name else x
 
-    def _read(self, tokens: Tensor) -> tuple[Tensor, Callable[[Tensor, int], Tensor]]:
-        """[n, H] what the first layer reads, and what is to be done to the states behind each layer."""
+    def _first_input(self, tokens: Tensor) -> tuple[Tensor, Callable[[Tensor, int], Tensor]]:
+        """Input [n, H] of the first layer, and a function that adds deeper features of pictures behind a layer."""
         if self.deep is None:
             return self.embed(tokens), lambda x, layer: x
-        out, rows, later = deepstack.read(self.deep, self.embedding, tokens)
-        at = rows.nonzero().squeeze(1)
-        return out, lambda x, layer: x.index_add(0, at, later[layer]) if layer < len(later) else x
+        out, rows, later = embed_with_pictures(self.deep, self.embedding, tokens)
+        picture_index = rows.nonzero().squeeze(1)
+        return out, lambda x, layer: x.index_add(0, picture_index, later[layer]) if layer < len(later) else x
 
     def norm(self, x: Tensor) -> Tensor:
-        """[n, H] as the head reads it."""
+        """Final norm [n, H], as the head reads it."""
         return getattr(self.model, self.family.norm)(x)
 
     def tables(self, x: Tensor, position: Tensor) -> Tables:
-        """Rotary tables of positions [n] or, of m-RoPE, [3, n], by key."""
-        found: Tables = {}
+        """Rotary tables by key, of positions [n] or, with m-RoPE, [3, n]."""
+        by_key: Tables = {}
         for key in dict.fromkeys(layer.rope for layer in self.layers):
             if key == NO_ROPE:
-                found[key] = (x.new_empty(x.shape[0], 0), x.new_empty(x.shape[0], 0))
+                by_key[key] = (x.new_empty(x.shape[0], 0), x.new_empty(x.shape[0], 0))
             else:
                 cos, sin = self.model.rotary_emb(x[None], position[..., None, :], *([] if key == ONE_ROPE else [key]))
-                found[key] = (cos[0], sin[0])
-        return found
+                by_key[key] = (cos[0], sin[0])
+        return by_key
 
     def positions(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
         """Positions [n] of the tokens of these prompts, one after the other; with m-RoPE [3, n], and of the token after
         each."""
         if self.triples is None:
             return torch.cat([torch.arange(len(prompt)) for prompt in prompts]), None
-        found = [self.triples.positions(prompt) for prompt in prompts]
-        return torch.cat([position for position, _ in found], 1), torch.tensor([after for _, after in found])
+        prompt_positions = [self.triples.positions(prompt) for prompt in prompts]
+        return torch.cat([position for position, _ in prompt_positions], 1), torch.tensor(
+            [after for _, after in prompt_positions]
+        )
 
     def _plans(self, chains: list[Chain], position: Tensor, dtype: torch.dtype) -> dict[int | None, Plan]:
-        """Attention blocks by window."""
+        """Attention plan of each window."""
         return {
             window: Plan.of(chains) if window is None else Plan.within(chains, window, position, dtype)
             for window in {layer.window for layer in self.layers}
@@ -204,16 +207,16 @@ class Decoder:
     @torch.no_grad()
     def prefill(self, tokens: Tensor, position: Tensor, chains: list[Chain]) -> tuple[Tensor, list[Tensor]]:
         """Prefill: [n, H] hidden states as the head reads them, and keys and values [n, 2 kv, D] of each layer."""
-        x, added = self._read(tokens)
-        tables, product, held = self.tables(x, position), self.product, []
+        x, add_deep = self._first_input(tokens)
+        tables, product, keys_and_values = self.tables(x, position), self.product, []
         plans = self._plans(chains, position, x.dtype)
         for i, layer in enumerate(self.layers):
             cos, sin = (table.to(x.dtype) for table in tables[layer.rope])
             qkv = queries_keys_values(layer, x, product)
-            out, _, turn = attend(qkv, cos, sin, plans[layer.window], layer.heads)
-            held.append(turn[:, layer.heads.queries :])
-            x = added(add_mlp(layer, add_attention(layer, x, out.flatten(1), product), product, x), i)
-        return self.norm(x), held
+            out, _, rotated = attend(qkv, cos, sin, plans[layer.window], layer.heads)
+            keys_and_values.append(rotated[:, layer.heads.queries :])
+            x = add_deep(add_mlp(layer, add_attention(layer, x, out.flatten(1), product), product, x), i)
+        return self.norm(x), keys_and_values
 
     def _layer(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, plan: Plan, product: torch.dtype) -> Tensor:
         qkv = queries_keys_values(layer, x, product)
@@ -223,26 +226,26 @@ class Decoder:
 
 @contextmanager
 def with_window(causal: Any, window: int | None) -> Iterator[None]:
-    """Context manager: the model has sliding windows of this size; None: those that it has."""
+    """Context manager: set the size of a model's sliding windows; None leaves them."""
     if window is None:
         yield
         return
     backbone = backbone_of(causal)
     if backbone.config is not causal.config:
-        raise RuntimeError("the windows of a model that sees are not tried")
-    before = (causal.config, backbone.config)
+        raise RuntimeError("the windows of a vision model are not tried")
+    configs = (causal.config, backbone.config)
     try:
-        causal.config = backbone.config = narrow = copy.copy(before[1])
+        causal.config = backbone.config = narrow = copy.copy(configs[1])
         narrow.sliding_window = window
         yield
     finally:
-        causal.config, backbone.config = before
+        causal.config, backbone.config = configs
 
 
 def near(x: Tensor, y: Tensor) -> bool:
-    """Whether rows [n, H] differ only by rounding: most of them by less than half of their digits.
+    """Return True if rows [n, H] differ only by rounding: most of them by less than half of their digits.
 
-    In float64 by 1e-6: parts of transformers' models (softmax, routers) compute in float32 whatever they are given.
+    In float64 by 1e-6: parts of transformers' models (softmax, routers) always compute in float32.
     """
     x, y = with_zeros(x), with_zeros(y)
     error = (x.double() - y.double()).norm(dim=1) / y.double().norm(dim=1)
@@ -250,5 +253,5 @@ def near(x: Tensor, y: Tensor) -> bool:
 
 
 def with_zeros(logits: Tensor) -> Tensor:
-    """Logits with 0 in the place of minus infinity: what is never chosen counts in no difference."""
+    """Replace minus infinity by 0 in logits: banned ids count in no difference."""
     return torch.where(logits == -torch.inf, 0.0, logits)

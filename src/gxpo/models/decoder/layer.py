@@ -1,4 +1,4 @@
-"""A decoder layer run by its parts (`decoder.architecture.Layer`), fused where they are plain maps and norms.
+"""Run a decoder layer by its parts (`decoder.architecture.Layer`), fused where they are plain maps and norms.
 
 The fused pieces (norms, linear layers, gated MLPs) are autograd functions with hand-written gradients.
 """
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gxpo.models.decoder.architecture import Activation, Layer, plain
+from gxpo.models.decoder.architecture import Activation, Layer, are_plain_linears
 
 
-def stock(layer: Layer, norm: Any, x: Tensor) -> bool:
-    """Whether a norm is the family's RMSNorm, whose float32 arithmetic is what we compute."""
+def is_stock_norm(layer: Layer, norm: Any, x: Tensor) -> bool:
+    """Return True for the family's RMSNorm, whose float32 arithmetic the fused pieces compute."""
     rms = layer.family.rms
     return rms is not None and type(norm).__name__ == rms[0] and x.dtype != torch.float64
 
 
 def weight_of(layer: Layer, norm: Any) -> Tensor:
-    """[H] what a stock norm multiplies by."""
+    """Factor [H] of a stock norm."""
     assert layer.family.rms is not None
     more = layer.family.rms[1]
     return norm.weight.to(torch.float32) + more if more else norm.weight
@@ -35,7 +35,7 @@ def eps_of(norm: Any) -> float:
 def queries_keys_values(layer: Layer, x: Tensor, product: torch.dtype) -> Tensor:
     """[n, (heads + 2 kv) * D] queries, keys and values of a layer's input."""
     norm, maps, size = layer.norm(0), layer.maps, layer.heads.size
-    if plain(*maps) and stock(layer, norm, x):
+    if are_plain_linears(*maps) and is_stock_norm(layer, norm, x):
         weights = (m.weight for m in maps)
         out = NormLinears.apply(x, weight_of(layer, norm), eps_of(norm), product, *weights)
     else:
@@ -56,29 +56,31 @@ def queries_keys_values(layer: Layer, x: Tensor, product: torch.dtype) -> Tensor
 
 def add_linear(linear: Any, x: Tensor, a: Tensor, product: torch.dtype) -> Tensor:
     """x + linear(a)."""
-    return AddLinear.apply(x, a, linear.weight, product) if plain(linear) else x + linear(a)
+    return AddLinear.apply(x, a, linear.weight, product) if are_plain_linears(linear) else x + linear(a)
 
 
 def add_attention(layer: Layer, x: Tensor, attended: Tensor, product: torch.dtype) -> Tensor:
-    """[n, H] a layer's input x and what attention adds to it, from its result [n, heads * D]."""
+    """Add the attention result [n, heads * D] to a layer's input x [n, H]."""
     if layer.norm(1) is None and layer.multiple == 1.0:
         return add_linear(layer.out, x, attended, product)
     return x + _branch(layer, layer.out(attended), layer.norm(1))
 
 
 def add_mlp(layer: Layer, x: Tensor, product: torch.dtype, before: Tensor) -> Tensor:
-    """[n, H] x and what the MLP adds to it; before: the layer's input, which a parallel MLP reads."""
-    norm, inner, read = layer.norm(2), layer.inner, before if layer.parallel else x
-    simple = layer.sequential
-    if inner and plain(*inner, layer.mlp.down_proj) and stock(layer, norm, x):
+    """Add the MLP's output to x [n, H]; before: the layer's input, which a parallel MLP reads."""
+    norm, inner, mlp_input = layer.norm(2), layer.inner, before if layer.parallel else x
+    adds_input = layer.sequential
+    if inner and are_plain_linears(*inner, layer.mlp.down_proj) and is_stock_norm(layer, norm, x):
         weights = (layer.mlp.down_proj.weight, *(m.weight for m in inner))
-        found = GatedMLP.apply(read, weight_of(layer, norm), eps_of(norm), product, layer.act, simple, *weights)
-        if simple:
-            return found
+        mlp_out = GatedMLP.apply(
+            mlp_input, weight_of(layer, norm), eps_of(norm), product, layer.act, adds_input, *weights
+        )
+        if adds_input:
+            return mlp_out
     else:
-        found = layer.mlp((read if norm is None else norm(read))[None])  # experts want a batch
-        found = (found[0] if isinstance(found, tuple) else found)[0]
-    return x + _branch(layer, found, layer.norm(3))
+        mlp_out = layer.mlp((mlp_input if norm is None else norm(mlp_input))[None])  # experts want a batch
+        mlp_out = (mlp_out[0] if isinstance(mlp_out, tuple) else mlp_out)[0]
+    return x + _branch(layer, mlp_out, layer.norm(3))
 
 
 def _branch(layer: Layer, x: Tensor, norm: Any) -> Tensor:
@@ -103,8 +105,8 @@ def norm_backward(g: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> tuple[T
     g, hat = g.to(torch.float32), x.to(torch.float32) * rstd
     product = g * hat
     by_weight = product.sum(0)
-    along = torch.mv(product, weight.to(torch.float32)).div_(x.shape[-1])
-    return (g * weight).addcmul_(hat, along[:, None], value=-1).mul_(rstd), by_weight
+    weighted_dot = torch.mv(product, weight.to(torch.float32)).div_(x.shape[-1])
+    return (g * weight).addcmul_(hat, weighted_dot[:, None], value=-1).mul_(rstd), by_weight
 
 
 def times(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
@@ -119,15 +121,15 @@ def times(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
 
 
 def times_backward(
-    g: Tensor, x: Tensor, weights: tuple[Tensor, ...], wanted: tuple[bool, ...]
+    g: Tensor, x: Tensor, weights: tuple[Tensor, ...], needs_grad: tuple[bool, ...]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Gradients of `times` by x and by each weight that is `wanted`."""
+    """Gradients of `times` by x, and by each weight where `needs_grad`."""
     by_x = g.new_empty(x.shape)
     by_weight: list[Tensor | None] = []
     parts = g.split([w.shape[0] for w in weights], 1)
-    for i, (part, w, own) in enumerate(zip(parts, weights, wanted, strict=True)):
+    for i, (part, w, needs) in enumerate(zip(parts, weights, needs_grad, strict=True)):
         torch.addmm(by_x, part, w.to(g.dtype), beta=0 if i == 0 else 1, out=by_x)
-        by_weight.append((part.t() @ x).to(w.dtype) if own else None)
+        by_weight.append((part.t() @ x).to(w.dtype) if needs else None)
     return by_x, by_weight
 
 
@@ -136,6 +138,7 @@ class NormLinears(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, norm: Tensor, eps: float, product: torch.dtype, *weights: Tensor) -> Tensor:
+        # keep x and one number a row; the normed input is computed again in the backward pass
         rstd = inverse_rms(x, eps)
         ctx.save_for_backward(x, rstd, norm, *weights)
         ctx.product = product
@@ -188,11 +191,11 @@ class GatedMLP(Function):
         rstd = inverse_rms(x, eps)
         inner = times(normed(x, rstd, norm, product), weights)
         a, b = inner.chunk(2, 1)
-        raised = act.value(a).mul_(b)
+        gated = act.value(a).mul_(b)
         if residual:
-            out = torch.addmm(x.to(product), raised, down.to(product).t()).to(x.dtype)
+            out = torch.addmm(x.to(product), gated, down.to(product).t()).to(x.dtype)
         else:
-            out = (raised @ down.to(product).t()).to(x.dtype)
+            out = (gated @ down.to(product).t()).to(x.dtype)
         ctx.save_for_backward(x, rstd, norm, down, inner.to(x.dtype), *weights)
         ctx.product, ctx.act, ctx.residual = product, act, residual
         return out
@@ -200,16 +203,16 @@ class GatedMLP(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, rstd, norm, down, inner, *weights = ctx.saved_tensors
-        product, wanted = ctx.product, ctx.needs_input_grad
+        product, needs_grad = ctx.product, ctx.needs_input_grad
         g, (a, b) = grads[0].to(product), inner.to(product).chunk(2, 1)
-        raised = ctx.act.value(a)
-        by_act, (by_down,) = times_backward(g, raised * b, (down,), (wanted[6],))
+        gate = ctx.act.value(a)
+        by_act, (by_down,) = times_backward(g, gate * b, (down,), (needs_grad[6],))
         by_inner = inner.new_empty(inner.shape, dtype=product)
         by_a, by_b = by_inner.chunk(2, 1)
-        torch.mul(by_act, raised, out=by_b)
+        torch.mul(by_act, gate, out=by_b)
         ctx.act.slope(by_act.mul_(b), a, by_a)
         h = normed(x, rstd, norm, product)
-        by_h, by_weights = times_backward(by_inner, h, tuple(weights), wanted[7:])
+        by_h, by_weights = times_backward(by_inner, h, tuple(weights), needs_grad[7:])
         by_x, by_norm = norm_backward(by_h, x, rstd, norm)
         if ctx.residual:
             by_x = by_x.add_(grads[0])

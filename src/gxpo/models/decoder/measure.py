@@ -10,14 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gxpo.models.decoder.architecture import plain
+from gxpo.models.decoder.architecture import are_plain_linears
 from gxpo.models.decoder.attention import HALF
 from gxpo.models.decoder.forward import Decoder
 from gxpo.models.decoder.layer import times, times_backward
 from gxpo.models.decoder.sampling import copies_fit
 
 ROWS = 256  # tokens that go through a matrix together, at most
-WORK = 1e9  # floating point operations of a trial, at most: what wider matrices have beyond that is left out
+WORK = 1e9  # floating point operations of a trial, at most: wider matrices are cut to fit
 TRIES = 5  # of each product; more where the two are close
 SECONDS = 0.3  # after which two tries are enough
 CLEAR = 1.5  # ratio of the two that more tries would not turn round
@@ -26,7 +26,7 @@ GAIN = 1.1  # how many times as fast the native products have to be: those in fl
 
 @dataclass(frozen=True)
 class Trial:
-    """Seconds of the same products in the parameters' dtype, and in float32."""
+    """Seconds of the same products in the parameters' dtype and in float32."""
 
     native: float
     float32: float
@@ -59,16 +59,16 @@ def products(
     flops = (6 if update else 2) * rows * sum(w.numel() for w in weights)
     share = min(1.0, WORK / flops)
     weights = [w.detach()[: max(1, round(share * w.shape[0]))].requires_grad_(w.requires_grad) for w in weights]
-    work = {
+    runs_by_name = {
         name: [_product(w, rows, dtype, update, laid_out) for w in weights]
         for name, dtype in (("native", decoder.dtype), ("float32", torch.float32))
     }
-    # of every matrix by itself, so that what else the machine does disturbs a few of them and not the whole
-    best = {name: [float("inf")] * len(runs) for name, runs in work.items()}
-    began, tries = clock(), 0
+    # the best time of every matrix by itself: other load on the machine then disturbs only a few of them
+    best = {name: [float("inf")] * len(runs) for name, runs in runs_by_name.items()}
+    start_time, tries = clock(), 0
     with torch.no_grad():
-        while tries < 2 or (clock() - began < SECONDS and (tries < TRIES or not _apart(best))):
-            for name, runs in work.items():
+        while tries < 2 or (clock() - start_time < SECONDS and (tries < TRIES or not _is_clear(best))):
+            for name, runs in runs_by_name.items():
                 for i, run in enumerate(runs):
                     start = clock()
                     run()
@@ -77,15 +77,15 @@ def products(
     return Trial(sum(best["native"]), sum(best["float32"]))
 
 
-def _apart(best: dict[str, list[float]]) -> bool:
+def _is_clear(best: dict[str, list[float]]) -> bool:
     seconds = [sum(each) for each in best.values()]
     return max(seconds) > CLEAR * min(seconds)
 
 
 def _matrices(decoder: Decoder, head: Any) -> list[Tensor]:
     """The weights of a layer that are multiplied in the dtype of products, else of the head."""
-    found = [m.weight for m in decoder.layers[0].matrices if plain(m)]
-    return found or [m.weight for m in (head,) if plain(m)]
+    weights = [m.weight for m in decoder.layers[0].matrices if are_plain_linears(m)]
+    return weights or [m.weight for m in (head,) if are_plain_linears(m)]
 
 
 def _product(w: Tensor, rows: int, product: torch.dtype, update: bool, laid_out: bool) -> Callable[[], object]:

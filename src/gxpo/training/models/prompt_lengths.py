@@ -10,7 +10,7 @@ from typing import Any
 
 from gxpo.base.errors import TaskError
 from gxpo.models import chat, smollm2
-from gxpo.models.tokenizer import built_in
+from gxpo.models.tiny import built_in
 from gxpo.parts.protocols import Chat, Task
 from gxpo.parts.settings import RunSettings
 from gxpo.sampling.rollouts.context import prompt_messages

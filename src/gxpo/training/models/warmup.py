@@ -29,9 +29,7 @@ from gxpo.environments.tasks import make
 from gxpo.environments.tasks.source import exact, fraction_of, stream
 from gxpo.models.cache import cache_directory, put
 from gxpo.models.processors import save_processor
-from gxpo.models.tiny import DIMENSIONS, tiny_model
-from gxpo.models.tiny_vision import tiny_vision_model
-from gxpo.models.tokenizer import IMAGE, character_tokenizer
+from gxpo.models.tiny import DIMENSIONS, IMAGE, character_tokenizer, tiny_model, tiny_vision_model
 from gxpo.parts.protocols import Task
 from gxpo.training.models.demonstrations import Demonstrations, prompt_ids
 
@@ -48,7 +46,7 @@ class Recipe:
 
     options                   of the task
     dimensions                of the model, over `gxpo.models.tiny.DIMENSIONS`
-    sees                      a model of pictures (`gxpo.models.tiny_vision`), which has dimensions of its own
+    sees                      a model of pictures (`gxpo.models.tiny`), which has dimensions of its own
     expert                    in a world: share of demonstrated actions that are the expert's (see `Demonstrations`)
     habits, habitual, slips   the author: share of questions with a habit, how often the habit wins, and how often
                               another question gets a chance error
@@ -266,16 +264,10 @@ def _key(task: str, seed: int, recipe: Recipe) -> str:
 
     import gxpo.environments.tasks.source
     import gxpo.models.tiny
-    import gxpo.models.tiny_vision
-    import gxpo.models.tokenizer
 
     transformers: Any = need("transformers", "train")
     lessons = lessons_of(task, seed, recipe, stream(2, seed))
-    modules = (
-        gxpo.models.tiny_vision if recipe.sees else gxpo.models.tiny,
-        gxpo.models.tokenizer,
-        gxpo.environments.tasks.source,
-    )
+    modules = (gxpo.models.tiny, gxpo.environments.tasks.source)
     files = [Path(str(module.__file__)) for module in modules]
     files += [Path(__file__), *lessons.files()]
     lessons.close()

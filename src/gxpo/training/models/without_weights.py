@@ -8,9 +8,7 @@ from typing import Any
 from gxpo.base.errors import ModelError, need
 from gxpo.models import smollm2
 from gxpo.models.peft_directory import config_home, tokenizer_home
-from gxpo.models.tiny import DIMENSIONS
-from gxpo.models.tiny_vision import POSITIONS
-from gxpo.models.tokenizer import built_in, tokenizer_of_built_in
+from gxpo.models.tiny import DIMENSIONS, VISION_POSITIONS, built_in, tokenizer_of_built_in
 from gxpo.training.models.load import SEES, is_path, no_such_directory, warm_task
 from gxpo.training.models.warmup import WARMUPS, Recipe
 
@@ -38,7 +36,7 @@ def positions(model: str, task: str) -> int | None:
     if built_in(model):
         recipe = WARMUPS.get(warm_task(model, task) or task, Recipe())
         if model.startswith(SEES) or recipe.sees:
-            return POSITIONS
+            return VISION_POSITIONS
         return int({**DIMENSIONS, **recipe.dimensions}["max_position_embeddings"])
     name = str(smollm2.smollm2()) if model == smollm2.NAME else str(config_home(Path(model).expanduser()))
     transformers: Any = need("transformers", "train")

@@ -55,7 +55,7 @@ def test_text_goes_on_behind_the_longer_side():
     assert after == 7
 
 
-def test_a_prefix_that_ends_within_a_picture_has_the_same_positions():
+def test_a_prefix_ending_in_a_picture_has_the_same_positions():
     vision = vision_of(MODELS["qwen2.5-vl"]())
     assert vision is not None
     ids = [5, *vision.ids(picture(1, 24, 16)), 7]

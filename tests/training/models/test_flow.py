@@ -43,7 +43,7 @@ def test_a_step_of_flow_grpo():
     assert flow.log_density(row(0.9), mean, s).item() == pytest.approx(-0.543332, abs=1e-6)
 
 
-def test_a_step_of_dance_grpo_is_the_same_formula_with_a_constant_std():
+def test_a_dance_grpo_step_has_a_constant_std():
     # eta .3: s = .3 sqrt(.2) = .134164; mean .887625; logp(.9) = 1.085499
     s = column(0.3 * math.sqrt(0.2))
     mean = flow.transition_mean(row(1), row(0.5), column(0.8), column(0.6), s)

@@ -41,7 +41,7 @@ def test_the_directory_is_what_transformers_loads(tmp_path):
     assert report["steps"] == 2 and 0 <= report["accuracy"] <= report["well_formed"] <= 1
 
 
-def test_it_comes_out_the_same_wherever_and_whatever_was_drawn_before(tmp_path):
+def test_warm_up_does_not_depend_on_earlier_random_draws(tmp_path):
     first = warm_start("arithmetic", cache=tmp_path / "a", recipe=QUICK)
     torch.manual_seed(99)
     state = torch.get_rng_state()

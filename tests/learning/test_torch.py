@@ -147,7 +147,7 @@ def test_a_reference_is_kept_only_when_asked_for():
         learner().outputs(FOREST, policy="old")
 
 
-def test_lora_trains_its_adapters_alone_and_keeps_the_random_state():
+def test_lora_trains_adapters_alone_and_keeps_the_random_state():
     state = torch.random.get_rng_state()
     one, two = learner(lora=LoraSettings(rank=2)), learner(lora=LoraSettings(rank=2))
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -183,7 +183,7 @@ def test_a_gradient_that_is_not_finite_takes_no_step(couples):
         each.step(FOREST, loss)
     before = one.tensors()
     info = one.step(FOREST, lambda x: (x["logprob"] * 1e308 * 10).sum(), couples=couples)
-    assert info.nonfinite in one.optimiser.named and not info.empty and not math.isfinite(info.grad_norm)
+    assert info.nonfinite in one.optimiser.parameter_by_name and not info.empty and not math.isfinite(info.grad_norm)
     after = one.tensors()
     assert all(torch.equal(before[n], after[n]) for n in before) and one.meta() == {"steps": 1}
     assert all(p.grad is None for p in one.model.parameters())
@@ -192,7 +192,7 @@ def test_a_gradient_that_is_not_finite_takes_no_step(couples):
     assert one.weights_crc() == other.weights_crc()
 
 
-def test_a_gradient_whose_squares_overflow_is_followed_where_it_is_clipped():
+def test_a_clipped_gradient_whose_squares_overflow_is_followed():
     moves = []
     for scale, clip in ((1.0, 1e-9), (1e25, 1e-9), (1e25, None)):
         one = learner(max_grad_norm=clip, eps=1e-3, weight_decay=0.0)

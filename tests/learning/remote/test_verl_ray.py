@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from gxpo.base.errors import CheckpointError, ConfigError, ModelError
-from gxpo.learning.remote import verl_ray, verl_rows
+from gxpo.learning.remote import verl_ray
 from gxpo.learning.remote.verl_ray import RayVerlEngine
-from gxpo.parts.protocols import TokenRow
 
 
 class RayError(Exception):
@@ -57,14 +54,14 @@ def engine(ray: Ray) -> Any:
 
 
 def test_workers_without_room_are_refused() -> None:
-    verl_ray._has_room(Ray([4, 2]), 2, 2, "CPU")
-    verl_ray._has_room(Ray([4]), 2, 2, "CPU")  # two bundles of one node
+    verl_ray._check_room(Ray([4, 2]), 2, 2, "CPU")
+    verl_ray._check_room(Ray([4]), 2, 2, "CPU")  # two bundles of one node
     for ray, words in (
         (Ray([3, 1]), r"have \[3, 1\]: lower them"),
         (Ray([4, 4], free=3), "3 of the Ray cluster's are"),
     ):
         with pytest.raises(ConfigError, match=words):
-            verl_ray._has_room(ray, 2, 2, "CPU")
+            verl_ray._check_room(ray, 2, 2, "CPU")
 
 
 @pytest.mark.parametrize(
@@ -73,40 +70,19 @@ def test_workers_without_room_are_refused() -> None:
         (GetTimeoutError(), "verl's workers did not run within 5 seconds"),
         (RayTaskError(ValueError("first\nthe cause")), "verl's workers could not run: the cause"),
         (RayTaskError(CheckpointError("no such file")), "no such file"),
-        (RayError("long\nthe actor died"), "one has ended: the actor died; gxpo resume goes on"),
+        (RayError("long\nthe actor died"), "one has ended: the actor died; gxpo resume continues"),
     ],
 )
 def test_what_ray_raises_is_a_line(raised: Exception, words: str) -> None:
     with pytest.raises(
         ModelError if not isinstance(getattr(raised, "cause", 0), CheckpointError) else CheckpointError
     ) as (error):
-        engine(Ray([2], raises=raised))._answers("run", [1])
+        engine(Ray([2], raises=raised))._results("run", [1])
     assert words in str(error.value) and "\n" not in str(error.value)
-    assert engine(Ray([2]))._answers("run", (1, 2)) == [1, 2]
+    assert engine(Ray([2]))._results("run", (1, 2)) == [1, 2]
 
 
 def test_parameters_are_fetched_in_buckets() -> None:
     size = verl_ray.BUCKET // 2
     shapes = [("a", size), ("b", size), ("c", 1), ("d", 3 * size), ("e", 1)]
     assert list(verl_ray._buckets(shapes)) == [["a", "b"], ["c"], ["d"], ["e"]]
-
-
-def test_readings_at_two_temperatures_come_back_in_their_places() -> None:
-    rows = [
-        TokenRow(torch.tensor([5, 6, 7, 8]), torch.tensor([1, 2, 3]), torch.tensor([1.0, 0.5, 1.0])),
-        TokenRow(torch.tensor([9, 3]), torch.tensor([1]), torch.tensor([1.0])),
-    ]
-    parts = verl_rows.parts_of(rows)
-    assert [(p.row, p.temperature, p.read.tolist()) for p in parts] == [(0, 0.5, [2]), (0, 1.0, [1, 3]), (1, 1.0, [1])]
-    found = verl_rows.assembled(rows, parts, {"logprob": [[-2.0], [-1.0, -3.0], [-4.0]]})
-    assert [x.tolist() for x in found["logprob"]] == [[-1.0, -2.0, -3.0], [-4.0]]
-    slopes = [torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4])]
-    wide = [x.tolist() for x in verl_rows._wide([*parts, parts[0]], slopes, own=3)]  # the last fills a process
-    assert wide == [pytest.approx(x) for x in ([0, 0.2, 0, 0], [0.1, 0, 0.3, 0], [0.4, 0], [0, 0, 0, 0])]
-
-
-def test_a_checkpoint_of_other_processes_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model_world_size_4_rank_0.pt").touch()
-    verl_rows.same_processes(tmp_path, 4)
-    with pytest.raises(CheckpointError, match="written by 4 processes of verl, and now there are 2: use 4"):
-        verl_rows.same_processes(tmp_path, 2)

@@ -16,12 +16,12 @@ from gxpo.base.errors import CheckpointError, ConfigError, ModelError
 from gxpo.conformance.engines import check, forest
 from gxpo.learning.remote import RemoteLearner
 from gxpo.learning.remote.probe import probe
-from gxpo.learning.remote.tinker import WAYS, Reduction
+from gxpo.learning.remote.tinker import DIVISORS, Reduction
 from gxpo.learning.torch import TorchLearner
 from gxpo.parts.protocols import Request, Sampling, StreamKey, TokenRow
 
 pytest.importorskip("tinker")
-from tests.learning.tinker_server import Fake, Server
+from tests.learning.remote.tinker_server import Fake, Server
 
 from gxpo.learning.remote.tinker import Adapter, TinkerEngine
 from gxpo.sampling.engines.tinker import TinkerSampler
@@ -42,7 +42,7 @@ class Seen(TinkerEngine):
     fake: Fake
 
     def gradients(self) -> dict[str, Tensor]:
-        self._send(self._pulled, self.reduction)
+        self._send(self._pending_pulls, self.reduction)
         trained = self.fake.models[self._client.model_id]
         self.fake.gradient(trained)
         trained.calls = []
@@ -61,7 +61,7 @@ def test_the_engine_conforms_whatever_the_server_divides_by() -> None:
             assert [r.tolerance for r in results if r.name.startswith("gradient")] == [1e-5] * 5
 
 
-@pytest.mark.parametrize("way", sorted(set(WAYS) - {"sum", MEAN}))
+@pytest.mark.parametrize("way", sorted(set(DIVISORS) - {"sum", MEAN}))
 def test_reductions_are_told_apart(way: str) -> None:
     with served(reduction=way) as (_, engine):
         assert engine.reduction.name == way

@@ -38,7 +38,7 @@ class Trained:
 class Fake:
     """The server's state and its answers by path.
 
-    reduction  by what it divides a loss (`gxpo.learning.remote.tinker.WAYS`)
+    reduction  by what it divides a loss (`gxpo.learning.remote.tinker.DIVISORS`)
     clips      whether it heeds grad_clip_norm;   norm  whether it reports the gradient norm
     eps        of its AdamW, whatever is asked for, as SkyRL's FSDP and Megatron backends; None: what is asked for
     """

@@ -33,14 +33,14 @@ def test_the_expert_alone_shows_only_what_the_expert_does():
         running = [n for n, a in answers.items() if not a.done]
 
 
-def test_demonstrations_are_of_training_instances_and_repeat_with_the_seed():
+def test_demonstrations_are_training_instances_keyed_by_seed():
     one, other = (Demonstrations("frozenlake", BARE, 0.3, stream(7)) for _ in range(2))
     assert one.examples(300, 0) == other.examples(300, 0)
     first = {s.info["seed"] for s in one.world.source.draw(64, 0)}
     assert not any(reserved(one.world.envs.contents([seed])[0]) for seed in first)
 
 
-def test_an_untrained_model_rarely_acts_and_is_checked_all_the_same():
+def test_an_untrained_model_rarely_acts_and_is_checked():
     lessons = Demonstrations("frozenlake", BARE, 0.3, stream(7))
     model = tiny_model(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
                        num_key_value_heads=2)  # fmt: skip
@@ -78,7 +78,7 @@ def test_an_expert_alone_needs_no_list_of_what_is_possible():
         Demonstrations("toolqa", BARE, 0.5, stream(3))
 
 
-def test_pictures_are_shown_with_the_actions_of_the_world_in_text():
+def test_pictures_come_with_the_worlds_actions_as_text():
     seen = Demonstrations("frozenlake", {**BARE, "pixels": True}, 1.0, stream(7))
     read = Demonstrations("frozenlake", BARE, 1.0, stream(7))
     pairs = seen.examples(150, 0)
@@ -110,6 +110,6 @@ def test_every_start_that_sees_is_of_a_task_with_pictures():
             lessons.close()
 
 
-def test_rows_of_pictures_are_known_for_both_names_of_the_small_model():
+def test_both_names_of_the_small_model_have_picture_rows():
     assert rows_of_model("tiny", "shapes") is not None and rows_of_model("tiny-vision", "shapes") is not None
     assert rows_of_model("tiny", "arithmetic") is None

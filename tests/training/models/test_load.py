@@ -193,7 +193,7 @@ def test_pad_falls_back_on_eos(directory):
     assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id == 2
 
 
-def test_eos_ids_are_those_of_the_generation_config_and_the_tokenizer(directory):
+def test_eos_ids_come_from_generation_config_and_tokenizer(directory):
     loaded = load(str(directory), task="arithmetic")
     loaded.model.generation_config.eos_token_id = [7, 4]
     assert loaded.eos_ids == (2, 4, 7)
@@ -253,7 +253,7 @@ def test_a_path_that_does_not_exist_is_no_id_of_the_hub(tmp_path, monkeypatch, n
         assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_owner_and_name_are_an_id_of_the_hub_unless_there_is_such_a_directory(tmp_path, monkeypatch):
+def test_owner_and_name_are_a_hub_id_unless_a_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert not is_path("owner/name") and not is_path("gpt2")
     (tmp_path / "owner").mkdir()
@@ -263,7 +263,7 @@ def test_owner_and_name_are_an_id_of_the_hub_unless_there_is_such_a_directory(tm
 
 
 @pytest.mark.parametrize("task", ["frozenlake", "sokoban", "keydoor", "shop", "toolqa", "buttons", "zoom"])
-def test_a_world_in_a_style_that_the_warm_start_does_not_read_is_said(task):
+def test_a_world_in_a_style_unknown_to_the_warm_start_is_noted(task):
     name = "tiny-vision" if task in ("buttons", "zoom") else "tiny"
     assert f"warm start of {name} for {task} reads tasks in style 'bare' alone" in (unread_style(name, task, {}) or "")
     assert "tasks.options.style=bare" in (unread_style(f"{name}:{task}", task, {"style": "chat"}) or "")
@@ -271,13 +271,13 @@ def test_a_world_in_a_style_that_the_warm_start_does_not_read_is_said(task):
     assert unread_style("smollm2-135m", task, {}) is None and unread_style(f"{name}:cold", task, {}) is None
 
 
-def test_tasks_that_are_no_worlds_have_the_style_of_their_warm_start():
+def test_tasks_without_worlds_have_their_warm_starts_style():
     assert all(unread_style("tiny", task, {}) is None for task in ("arithmetic", "countdown", "code", "another"))
     assert unread_style("tiny-vision", "shapes", {}) is None
 
 
 # ---------------------------------------------------------------- adapters
-def test_an_adapters_directory_is_merged_with_its_base_or_says_how(tmp_path, monkeypatch):
+def test_an_adapter_directory_is_merged_with_its_base(tmp_path, monkeypatch):
     """PEFT's own forward pass over base and adapter is what the merged model must compute."""
     peft = pytest.importorskip("peft")
     monkeypatch.setenv("GXPO_CACHE", str(tmp_path / "cache"))

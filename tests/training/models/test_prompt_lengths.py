@@ -16,7 +16,7 @@ from gxpo.base.errors import ModelError, TaskError
 from gxpo.environments.tasks.listed import ListedTasks
 from gxpo.explain.task_report import report
 from gxpo.models.chat import PlainChat, TemplateChat
-from gxpo.models.tokenizer import character_tokenizer
+from gxpo.models.tiny import character_tokenizer
 from gxpo.parts.protocols import Task
 from gxpo.training.config import Resolved, load
 from gxpo.training.models.prompt_lengths import FittingTasks, PromptLengths, fit
@@ -40,7 +40,7 @@ def listed(lengths: list[int], held: list[int] = [3], **info: Any) -> ListedTask
     return made
 
 
-def test_a_prompt_exactly_at_the_limit_fits_and_the_next_is_refused_by_its_id() -> None:
+def test_a_prompt_at_the_limit_fits_and_a_longer_one_is_named() -> None:
     source = listed([15, 1, 2], held=[15])
     assert fit(source, plain(), 9, "q.jsonl") == (source, [])
     for bad, name in ((listed([15, 16, 2]), "'t1' with 17"), (listed([1, 2], held=[1, 1, 1, 40]), "'h3' with 41")):
@@ -53,7 +53,7 @@ def test_a_prompt_exactly_at_the_limit_fits_and_the_next_is_refused_by_its_id() 
         fit(listed([30] * 5), plain(), 1, "q.jsonl")
 
 
-def test_dropped_tasks_are_counted_and_epochs_go_through_the_others() -> None:
+def test_dropped_tasks_are_counted_and_epochs_skip_them() -> None:
     source, lines = fit(listed([9, 16, 9, 99, 9], held=[3, 30]), plain("drop"), 9, "q.jsonl")
     assert lines == [
         "q.jsonl: 3 of 7 prompts have more than 16 tokens ('t1' with 17, 't3' with 100, 'h1' with 31), what the "
@@ -76,7 +76,7 @@ def test_a_shortened_text_keeps_its_end_and_bos() -> None:
     assert bare.shortened(Task("t", tuple(range(40)))).prompt == tuple(range(32, 40))
 
 
-def test_of_messages_the_longest_text_is_cut_and_the_system_and_roles_stay() -> None:
+def test_the_longest_message_is_cut_and_system_and_roles_stay() -> None:
     chat = TemplateChat(tokenizer_of("chatml"))
     prompt = (
         {"role": "system", "content": "you are terse " * 6},
@@ -118,7 +118,7 @@ class Made:
         return [Task(f"h{i}", "b" * 10, "x") for i in range(n)]
 
 
-def test_tasks_that_are_made_at_each_step_are_looked_at_as_they_are_drawn() -> None:
+def test_tasks_generated_at_each_step_are_checked_when_drawn() -> None:
     refusing, _ = fit(Made(), plain(), 2, "made")
     assert isinstance(refusing, FittingTasks) and len(refusing.draw(2, 1)) == 2 and refusing.name == "made"
     with pytest.raises(TaskError, match=r"task '5/2': 1 of 1 prompts has more than 16 tokens \('5/2' with 31\)"):
@@ -149,7 +149,7 @@ KEYS = {
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_run_refuses_them_before_its_first_step_or_leaves_them_out(tmp_path: Path) -> None:
+def test_a_run_refuses_long_prompts_first_or_drops_them(tmp_path: Path) -> None:
     """The positions of the tiny model are 2048, and the long prompt is that of the twelfth row."""
     path = write(tmp_path, [f"{i}?" for i in range(11)] + ["hello " * 700])
     message = r"t\.jsonl: 1 of 12 prompts has more than 2046 tokens \('t/12' with 4201\)"
@@ -175,9 +175,7 @@ def test_a_run_refuses_them_before_its_first_step_or_leaves_them_out(tmp_path: P
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_run_begun_without_the_setting_goes_on_until_it_draws_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_the_setting_stops_at_a_long_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, [f"{i}?" for i in range(12)])
     written = Resolved.to_yaml
     with monkeypatch.context() as before:  # its config.yaml has no such key
