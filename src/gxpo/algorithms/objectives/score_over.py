@@ -73,9 +73,10 @@ def factors(forest: Forest, over: Over, gamma: float = 1.0) -> Tensor | None:
 def turns_of(forest: Forest) -> Turns:
     """Find the place of every turn, and the turn in which each group parts.
 
-    A group whose members begin alike parts, where one of them ends there, in that one's last turn; a group of one parts
-    in turn 0. Forks are declared in a group of which two
-    share an action, and in one whose rollouts note the `tree` that they grew in (`sampling.rollouts.tree.grown_forest`)."""
+    A group whose members begin alike parts, where one of them ends there, in that one's last turn; a group of one
+    parts in turn 0. Forks are declared in a group of which two share an action, and in one whose rollouts note
+    the `tree` that they grew in (`sampling.rollouts.tree.grown_forest`).
+    """
     owner = forest.step_trajectory
     turns_R = torch.bincount(owner, minlength=forest.n_trajectories)
     place_S = torch.arange(forest.n_steps) - (turns_R.cumsum(0) - turns_R)[owner]
