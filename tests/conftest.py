@@ -24,7 +24,7 @@ typer.main.get_command = functools.cache(typer.main.get_command)  # else each `g
 
 # GXPO_HYPOTHESIS=search looks for new counterexamples: other examples each time, and many more of them.
 slow = [HealthCheck.too_slow]
-settings.register_profile("default", deadline=None, derandomize=True, max_examples=40, suppress_health_check=slow)
+settings.register_profile("default", deadline=None, derandomize=True, max_examples=20, suppress_health_check=slow)
 settings.register_profile("search", deadline=None, max_examples=1000, suppress_health_check=slow)
 settings.load_profile(os.environ.get("GXPO_HYPOTHESIS", "default"))
 
