@@ -333,7 +333,7 @@ def page(listed: Mapping[str, Any], lists: Sequence[Mapping[str, Any]], store: M
     made, planned = runs_made(listed, store), len({(digest(k), s) for k, s in wanted([listed])})
     commits = sorted(set(made.values()))
     first = (
-        "prints the table below from the runs in `studies/runs.jsonl`; `--run` makes what is missing. Of "
+        "prints the table below from the runs in `studies/runs.jsonl.gz`; `--run` makes what is missing. Of "
         f"{len(verdicts)} claims: {counts}. The list (`studies/claims.yaml`: claim, arms, measure, prediction, rule of "
         f"the verdict) was committed as {committed(LIST)}, before any of its runs, of which {len(made)} of "
         f"{planned} are there"

@@ -320,7 +320,7 @@ def page(listed: Mapping[str, Any], store: Store) -> str:
             "python scripts/remedy_study.py",
             "```",
             "",
-            "prints this from the runs in `studies/runs.jsonl`; `--run` makes what is missing. "
+            "prints this from the runs in `studies/runs.jsonl.gz`; `--run` makes what is missing. "
             f"{', '.join(f'`studies/{path.name}` was committed as {committed(path)}' for path in LISTS)}, each "
             "before any of its runs; the second when the first seed of the first had run, the third after the pilots "
             "of both, for sicknesses that their runs did not have. Each remedy "

@@ -3,6 +3,7 @@
     python scripts/study.py studies/claims.yaml studies/remedies.yaml --plan     # runs, and how long they take
     python scripts/study.py studies/claims.yaml --hours 4
     python scripts/study.py studies/claims.yaml --only two_grpo --seeds 20
+    python scripts/study.py --pack                                               # new rows into studies/runs.jsonl.gz
 
 A list has `settings` (keys, budget, measure) and `experiments` (setting, seeds, base, arms, and under `varied` a second
 setting with its arms). Runs of equal configuration and seed are made once, whoever asks for them.
@@ -24,7 +25,7 @@ from gxpo.compare.arms import with_origin
 from gxpo.compare.jobs import STOPPED, Job, Local
 from gxpo.parts.options import dotted
 from gxpo.training import config
-from study_rows import append, digest, missing, read_store, row_of
+from study_rows import append, digest, missing, pack, read_store, row_of
 
 HERE = Path(__file__).resolve().parent.parent
 STORE = HERE / "studies" / "runs.jsonl"
@@ -120,7 +121,7 @@ def run(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("lists", nargs="+", type=Path)
+    parser.add_argument("lists", nargs="*", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="ids of experiments")
     parser.add_argument("--skip", nargs="*", default=[], help="ids of experiments to leave out")
     parser.add_argument("--seeds", type=int, help="so many, instead of each experiment's own")
@@ -129,7 +130,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=HERE / "runs" / "studies", help="for runs under way")
     parser.add_argument("--store", type=Path, default=STORE, help="file of the runs that there are")
     parser.add_argument("--plan", action="store_true", help="say what is missing and how long it takes; run nothing")
+    parser.add_argument(
+        "--pack", action="store_true", help="move finished rows into the compressed archive; run nothing"
+    )
     given = parser.parse_args()
+    if given.pack:
+        pack(given.store)
+        return
+    if not given.lists:
+        parser.error("give a list of experiments, as studies/claims.yaml")
     lists = [read_list(path) for path in given.lists]
     which = {"only": given.only, "skip": given.skip, "seeds": given.seeds}
     todo = missing(wanted(lists, **which), read_store(given.store))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import math
@@ -111,10 +112,22 @@ def result_of(row: Mapping[str, Any], arm: str, measure: str = "eval_accuracy") 
     )
 
 
+def archive_of(path: Path) -> Path:
+    """Compressed rows beside a store: `runs.jsonl.gz` of `runs.jsonl`."""
+    return path.with_name(f"{path.name}.gz")
+
+
+def read_lines(path: Path) -> list[str]:
+    """Lines of a store: those of its archive, then those appended since."""
+    archive = archive_of(path)
+    text = gzip.decompress(archive.read_bytes()).decode() if archive.is_file() else ""
+    return (text + (path.read_text(encoding="utf-8") if path.is_file() else "")).split("\n")
+
+
 def read_store(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """(digest, seed) -> row. A last line that a kill cut off is left out; any other bad line is a `RecordError`."""
     out: dict[tuple[str, int], dict[str, Any]] = {}
-    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+    lines = read_lines(path)
     for number, line in enumerate(lines, 1):
         if not line:
             continue
@@ -126,6 +139,19 @@ def read_store(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
                 continue
             raise RecordError(f"{path} line {number}: not a row of a study: {error}") from None
     return out
+
+
+def pack(path: Path) -> None:
+    """Move the rows of a store into its archive. Equal rows give equal bytes; a kill leaves all rows in one of the two,
+    or in both, which reads the same."""
+    lines = [line for line in read_lines(path) if line]
+    for line in lines:
+        json.loads(line)  # a line that a kill cut off is not archived in silence
+    archive = archive_of(path)
+    partial = archive.with_name(f".{archive.name}.new")
+    partial.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
+    partial.replace(archive)
+    path.unlink(missing_ok=True)
 
 
 def with_former(store: Mapping[tuple[str, int], dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:

@@ -15,6 +15,7 @@ from study_rows import (
     bits_of,
     digest,
     missing,
+    pack,
     read_store,
     result_of,
     row_of,
@@ -111,3 +112,32 @@ def test_rows_of_the_former_order_of_tasks_are_not_made_use_of_but_reported(run)
     assert row["first_step"] == 1 and "first_step" not in row_of(run, {**generated, "seed": 4})
     both = {**store, (row["digest"], 4): row}
     assert (digest(listed), 3) not in with_former(both)  # once some are new, the two are not mixed
+
+
+def test_packed_rows_are_read_before_those_appended_since(tmp_path):
+    store = tmp_path / "runs.jsonl"
+    first, second = {"digest": "a", "seed": 0, "steps": 1}, {"digest": "b", "seed": 0, "steps": 2}
+    append(store, first)
+    pack(store)
+    archived = (tmp_path / "runs.jsonl.gz").read_bytes()
+    assert not store.exists() and read_store(store) == {("a", 0): first}
+    append(store, second)
+    assert read_store(store) == {("a", 0): first, ("b", 0): second}
+    pack(store)
+    assert read_store(store) == {("a", 0): first, ("b", 0): second}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["runs.jsonl.gz"]
+    pack(store)  # nothing new: the same rows, the same bytes
+    assert (
+        read_store(store) == {("a", 0): first, ("b", 0): second}
+        and (tmp_path / "runs.jsonl.gz").read_bytes() != archived
+    )
+
+
+def test_a_row_cut_off_by_a_kill_is_not_archived(tmp_path):
+    store = tmp_path / "runs.jsonl"
+    append(store, {"digest": "a", "seed": 0})
+    with store.open("ab") as file:
+        file.write(b'{"digest": "b", "se')
+    with pytest.raises(json.JSONDecodeError):
+        pack(store)
+    assert read_store(store) == {("a", 0): {"digest": "a", "seed": 0}}
