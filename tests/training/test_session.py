@@ -1,5 +1,6 @@
 """What a session scores, and what it leaves as it is."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import torch
@@ -146,3 +147,19 @@ def test_a_rollout_with_an_action_of_another_prompt_stays_unscored_whoever_paid_
     assert "sampled under another prompt" in why["e"]["failure"] and "failure" not in why["x"]
     again = s.score(scored)
     assert again.scored.tolist() == scored.scored.tolist() and again.info == scored.info
+
+
+def test_a_forest_is_cut_once_and_only_where_there_is_a_segmenter():
+    s, _ = session()
+    forest = three()
+    assert s.segment(forest) is forest  # no segmenter
+    calls = []
+
+    def halves(uncut, tools):
+        calls.append(tools.decode([97]))
+        return dataclasses.replace(uncut, segment=torch.zeros_like(uncut.segment))
+
+    s._segmenter = halves
+    cut = s.segment(forest)
+    assert calls == ["a"] and cut.segment.tolist() == [0] * len(forest.segment)
+    assert s.segment(cut) is cut and calls == ["a"]
