@@ -95,7 +95,7 @@ class Trainer(Stages):
     # ------------------------------------------------------------ evaluation
     def evaluate(self) -> Evaluation:
         """Figures on the held-out tasks, which are the same for every seed and step, and on a pool of training ones."""
-        with self.overlap.alone(self.step_number) if self.overlap is not None else nullcontext():
+        with self.overlap.pause_sampling(self.step_number) if self.overlap is not None else nullcontext():
             return self._evaluate()
 
     def _evaluate(self) -> Evaluation:
@@ -383,7 +383,7 @@ class Trainer(Stages):
         saved = self._checkpoint(self._state()) if self._saves else None
         self._saved = self.step_number
         if self.overlap is not None:
-            self.overlap.ledger.tidy(min(checkpoint.steps(self.out)))
+            self.overlap.ledger.remove_consumed(min(checkpoint.steps(self.out)))
         return saved
 
     @property

@@ -32,7 +32,7 @@ from gxpo.sampling.rollouts import Independent
 from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.training.asynchronous.checks import check_asynchronous
 from gxpo.training.best import rules_of
-from gxpo.training.callbacks.named import check as check_callbacks
+from gxpo.training.callbacks.dispatch import check as check_callbacks
 from gxpo.training.cluster_checks import check_cluster
 from gxpo.training.config import Resolved
 from gxpo.training.external import Externals, check_externals
