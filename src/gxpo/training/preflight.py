@@ -219,7 +219,7 @@ def check_lengths(s: RunSettings, method: Method, world: World) -> None:
     if world.envs is not None or flow.is_flow(s.model) or not RolloutPart.hook(method.rollout, "samples_prompts"):
         return
     check_model(s)
-    if (lengths := prompt_lengths.of_name(s)) is not None:
+    if (lengths := prompt_lengths.lengths_of_model(s)) is not None:
         for line in prompt_lengths.fit(world.source, lengths, s.eval.tasks, s.task)[1]:
             warnings.warn(line, stacklevel=2)
 

@@ -294,6 +294,7 @@ class Ledger:
                 shutil.rmtree(folder)
 
     def _append(self, line: Mapping[str, Any]) -> None:
+        """Append a line and flush it to the disk before the run goes on."""
         is_new_file = not self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         text, digest = write_chain([line], self._digest)
@@ -305,6 +306,7 @@ class Ledger:
             self._digest = digest
         except OSError as error:
             raise CheckpointError(f"{self.path} not written: {error.strerror}: free space, then gxpo resume") from error
+        # A new file's name is in its folder, which has its own buffer.
         if is_new_file:
             _flush_to_disk(self.path.parent)
 

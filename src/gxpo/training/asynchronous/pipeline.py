@@ -86,6 +86,7 @@ class Pipeline:
         self._start()
         with self._changed:
             self._raise_sampler_error()
+            # Weights first: the groups that are dispatched next may be sampled under them at once.
             if self._sampler is not None and self._sampler.policy is not None:
                 self._sampler.policy.publish(version)
                 self.schedule.oldest_version = min(self._sampler.policy.published)
@@ -171,6 +172,7 @@ class Pipeline:
         if self._sampler is None:
             yield
             return
+        # An evaluation uses the sampler's copy: its weights are those of a version, whatever the learner does.
         with self.engine_lock.exclusive():
             policy = self._sampler.policy
             if policy is not None and version not in policy.published:

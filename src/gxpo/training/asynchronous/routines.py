@@ -121,17 +121,20 @@ class Rounds:
 
         timeout  seconds to wait for services; None waits as long as they take
         """
+        # One routine after the other, in the order in which they became ready: their side effects have a fixed order.
         while self._ready:
             self._ready.popleft().advance()
         finished_routines = [r for r in self.routines if r.is_over]
         self.routines = [r for r in self.routines if not r.is_over]
         self._submit()
+        # A routine that ended makes room for another, so it is returned before any service is waited for.
         if not finished_routines and self._serving:
             wait([future for future, _ in self._serving.values()], timeout, return_when="FIRST_COMPLETED")
         self._collect()
         return finished_routines
 
     def _submit(self) -> None:
+        """Start a batch for each free service that routines wait for."""
         if self.barrier and self._serving:
             return
         in_service = {r for _, batch in self._serving.values() for r in batch}
@@ -145,14 +148,17 @@ class Rounds:
                 self._serving[name] = (self._pool.submit(_serve_batch, self.services[name], calls), batch)
 
     def _collect(self) -> None:
+        """Make the routines of served batches ready to go on."""
         for name, (future, batch) in list(self._serving.items()):
             if future.done():
                 del self._serving[name]
+                # Errors of the service are in its calls; this raises those of gxpo itself.
                 future.result()
                 self._ready.extend(batch)
 
     def close(self) -> None:
         """Wait for the services, then cancel all routines."""
+        # A service may still write into its calls, so it ends before their routines do.
         wait([future for future, _ in self._serving.values()])
         self._serving.clear()
         for routine in self.routines:

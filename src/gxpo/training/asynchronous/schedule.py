@@ -101,6 +101,7 @@ class Schedule:
             for wave in waves:
                 self._dispatch(wave)
             return
+        # By order of finishing there is no plan of steps: tasks are drawn as there is room, a step's worth at a time.
         room = self._room()
         while room > 0:
             if not self._backlog:
@@ -139,6 +140,7 @@ class Schedule:
             for group in groups:
                 group.version = self.ledger.entries[group.place].version
             return
+        # A resumed run has the checkpoint's weights alone; groups planned under older ones were to be read back.
         for group in groups:
             if group.version < self.oldest_version:
                 warnings.warn(
@@ -165,6 +167,7 @@ class Schedule:
 
     def unusable_groups(self, step: int) -> tuple[list[Group], list[Group]]:
         """Mark groups that are over age at `step`; return failed and dropped groups. In order, only those of `step`."""
+        # In order a later step's groups are charged to that step; they can't be over age.
         live = [g for g in self.groups.values() if not self.in_order or g.step == step]
         failed = [g for g in live if self.state_of(g) == "failed"]
         dropped = [g for g in live if self.state_of(g) == "dropped"]
@@ -182,6 +185,7 @@ class Schedule:
         if self.in_order:
             step_groups = [g for g in self.groups.values() if g.step == step]
             return None if any(self.state_of(g) == "dispatched" for g in step_groups) else step_groups
+        # The oldest draws first, so that no group is overtaken for ever.
         selection, draws = [], 0
         for group in sorted(self.finished, key=lambda g: g.place):
             if draws < self.per_step:

@@ -75,12 +75,14 @@ class Dispatcher:
     def __init__(self, named: Mapping[str, Any], given: Iterable[Any] = ()) -> None:
         """named: from the configuration, by their names there. given: from Python, to be named after their classes."""
         self.parts: dict[str, Any] = dict(named)
+        # A class, or an object without a method of the protocol, would silently never be called.
         for part in given:
             if isinstance(part, type) or not any(callable(getattr(part, method, None)) for method in _METHODS):
                 kind = f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
                 raise ConfigError(
                     f"callbacks: {kind} is no callback: give an instance of a subclass of gxpo.callbacks.Callback"
                 )
+            # States in checkpoints are by name, so two callbacks of one class need two names.
             name, number = type(part).__name__, 2
             while name in self.parts:
                 name, number = f"{type(part).__name__}-{number}", number + 1
@@ -138,6 +140,7 @@ class Dispatcher:
         try:
             return function(*arguments)
         except Exception as error:
+            # The first failure is shown at once; `end` shows their number, so a broken logger does not flood the run.
             self.failures[name] += 1
             if self.failures[name] == 1:
                 consequence = "it is not called again" if method == "on_start" else "the run goes on"

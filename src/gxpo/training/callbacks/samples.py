@@ -32,6 +32,7 @@ def contrasts(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         groups.setdefault(group_of(record), []).append(record)
     pairs = []
     for members in groups.values():
+        # An unscored rollout counts as 0 in `outcome_of`, so it may be neither best nor worst beside scored ones.
         scored = [r for r in members if isinstance(r.get("reward"), int | float)] or members
         best, worst = max(scored, key=outcome_of), min(scored, key=outcome_of)
         pairs.append([best] if outcome_of(best) == outcome_of(worst) else [best, worst])

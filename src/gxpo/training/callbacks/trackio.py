@@ -46,12 +46,14 @@ class Trackio(Callback):
             name = init_options.pop("name", None) or config["logging.name"] or run.path.name
             name = _unused_name(name, self._run_names(init_options["project"])) if is_local else name
         init_options["name"] = name
+        # trackio prints to stdout, which belongs to the output of the command.
         with redirect_stdout(sys.stderr):
             self._run = self._trackio.init(**init_options, resume="allow" if self._run_identity else "never")
         self._stored_steps = (
             self._read_stored_steps(init_options["project"]) if is_local and self._run_identity else set()
         )
         self._run_identity = {"name": name}
+        # Only a local database can be read, so only there is it known which steps it lacks.
         for row, samples in history(run):
             if row["step"] not in self._stored_steps and is_local:
                 self.on_samples(samples, run)

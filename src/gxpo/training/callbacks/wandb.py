@@ -40,7 +40,9 @@ class Wandb(Callback):
                 "dir": str(run.path),
                 "config": {key: value for key, value in config.items() if value is not None},
             }
+            # The identity last: the id of a resumed run wins over options that name another.
             init_options |= self._options | self._run_identity
+            # wandb prints to stdout, which belongs to the output of the command.
             with redirect_stdout(sys.stderr):
                 self._run = self._wandb.init(**init_options, resume="allow")
             self._run_identity = {"id": self._run.id, "project": self._run.project}
