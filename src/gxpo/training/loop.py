@@ -95,7 +95,7 @@ class Trainer(Stages):
     # ------------------------------------------------------------ evaluation
     def evaluate(self) -> Evaluation:
         """Evaluate on the held-out tasks, the same for every seed and step, and on a pool of training ones."""
-        with self.pipeline.alone(self.step_number) if self.pipeline is not None else nullcontext():
+        with self.pipeline.pause_sampling(self.step_number) if self.pipeline is not None else nullcontext():
             return self._evaluate()
 
     def _evaluate(self) -> Evaluation:
@@ -381,7 +381,7 @@ class Trainer(Stages):
         saved = self._checkpoint(self._state()) if self._is_writer else None
         self._saved_step = self.step_number
         if self.pipeline is not None:
-            self.pipeline.ledger.tidy(min(checkpoint.steps(self.out)))
+            self.pipeline.ledger.remove_consumed(min(checkpoint.steps(self.out)))
         return saved
 
     @property

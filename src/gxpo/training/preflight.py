@@ -32,7 +32,7 @@ from gxpo.sampling.rollouts import Independent
 from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.training.asynchronous.checks import check_asynchronous
 from gxpo.training.best import rules_of
-from gxpo.training.callbacks.named import check as check_callbacks
+from gxpo.training.callbacks.dispatch import check as check_callbacks
 from gxpo.training.cluster import check_cluster
 from gxpo.training.config import Resolved
 from gxpo.training.external import Externals, check_externals
@@ -229,7 +229,7 @@ def check_lengths(s: RunSettings, method: Method, world: World) -> None:
     if world.envs is not None or flow.is_flow(s.model) or not RolloutPart.hook(method.rollout, "samples_prompts"):
         return
     check_model(s)
-    if (lengths := prompt_lengths.of_name(s)) is not None:
+    if (lengths := prompt_lengths.lengths_of_model(s)) is not None:
         for line in prompt_lengths.fit(world.source, lengths, s.eval.tasks, s.task)[1]:
             warnings.warn(line, stacklevel=2)
 

@@ -1,4 +1,4 @@
-"""The callback protocol: order of the calls, what is given, exceptions, stopping, what a resumed run gives back."""
+"""Callbacks of a run: made by name, order of their calls, exceptions, stopping, states after a resume."""
 
 import warnings
 
@@ -6,28 +6,29 @@ import pytest
 from tests.training.callbacks.parity import REWARD, SMALL
 
 import gxpo
+from gxpo.base import usercode
 from gxpo.base.errors import ConfigError
-from gxpo.training.callbacks import Callback, Dispatcher
+from gxpo.training.callbacks import Callback, Dispatcher, dispatch, make
 
 
 class Listening(Callback):
     def __init__(self):
-        self.said = []
+        self.events = []
 
     def on_start(self, run):
-        self.said.append(("start", run.step, run.resumed))
+        self.events.append(("start", run.step, run.resumed))
 
     def on_step(self, row, run):
-        self.said.append(("step", row["step"], "eval_accuracy" in row, run.path.name))
+        self.events.append(("step", row["step"], "eval_accuracy" in row, run.path.name))
 
     def on_evaluation(self, figures, run):
-        self.said.append(("evaluation", figures["step"], len(run.evaluations)))
+        self.events.append(("evaluation", figures["step"], len(run.evaluations)))
 
     def on_samples(self, samples, run):
-        self.said.append(("samples", samples[0]["set"], samples[0]["step"]))
+        self.events.append(("samples", samples[0]["set"], samples[0]["step"]))
 
     def on_end(self, run, error):
-        self.said.append(("end", run.step, error))
+        self.events.append(("end", run.step, error))
 
 
 def train(path, *callbacks, steps=3, **keys):
@@ -37,7 +38,7 @@ def train(path, *callbacks, steps=3, **keys):
 def test_the_calls_of_a_run_in_their_order(tmp_path):
     one = Listening()
     train(tmp_path / "run", one)
-    assert one.said == [
+    assert one.events == [
         ("start", 0, False),
         ("evaluation", 0, 1), ("samples", "eval", 0), ("step", 0, True, "run"),
         ("step", 1, False, "run"),
@@ -47,24 +48,7 @@ def test_the_calls_of_a_run_in_their_order(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_table_of_samples_has_the_best_and_the_worst_of_a_group(tmp_path):
-    tables = []
-
-    class Reading(Callback):
-        def on_samples(self, samples, run):
-            tables.append(samples)
-
-    run = train(tmp_path / "run", Reading(), **{"logging.samples": 2, "eval.every": 0})
-    assert [len(table) for table in tables] == [2, 2, 2, 2]  # before, step 2, after, step 3
-    best, worst = tables[-1]
-    assert best["prompt"] == worst["prompt"] and best["reward"] == 1.0 and worst["reward"] == 0.0
-    assert best["advantage"] > 0 > worst["advantage"] and best["tokens"] == 2
-    left, right = best["prompt"].rstrip("=").split("+")
-    assert best["answer"] == str(int(left) + int(right))
-    assert best["completion"].removesuffix(" [cut]") in {r["turns"][0]["action_text"] for r in run.samples}
-
-
-def test_what_a_callback_raises_is_said_once_counted_and_costs_no_step(tmp_path):
+def test_an_exception_is_warned_of_once_and_costs_no_step(tmp_path):
     class Failing(Callback):
         def on_step(self, row, run):
             raise ValueError("out of ink")
@@ -76,10 +60,10 @@ def test_what_a_callback_raises_is_said_once_counted_and_costs_no_step(tmp_path)
         def on_step(self, row, run):
             raise AssertionError("it is not called again")
 
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run = train(tmp_path / "run", Failing(), Dead())
-    texts = [str(w.message) for w in said if "callback" in str(w.message)]
+    texts = [str(w.message) for w in caught if "callback" in str(w.message)]
     assert [t for t in texts if "Failing: on_step: ValueError: out of ink" in t and "the run goes on" in t]
     assert [t for t in texts if "Dead: on_start: OSError: no printer" in t and "not called again" in t]
     assert len(texts) == 3 and "Failing: 4 of its calls raised an exception" in texts[-1]
@@ -97,7 +81,7 @@ def test_a_callback_can_stop_the_run_which_is_saved(tmp_path):
     assert gxpo.resume(run.path, steps=3).step == 3  # without the callback
 
 
-def test_the_end_is_called_with_what_ended_the_run(tmp_path):
+def test_on_end_gets_the_exception_that_ended_the_run(tmp_path):
     one = Listening()
 
     def watch(row):
@@ -106,10 +90,10 @@ def test_the_end_is_called_with_what_ended_the_run(tmp_path):
 
     with pytest.raises(RuntimeError, match="watch is not"):
         gxpo.train(reward=REWARD, steps=3, out=tmp_path / "run", set=SMALL, callbacks=[one], watch=watch)
-    assert one.said[-1][:2] == ("end", 1) and isinstance(one.said[-1][2], RuntimeError)
+    assert one.events[-1][:2] == ("end", 1) and isinstance(one.events[-1][2], RuntimeError)
 
 
-def test_a_resumed_run_gives_back_the_state_of_the_checkpoint(tmp_path):
+def test_a_resumed_run_restores_the_state_of_the_checkpoint(tmp_path):
     class Counting(Listening):
         seen = 0
 
@@ -130,16 +114,84 @@ def test_a_resumed_run_gives_back_the_state_of_the_checkpoint(tmp_path):
         gxpo.train(reward=REWARD, steps=5, out=tmp_path / "run", set=SMALL, callbacks=[Counting()], watch=kill)
     again = Counting()
     gxpo.resume(tmp_path / "run", callbacks=[again])  # the newest checkpoint is of step 2
-    assert again.said[0] == ("start", 2, True) and again.seen == 1 + 5
+    assert again.events[0] == ("start", 2, True) and again.seen == 1 + 5
 
 
-def test_a_class_or_anything_else_is_refused():
+def test_a_class_and_objects_that_are_no_callbacks_are_refused():
     with pytest.raises(ConfigError, match="the class Listening is no callback: give an instance"):
         Dispatcher({}, [Listening])
     with pytest.raises(ConfigError, match="int is no callback"):
         Dispatcher({}, [3])
 
 
-def test_two_of_a_class_have_names_of_their_own():
+def test_two_callbacks_of_one_class_have_different_names():
     named = {"wandb": Callback()}
     assert list(Dispatcher(named, [Listening(), Listening()]).parts) == ["wandb", "Listening", "Listening-2"]
+
+
+# ---------------------------------------------------------------- by name
+MINE = """
+import gxpo
+
+class Mine(gxpo.training.callbacks.Callback):
+    def __init__(self, to="steps.txt"):
+        self.to = to
+
+    def on_step(self, row, run):
+        with open(run.path / self.to, "a") as file:
+            file.write(f"{row['step']} ")
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "my_logger.py").write_text(MINE)
+    return f"{tmp_path / 'my_logger.py'}:Mine"
+
+
+def test_a_class_of_a_file_is_made_with_its_options(tmp_path, mine):
+    keys = {"trainer.callbacks": [mine], "logging.options": {mine: {"to": "mine.txt"}}}
+    run = gxpo.train(reward=REWARD, steps=2, out=tmp_path / "run", set=SMALL | keys)
+    assert (run.path / "mine.txt").read_text() == "0 1 2 "
+    assert gxpo.resume(run.path, steps=3).path == run.path
+    assert (run.path / "mine.txt").read_text() == "0 1 2 3 "
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (
+            ["tensorbord"],
+            {},
+            r"no logger 'tensorbord'; did you mean 'tensorboard'\? \(tensorboard, trackio, wandb, or ",
+        ),
+        (["nowhere.py:Mine"], {}, "no such file nowhere.py"),
+        (["MINE:Yours"], {}, "has no 'Yours'"),
+        (["MINE"], {"MINE": {"colour": 1}}, "logging.options.*unexpected keyword argument 'colour'"),
+        (["MINE"], {"wandb": {}}, "logging.options.wandb: wandb is not in trainer.callbacks"),
+    ],
+)
+def test_a_bad_name_or_option_fails_before_anything_is_written(tmp_path, mine, names, options, message):
+    def real(text):
+        return text.replace("MINE", mine.rpartition(":")[0]) if ":" in text else text.replace("MINE", mine)
+
+    keys = {"trainer.callbacks": [real(n) for n in names], "logging.options": {real(k): v for k, v in options.items()}}
+    with pytest.raises(ConfigError, match=message):
+        gxpo.train(steps=1, out=tmp_path / "run", set=SMALL | keys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_is_not_executed_when_a_run_is_only_shown(tmp_path):
+    path = tmp_path / "loud.py"
+    path.write_text("raise SystemExit('run')\nclass Mine: pass\n")
+    with usercode.unexecuted():
+        dispatch.check([f"{path}:Mine"])
+        with pytest.raises(ConfigError, match="has no 'Yours'"):
+            dispatch.check([f"{path}:Yours"])
+
+
+def test_a_missing_package_names_the_extra(monkeypatch):
+    for name in ("wandb", "trackio", "tensorboard"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+        with pytest.raises(gxpo.errors.MissingExtra, match=rf"pip install 'gxpo\[{name}\]'"):
+            make([name])

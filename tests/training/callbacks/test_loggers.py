@@ -8,14 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests import started
-from tests.training.callbacks.parity import REWARD, SMALL
+from tests.training.callbacks.parity import REWARD
+from tests.training.callbacks.stored import KEYS, figures, in_events, lines, single
 
 import gxpo
 
-KEYS = SMALL | {"logging.prices": {"generated_tokens": 5.0}, "logging.project": "sums"}
 SCRIPT = """
 import os, signal, sys
 import gxpo
@@ -31,7 +30,6 @@ if __name__ == "__main__":
         reward, keys = eval(sys.argv[3])
         gxpo.train(reward=reward, steps=4, out=sys.argv[2], set=keys, watch=watch)
 """
-OURS = ("_", "step", "timestamp", "samples/")  # keys that the loggers add
 
 
 def installed():
@@ -59,64 +57,9 @@ def killed(tmp_path_factory):
     return path
 
 
-def lines(run):
-    """Step -> figures that metrics.jsonl has of it; of step 0 evaluations.jsonl."""
-    first = (run / "evaluations.jsonl").read_text().splitlines()[0]
-    rows = [json.loads(line) for line in [first, *(run / "metrics.jsonl").read_text().splitlines()]]
-    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4] and rows[-1]["cost"] > 0
-    return {row["step"]: figures(row) for row in rows}
-
-
-def figures(row):
-    """Numbers without what depends on the clock or was added by the logger."""
-    added = ("time_", "memory_", *OURS)
-    return {k: v for k, v in row.items() if isinstance(v, (int, float)) and not k.startswith(added)}
-
-
-def in_events(run):
-    """Step -> figures, and the events; no step may have a figure twice."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
-    events.Reload()
-    stored: dict = {}
-    for tag in events.Tags()["scalars"]:
-        for event in events.Scalars(tag):
-            stored.setdefault(event.step, []).append((tag.split("/")[1], event.value))
-    assert all(len(dict(pairs)) == len(pairs) for pairs in stored.values())
-    return {step: figures(dict(pairs)) for step, pairs in stored.items()}, events
-
-
-def single(table):
-    return {step: {name: float(np.float32(value)) for name, value in row.items()} for step, row in table.items()}
-
-
-def test_tensorboard_has_the_names_and_after_a_resume_every_step_once(tmp_path):
-    def watch(row):
-        if row["step"] == 3:
-            raise RuntimeError("out of power")
-
-    keys = KEYS | {"trainer.callbacks": ["tensorboard"]}
-    with pytest.raises(RuntimeError, match="out of power"):
-        gxpo.train(reward=REWARD, steps=4, out=tmp_path / "run", set=keys, watch=watch)
-    run = gxpo.resume(tmp_path / "run")
-    stored, events = in_events(run.path)
-    assert stored == single(lines(run.path))
-    assert [event.step for event in events.Scalars("rollouts/zero_signal_groups")] == [1, 2, 3, 4]
-    assert [event.step for event in events.Scalars("eval/eval_accuracy")] == [0, 2, 4]
-    tables = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("samples/train/text_summary")]
-    assert len(tables) == 2 and tables[0].startswith("| task | prompt | completion | reward |")
-
-
 @pytest.mark.thorough
 def test_tensorboard_of_a_killed_run(killed):
     assert in_events(killed / "run")[0] == single(lines(killed / "run"))
-
-
-def test_markdown_in_texts_is_shown_as_it_is():
-    from gxpo.training.callbacks.tensorboard import _cell
-
-    assert _cell("a|b\n*c* <d>") == r"a\|b<br>\*c\* &lt;d&gt;" and _cell(None) == "" and _cell(0.123456) == "0.1235"
 
 
 @pytest.mark.thorough

@@ -1,5 +1,4 @@
-"""Asynchronous training (`async.max_staleness` above 0): groups are sampled beside the updates, with a bound on their
-age."""
+"""Asynchronous training (`async.max_staleness` above 0): sample groups during updates, with a bound on their age."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from gxpo.parts.protocols import Budget, Sampling, TaskSource
 from gxpo.parts.settings import RunSettings
 from gxpo.sampling.engines.openai import OpenAIEngine
 from gxpo.sampling.engines.vllm import VllmEngine
-from gxpo.training.asynchronous.checks import uncorrected
+from gxpo.training.asynchronous.checks import missing_correction
 from gxpo.training.asynchronous.pipeline import Pipeline, Stage
 from gxpo.training.session import Session
 
@@ -22,7 +21,7 @@ __all__ = ["Pipeline", "overlap_of"]
 
 
 class Stages(Protocol):
-    """What a pipeline needs of `gxpo.training.step.Stages`."""
+    """The attributes of `gxpo.training.step.Stages` that a pipeline uses."""
 
     settings: RunSettings
     engine: Any
@@ -37,18 +36,23 @@ class Stages(Protocol):
 
 
 def overlap_of(stages: Stages, run: Path, notify: Callable[[str], None]) -> Pipeline:
-    """The pipeline that samples beside the steps of these stages, with its ledger in a run directory; `notify` is told
-    where the method does not correct for the age of what it trains."""
-    a = stages.settings.async_
-    if isinstance(stages.engine, VllmEngine | OpenAIEngine) and a.order == "finish" and not a.partial:
+    """Build the pipeline that samples beside the steps of `stages`, with its ledger in the run directory.
+
+    notify  gets a message if the method does not correct for the age of its rollouts
+    """
+    options = stages.settings.async_
+    # These engines keep their weights in another process, which holds one version; with order=finish groups of several
+    # versions are under way unless all of them go on under the newest (`partial`).
+    if isinstance(stages.engine, VllmEngine | OpenAIEngine) and options.order == "finish" and not options.partial:
         raise ConfigError(
             "async.order=finish samples under several versions at a time, and vLLM has one: set async.partial=true, "
             "or async.order=dispatch"
         )
-    if (key := uncorrected(stages.method)) is not None:
+    # A note, no error: such a method trains, only its gradient is of the policy at the start of the step.
+    if (key := missing_correction(stages.method)) is not None:
         notify(
-            f"async.max_staleness={a.max_staleness}: the ratio of {stages.method.name} is over the policy at the start "
-            f"of the step, so nothing corrects for the age of its rollouts; {key} does"
+            f"async.max_staleness={options.max_staleness}: the ratio of {stages.method.name} is over the policy at the "
+            f"start of the step, so nothing corrects for the age of its rollouts; {key} does"
         )
     stage = Stage(
         engine=stages.engine,

@@ -1,4 +1,4 @@
-"""One task of an asynchronous run: what it is grown under, and the session in which its rollout runs alone."""
+"""A group of an asynchronous run, and the engine, environments and rewards that its own session gives its rollout."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ ENGINE, ENVS, REWARDS = "engine", "envs", "rewards"  # the services
 
 
 class OverAge(BaseException):
-    """Raised in a rollout whose group could not be trained any more; no part may catch it as an error of its own."""
+    """Ends a rollout whose group is too old to be trained; a BaseException, so that no part catches it as an error."""
 
 
 @dataclass(eq=False)
 class Group:
-    """The draws of one task in a step: mostly one; a task that was drawn several times makes that many groups.
+    """All draws of one task in a step: mostly one; a task drawn several times makes that many groups of rollouts.
 
-    place    its number in the order of drawing; the ledger's
+    place    number in the order of drawing, as in the ledger
     tasks    the task, once for each draw
-    version  of the weights that it is sampled under; with `async.partial` of its oldest token
-    cost     what services have done for it so far
+    version  version of the weights that sample it; with `async.partial` that of its oldest token
+    cost     work of the services for it so far
     """
 
     place: int
@@ -41,8 +41,8 @@ class Group:
     def draws(self) -> int:
         return len(self.tasks)
 
-    def spent(self) -> Cost:
-        """What it took so far."""
+    def total_cost(self) -> Cost:
+        """Return the tokens, rollouts and time that the group has used so far."""
         total = Cost(self.budget.generated_tokens, self.budget.rollouts, self.budget.discarded)
         total.add(self.cost)
         return total
@@ -52,31 +52,31 @@ class Group:
 
 
 class GroupEngine:
-    """The engine of one group's session: its caches have names of their own."""
+    """Engine of one group's session, which prefixes names of caches by the group's place."""
 
     def __init__(self, routine: Routine, group: Group) -> None:
         self._routine, self._group = routine, group
-        self._kept: set[str] = set()
+        self._cache_names: set[str] = set()
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         if self._group.over_age:
             raise OverAge
-        own = [replace(r, keep=tuple(self._name(name) for name in r.keep)) for r in requests]
-        self._kept.update(name for r in own for name in r.keep)
-        return self._routine.ask(ENGINE, "sample", own, sampling)
+        renamed_requests = [replace(r, keep=tuple(self._cache_name(name) for name in r.keep)) for r in requests]
+        self._cache_names.update(name for r in renamed_requests for name in r.keep)
+        return self._routine.ask(ENGINE, "sample", renamed_requests, sampling)
 
     def release(self, names: Sequence[str] | None = None) -> None:
-        chosen = list(self._kept) if names is None else [self._name(name) for name in names]
-        if held := [name for name in chosen if name in self._kept]:
-            self._kept.difference_update(held)
-            self._routine.ask(ENGINE, "release", held)
+        candidates = list(self._cache_names) if names is None else [self._cache_name(name) for name in names]
+        if cache_names := [name for name in candidates if name in self._cache_names]:
+            self._cache_names.difference_update(cache_names)
+            self._routine.ask(ENGINE, "release", cache_names)
 
-    def _name(self, name: str) -> str:
+    def _cache_name(self, name: str) -> str:
         return f"{self._group.place}:{name}"
 
 
 class GroupEnvs:
-    """The environments of one group's session: equal names of two groups are two episodes."""
+    """Environments of one group's session, which prefix names, so that equal names of two groups are two episodes."""
 
     def __init__(self, routine: Routine, group: Group, envs: Envs) -> None:
         self._routine, self._prefix = routine, f"{group.place}:"
@@ -84,34 +84,34 @@ class GroupEnvs:
         self.tools, self.provides = envs.tools, envs.provides
 
     def reset(self, seeds: Mapping[str, int]) -> dict[str, TimeStep | EnvFailure]:
-        return self._asked("reset", seeds)
+        return self._call("reset", seeds)
 
     def step(self, actions: Mapping[str, Reply]) -> dict[str, TimeStep | EnvFailure]:
-        return self._asked("step", actions)
+        return self._call("step", actions)
 
     def restore(self, snapshots: Mapping[str, str]) -> dict[str, EnvFailure | None]:
-        return self._asked("restore", snapshots)
+        return self._call("restore", snapshots)
 
     def snapshot(self, names: Sequence[str]) -> dict[str, str | EnvFailure]:
-        return self._asked("snapshot", dict.fromkeys(names))
+        return self._call("snapshot", dict.fromkeys(names))
 
     def expert(self, names: Sequence[str]) -> dict[str, str | EnvFailure | None]:
-        return self._asked("expert", dict.fromkeys(names))
+        return self._call("expert", dict.fromkeys(names))
 
     def legal(self, names: Sequence[str]) -> dict[str, list[str] | EnvFailure]:
-        return self._asked("legal", dict.fromkeys(names))
+        return self._call("legal", dict.fromkeys(names))
 
     def finish(self, names: Sequence[str]) -> None:
         if names:
             self._routine.ask(ENVS, "finish", {self._prefix + name: None for name in names})
 
-    def _asked(self, what: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        answer = self._routine.ask(ENVS, what, {self._prefix + name: x for name, x in given.items()})
-        return {name: answer[self._prefix + name] for name in given}
+    def _call(self, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        answer = self._routine.ask(ENVS, operation, {self._prefix + name: x for name, x in arguments.items()})
+        return {name: answer[self._prefix + name] for name in arguments}
 
 
 class GroupRewards:
-    """The rewards of one group's session."""
+    """Rewards of one group's session, scored by the service in a batch with other groups."""
 
     def __init__(self, routine: Routine, rewards: Any) -> None:
         self._routine, self.weighed = routine, rewards.weighed

@@ -1,7 +1,8 @@
-"""Sampling beside training: a thread grows the groups that a `Schedule` dispatches, while the trainer takes its steps.
+"""Pipeline that samples beside training: a thread samples the groups that a `Schedule` dispatches, while the trainer
+takes its steps.
 
-With `async.order: dispatch` the groups of a step are sampled together, in batches that depend on themselves alone. So
-the same configuration and seed give the same run, killed or not.
+With `async.order: dispatch` the groups of a step are sampled together, in batches whose content the clock does not
+change. So the same configuration and seed give the same run, killed or not.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ from gxpo.training.asynchronous.group import ENGINE, ENVS, REWARDS, Group, Group
 from gxpo.training.asynchronous.ledger import Cost, Ledger
 from gxpo.training.asynchronous.routines import Cancelled, Rounds, Routine
 from gxpo.training.asynchronous.schedule import Schedule
-from gxpo.training.asynchronous.services import Environments, Gate, Sampler, Scorer
-from gxpo.training.asynchronous.weights import PublishedPolicy
+from gxpo.training.asynchronous.services import Environments, PublishedPolicy, Sampler, Scorer, SharedLock
 from gxpo.training.session import Session
 
 POLL = 0.05  # seconds after which a sampler looks for newly dispatched groups
@@ -35,9 +35,10 @@ POLL = 0.05  # seconds after which a sampler looks for newly dispatched groups
 
 @dataclass(frozen=True)
 class Gathered:
-    """What a step trains: rollouts, in order of dispatch, and what became of other groups since the step before.
+    """Rollouts of a step in order of dispatch, and the failed and dropped groups since the step before.
 
-    failed  of groups whose rollout raised, why; dropped  how many groups were over age
+    failed   message of each group whose rollout raised
+    dropped  number of rollout groups that were over age
     """
 
     forest: Forest
@@ -49,7 +50,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a pipeline samples with: the parts of a run's `Stages`."""
+    """The parts of a run's `Stages` that the pipeline samples with."""
 
     engine: Any
     learner: Any
@@ -62,14 +63,14 @@ class Stage:
 
 
 class Pipeline:
-    """The groups of an asynchronous run, from drawing to training. One thread of its own samples.
+    """Groups of an asynchronous run from draw to training step, sampled in a thread of the pipeline.
 
-    publish, gather, drain  are called by the trainer between its updates
+    The trainer calls `publish`, `gather` and `drain` between its updates.
     """
 
     def __init__(self, settings: RunSettings, stage: Stage, run: Path) -> None:
         self.stage, self.partial = stage, settings.async_.partial
-        self.ledger, self.gate, self.totals = Ledger(run), Gate(), Cost()
+        self.ledger, self.engine_lock, self.totals = Ledger(run), SharedLock(), Cost()
         self.schedule = Schedule(settings, stage.source, self.ledger)
         self.figures: dict[str, int] = {}  # of the newest step
         self.messages: dict[str, str] = {}  # why a group of it failed
@@ -77,146 +78,158 @@ class Pipeline:
         self._sampler: Sampler | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._closing = False
+        self._is_closing = False
 
     # ------------------------------------------------------------ the trainer's side
     def publish(self, version: int) -> None:
-        """The learner's weights are those of `version` now: they may be sampled under, and further groups may be."""
+        """Publish the learner's weights as those of `version`, and dispatch the groups that it makes room for."""
         self._start()
         with self._changed:
-            self._raise()
+            self._raise_sampler_error()
+            # Weights first: the groups that are dispatched next may be sampled under them at once.
             if self._sampler is not None and self._sampler.policy is not None:
                 self._sampler.policy.publish(version)
-                self.schedule.oldest = min(self._sampler.policy.published)
+                self.schedule.oldest_version = min(self._sampler.policy.published)
             self.schedule.version = version
             self.schedule.advance()
-            self._retire()
+            self._retire_versions()
             self._changed.notify_all()
 
     def gather(self, step: int) -> Gathered:
-        """The groups of a step; waits until there are enough. GxpoError where all of them failed."""
+        """Wait for the groups of a step and return their rollouts; GxpoError if all groups failed."""
         schedule = self.schedule
+        # The first step of a run, and of a resumed one: nothing published its weights.
         if schedule.version < step - 1:
             self.publish(step - 1)
-        cost, failed, dropped, places = Cost(), [], 0, []
+        cost, failure_messages, n_dropped, failed_places = Cost(), [], 0, []
         with self._changed:
-            if step > schedule.steps:  # a loop of one's own goes on
+            if step > schedule.steps:  # a user's own loop takes more steps than `trainer.steps`
                 schedule.steps = step
                 schedule.advance()
                 self._changed.notify_all()
             while True:
-                self._raise()
-                lost, old = schedule.useless(step)
-                failed += [self.ledger.entries[g.place].why for g in lost]
-                places += [g.place for g in lost]
-                dropped += sum(g.draws for g in old)
-                for group in (*lost, *old):
-                    cost.add(schedule.take(group))
-                    if group in old:
+                self._raise_sampler_error()
+                # Groups that can't be trained are charged to this step and make room for others before each wait.
+                failed_groups, over_age_groups = schedule.unusable_groups(step)
+                failure_messages += [self.ledger.entries[g.place].why for g in failed_groups]
+                failed_places += [g.place for g in failed_groups]
+                n_dropped += sum(g.draws for g in over_age_groups)
+                for group in (*failed_groups, *over_age_groups):
+                    cost.add(schedule.remove(group))
+                    if group in over_age_groups:
                         cost.discarded += self.ledger.entries[group.place].cost.rollouts
-                if lost or old:
+                if failed_groups or over_age_groups:
                     schedule.advance()
                     self._changed.notify_all()
-                if (chosen := schedule.chosen(step)) is not None:
+                if (step_groups := schedule.choose(step)) is not None:
                     break
-                if len(failed) >= schedule.per_step and not schedule.finished:
-                    raise GxpoError(f"all {len(failed)} groups since step {step - 1} failed, the first: {failed[0]}")
+                # With order=finish others replace failed groups: without this a run that only fails never ends.
+                if len(failure_messages) >= schedule.per_step and not schedule.finished:
+                    n_failed, message = len(failure_messages), failure_messages[0]
+                    raise GxpoError(f"all {n_failed} groups since step {step - 1} failed, the first: {message}")
                 self._changed.wait()
-            if not chosen:
-                raise GxpoError(f"all {len(failed)} groups of step {step} failed, the first: {failed[0]}")
-            for group in chosen:
-                cost.add(schedule.take(group))
-            self.ledger.consume(step, [*places, *(g.place for g in chosen)])
+            if not step_groups:
+                raise GxpoError(
+                    f"all {len(failure_messages)} groups of step {step} failed, the first: {failure_messages[0]}"
+                )
+            for group in step_groups:
+                cost.add(schedule.remove(group))
+            # Failed places are consumed by the step that is charged for them: a resumed run skips them too.
+            self.ledger.consume(step, [*failed_places, *(g.place for g in step_groups)])
         self.totals.add(cost)
-        forest = Forest.concat([self.ledger.rollouts(g.place) for g in chosen])
-        return Gathered(forest, [g.tasks[0] for g in chosen], cost, dropped, failed)
+        # Read from the disk and checked, as after a resume: what is trained is what was recorded.
+        forest = Forest.concat([self.ledger.rollouts(g.place) for g in step_groups])
+        return Gathered(forest, [g.tasks[0] for g in step_groups], cost, n_dropped, failure_messages)
 
     def rollouts(self, session: Session, clock: Clock) -> Forest:
-        """The scored rollouts of a step, in its session, which is charged for them."""
-        found = self.gather(session.step)
+        """Return the scored rollouts of a step, and charge their cost to the step's session."""
+        gathered = self.gather(session.step)
         clock.lap("wait")
-        clock.note("sample", found.cost.time_sample_s)
-        session.know(found.tasks)
+        clock.note("sample", gathered.cost.time_sample_s)
+        session.know(gathered.tasks)
         for name in ("generated_tokens", "rollouts", "discarded"):
-            setattr(session.budget, name, getattr(session.budget, name) + getattr(found.cost, name))
-        self.messages = {"rollout": found.failed[0]} if found.failed else {}
-        self.figures = {"dropped_groups": found.dropped, "failed_groups": len(found.failed)}
-        return session.segment(found.forest)
+            setattr(session.budget, name, getattr(session.budget, name) + getattr(gathered.cost, name))
+        self.messages = {"rollout": gathered.failed[0]} if gathered.failed else {}
+        self.figures = {"dropped_groups": gathered.dropped, "failed_groups": len(gathered.failed)}
+        return session.segment(gathered.forest)
 
     def drain(self) -> None:
-        """Wait until nothing is sampled any more under weights that a checkpoint of now does not hold."""
+        """Wait until all groups of older versions have finished: a checkpoint holds only the current weights."""
         schedule = self.schedule
         if not schedule.in_order or self._thread is None:
             return
 
-        def done() -> bool:
+        def is_drained() -> bool:
             return self._error is not None or all(g.version == schedule.version for g in schedule.unfinished)
 
         with self._changed:
-            self._changed.wait_for(done)
-            self._raise()
+            self._changed.wait_for(is_drained)
+            self._raise_sampler_error()
 
     @contextmanager
-    def alone(self, version: int) -> Iterator[None]:
-        """The engine is the trainer's, with the weights of `version`, and rewards and environments are, too."""
+    def pause_sampling(self, version: int) -> Iterator[None]:
+        """Pause sampling and give the trainer the engine, under `version`, with rewards and environments."""
         if self._sampler is None:
             yield
             return
-        with self.gate.shut():
+        # An evaluation uses the sampler's copy: its weights are those of a version, whatever the learner does.
+        with self.engine_lock.exclusive():
             policy = self._sampler.policy
             if policy is not None and version not in policy.published:
                 policy.publish(version)
-            self._sampler.use(version)
+            self._sampler.use_version(version)
             yield
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the ledger."""
+        """Return the pipeline's state for a checkpoint: source states, totals, digests of the ledger."""
         with self._changed:
             totals = asdict(self.totals)
             return {"sources": self.schedule.state(), "totals": totals, "ledger": self.ledger.state()}
 
     def resume(self, state: dict[str, Any], step: int) -> None:
-        """Go back to a checkpoint of `step`: what finished is read back, what was under way is sampled again."""
+        """Go back to the checkpoint of `step`: finished groups are read back, unfinished ones are sampled again."""
         self.totals = Cost(**state["totals"])
         self.schedule.resume(state["sources"], step, state.get("ledger"))
 
     def close(self) -> None:
-        """End the sampling; what is under way is left for a resumed run."""
+        """End the sampling thread; unfinished groups are left for a resumed run."""
         with self._changed:
-            self._closing = True
+            self._is_closing = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
 
-    # ------------------------------------------------------------ between the two
+    # ------------------------------------------------------------ starting, retiring, errors
     def _start(self) -> None:
+        """Start the sampling thread, with its own copy of the policy if the engine samples a model of this process."""
         if self._thread is not None:
             return
         engine, policy = self.stage.engine, None
 
-        def newest() -> int:
+        def newest_version() -> int:
             return self.schedule.version
 
-        served = isinstance(engine, OpenAIEngine) and engine.publishes
-        if isinstance(engine, TorchEngine | VllmEngine) or served:
+        publishes_to_server = isinstance(engine, OpenAIEngine) and engine.publishes
+        if isinstance(engine, TorchEngine | VllmEngine) or publishes_to_server:
             policy = PublishedPolicy(self.stage.learner)
             if not isinstance(engine, TorchEngine):
                 engine.move_to(policy.model)
             else:
                 engine.move_to(policy.model, policy.acting)
-                engine.interrupted = (lambda: newest() > engine.policy_version) if self.partial else None
-        self._sampler = Sampler(engine, policy, newest if self.partial else None)
+                # Asked between two tokens; vLLM and servers change versions between two actions.
+                engine.interrupted = (lambda: newest_version() > engine.policy_version) if self.partial else None
+        self._sampler = Sampler(engine, policy, newest_version if self.partial else None)
         self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
         self._thread.start()
 
-    def _retire(self) -> None:
-        """Forget weights that nobody will sample under."""
+    def _retire_versions(self) -> None:
+        """Free the weights that no unfinished group will sample under."""
         if self._sampler is None or self._sampler.policy is None:
             return
         self._sampler.policy.retire({self.schedule.version, *(g.version for g in self.schedule.unfinished)})
-        self.schedule.oldest = min(self._sampler.policy.published)
+        self.schedule.oldest_version = min(self._sampler.policy.published)
 
-    def _raise(self) -> None:
+    def _raise_sampler_error(self) -> None:
         if self._error is not None:
             raise self._error
 
@@ -226,7 +239,7 @@ class Pipeline:
             if self.schedule.in_order:
                 self._run_waves()
             else:
-                self._run_freely()
+                self._run_unordered()
         except BaseException as error:
             with self._changed:
                 self._error = error
@@ -234,50 +247,53 @@ class Pipeline:
 
     def _services(self) -> dict[str, Any]:
         assert self._sampler is not None
-        found: dict[str, Any] = {ENGINE: self._sampler, REWARDS: Scorer(self.stage.rewards, self.schedule.steps)}
+        services: dict[str, Any] = {ENGINE: self._sampler, REWARDS: Scorer(self.stage.rewards, self.schedule.steps)}
         if self.stage.envs is not None:
-            found[ENVS] = Environments(self.stage.envs)
-        return found
+            services[ENVS] = Environments(self.stage.envs)
+        return services
 
     def _run_waves(self) -> None:
-        """The groups of each step together, one step after the other."""
+        """Sample the groups of each step together, one step after the other (`async.order: dispatch`)."""
         assert self._sampler is not None
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self.schedule.queue or self._closing)
-                if self._closing:
+                self._changed.wait_for(lambda: self.schedule.queue or self._is_closing)
+                if self._is_closing:
                     return
                 wave, *_ = self.schedule.waves(self.schedule.queue)
                 del self.schedule.queue[: len(wave)]
-            with self.gate.passing():
-                self._sampler.use(wave[0].version)
+            with self.engine_lock.shared():
+                self._sampler.use_version(wave[0].version)
+                # No caches of an earlier wave and a barrier in each round: the batches depend on this wave alone.
                 self._sampler.engine.release()
                 rounds = Rounds(self._services(), barrier=True)
                 try:
                     for group in wave:
                         rounds.add(self._routine(group))
-                    while rounds.routines and not self._closing:
-                        for routine in rounds.round():
-                            self._ended(routine)
+                    while rounds.routines and not self._is_closing:
+                        for routine in rounds.run_round():
+                            self._record_outcome(routine)
                 finally:
                     rounds.close()
 
-    def _run_freely(self) -> None:
-        """All dispatched groups beside each other, each as fast as it goes."""
-        services = {name: _inside(self.gate, serve) for name, serve in self._services().items()}
+    def _run_unordered(self) -> None:
+        """Sample all dispatched groups concurrently, each at its own speed (`async.order: finish`)."""
+        # The lock is held for one batch at a time, so that an evaluation waits for a batch and not for whole groups.
+        services = {name: _with_lock(self.engine_lock, service) for name, service in self._services().items()}
         rounds, schedule = Rounds(services, barrier=False), self.schedule
         try:
-            while not self._closing:
+            while not self._is_closing:
                 with self._changed:
-                    while schedule.queue and len(rounds.routines) < schedule.most:
+                    while schedule.queue and len(rounds.routines) < schedule.max_in_flight:
                         group = schedule.queue.pop(0)
+                        # Begun under the newest weights, which may be newer than at its dispatch.
                         group.version, group.over_age = schedule.version, False
                         rounds.add(self._routine(group))
-                    if not rounds.routines:
+                    if not rounds.routines:  # the timeout covers a `close` between the loop's test and this wait
                         self._changed.wait(POLL)
                         continue
-                for routine in rounds.round(POLL):
-                    self._ended(routine)
+                for routine in rounds.run_round(POLL):
+                    self._record_outcome(routine)
         finally:
             rounds.close()
 
@@ -285,7 +301,7 @@ class Pipeline:
         return Routine(group, lambda routine: self._grow(group, routine))
 
     def _grow(self, group: Group, routine: Routine) -> Forest:
-        """In the group's own thread: its rollouts, scored."""
+        """Sample and score a group's rollouts, in the group's own thread."""
         stage = self.stage
         session = stage.session(
             group.step,
@@ -293,20 +309,21 @@ class Pipeline:
             engine=GroupEngine(routine, group),
             envs=None if stage.envs is None else GroupEnvs(routine, group, stage.envs),
             rewards=GroupRewards(routine, stage.rewards),
-            learner=None,
+            learner=None,  # its weights are of a later version than the group's
         )
         session.know(group.tasks)
         forest = session.grow(stage.rollout, group.tasks)
-        if not Segmenter.hook(stage.segmenter, "reads_entropy"):  # else by the learner, in the step that trains it
+        if not Segmenter.hook(stage.segmenter, "reads_entropy"):  # else cut by the learner in the step that trains it
             forest = session.segment(forest)
         if not forest.n_trajectories:
             raise GxpoError("its rollout gave no trajectories")
         return session.score(forest)
 
-    def _ended(self, routine: Routine) -> None:
+    def _record_outcome(self, routine: Routine) -> None:
+        """Note in the ledger how a group's routine ended, and wake the trainer."""
         group: Group = routine.owner
-        error, cost = routine.error, group.spent()
-        if isinstance(error, Cancelled):
+        error, cost = routine.error, group.total_cost()
+        if isinstance(error, Cancelled):  # the run ends: it stays dispatched, to be sampled again
             return
         with self._changed:
             if error is None:
@@ -317,13 +334,15 @@ class Pipeline:
                 self.ledger.fail(group.place, f"{type(error).__name__}: {error}", cost)
             else:
                 raise error
-            self._retire()
+            self._retire_versions()
             self._changed.notify_all()
 
 
-def _inside(gate: Gate, serve: Callable[[Sequence[Any]], None]) -> Callable[[Sequence[Any]], None]:
-    def served(calls: Sequence[Any]) -> None:
-        with gate.passing():
-            serve(calls)
+def _with_lock(lock: SharedLock, service: Callable[[Sequence[Any]], None]) -> Callable[[Sequence[Any]], None]:
+    """Wrap a service so that it holds the lock while it serves a batch."""
 
-    return served
+    def serve_locked(calls: Sequence[Any]) -> None:
+        with lock.shared():
+            service(calls)
+
+    return serve_locked

@@ -1,4 +1,4 @@
-"""Callbacks: loggers, and stopping rules of one's own.
+"""Callbacks: loggers, and users' own stopping rules.
 
 class Mine(gxpo.training.callbacks.Callback):
     def on_step(self, row, run):
@@ -9,9 +9,7 @@ gxpo.train(..., callbacks=[Mine()])
 
 from __future__ import annotations
 
-from gxpo.training.callbacks.base import Callback, Row, Sample
-from gxpo.training.callbacks.dispatch import Dispatcher
-from gxpo.training.callbacks.history import history
-from gxpo.training.callbacks.named import LOGGERS, make
+from gxpo.training.callbacks.base import Callback, Row, Sample, history
+from gxpo.training.callbacks.dispatch import LOGGERS, Dispatcher, make
 
 __all__ = ["LOGGERS", "Callback", "Dispatcher", "Row", "Sample", "history", "make"]

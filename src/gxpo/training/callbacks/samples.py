@@ -1,4 +1,4 @@
-"""Rollouts as rows of a table that people read: what loggers show, and the report."""
+"""Table of sample rollouts for loggers and the report: prompt, completion, reward, advantage."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ COLUMNS = ("step", "set", "task", "prompt", "completion", "reward", "success", "
 
 
 def rows(records: Sequence[Mapping[str, Any]], *, step: int, set: str, most: int) -> list[dict[str, Any]]:
-    """At most `most` of the records (`gxpo schema`) under `COLUMNS`: the best and the worst of each group first.
+    """Return rows with `COLUMNS` of at most `most` records (`gxpo schema`), the best and worst of each group first.
 
     set  "train", or "eval" for held-out tasks
     """
     return [{"step": step, "set": set, **_row(record)} for record in contrasts(records)[:most]]
 
 
-def tables(found: Sequence[Mapping[str, Any]], table: Callable[..., Any]) -> dict[str, Any]:
-    """A logger's table of each set of `rows`, by the name that it is logged under."""
-    out = {}
-    for name in dict.fromkeys(row["set"] for row in found):
-        data = [[row[column] for column in COLUMNS] for row in found if row["set"] == name]
-        out[f"samples/{name}"] = table(columns=list(COLUMNS), data=data)
-    return out
+def tables(samples: Sequence[Mapping[str, Any]], table: Callable[..., Any]) -> dict[str, Any]:
+    """Build a logger's table for each set of `rows`, by the name under which it is logged."""
+    tables_by_name = {}
+    for name in dict.fromkeys(row["set"] for row in samples):
+        data = [[row[column] for column in COLUMNS] for row in samples if row["set"] == name]
+        tables_by_name[f"samples/{name}"] = table(columns=list(COLUMNS), data=data)
+    return tables_by_name
 
 
 def contrasts(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rollouts with the largest and the smallest outcome of each group that has two, then one of each other."""
+    """Return the best and worst rollout of each group whose outcomes differ, then one of each other group."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
         groups.setdefault(group_of(record), []).append(record)
     pairs = []
     for members in groups.values():
-        known = [r for r in members if isinstance(r.get("reward"), int | float)] or members
-        best, worst = max(known, key=outcome_of), min(known, key=outcome_of)
+        # An unscored rollout counts as 0 in `outcome_of`, so it may be neither best nor worst beside scored ones.
+        scored = [r for r in members if isinstance(r.get("reward"), int | float)] or members
+        best, worst = max(scored, key=outcome_of), min(scored, key=outcome_of)
         pairs.append([best] if outcome_of(best) == outcome_of(worst) else [best, worst])
     pairs.sort(key=len, reverse=True)  # stable: groups keep their order
     return [r for pair in pairs for r in pair]
@@ -49,30 +50,32 @@ def outcome_of(record: Mapping[str, Any]) -> float:
 
 
 def prompt_of(record: Mapping[str, Any]) -> str:
-    """The prompt's text; of a fork, where it goes on."""
+    """Return the prompt's text; for a fork, the trajectory and turn that it continues."""
     fork = record.get("fork")
     if isinstance(fork, dict):
         return f"(goes on from turn {fork.get('turn')} of {fork.get('of')})"
-    return _text(record, "prompt_text", "prompt")
+    return _text_of(record, "prompt_text", "prompt")
 
 
 def completion_of(record: Mapping[str, Any], *, cut: str = " [cut]") -> str:
-    """The actions; from the second turn on with what was observed before. `cut`: what stands behind an action that
-    reached the length limit."""
+    """Return the actions as text, from the second turn on with the observation before each.
+
+    cut  suffix of an action that reached the length limit
+    """
     turns = record.get("turns")
     parts = []
     for i, turn in enumerate(turns if isinstance(turns, list) else []):
         if isinstance(turn, dict):
-            seen = _text(turn, "observation_text", "observation") if i else ""
-            parts += [f"[observed] {seen}"] if seen else []
-            parts.append(_text(turn, "action_text", "action") + (cut if turn.get("finish") == "length" else ""))
+            observation = _text_of(turn, "observation_text", "observation") if i else ""
+            parts += [f"[observed] {observation}"] if observation else []
+            parts.append(_text_of(turn, "action_text", "action") + (cut if turn.get("finish") == "length" else ""))
     return "\n".join(parts)
 
 
-def _text(holder: Mapping[str, Any], text: str, ids: str) -> str:
-    if isinstance(holder.get(text), str):
-        return holder[text]
-    return f"tokens {holder[ids]}" if holder.get(ids) else ""
+def _text_of(record: Mapping[str, Any], text_key: str, ids_key: str) -> str:
+    if isinstance(record.get(text_key), str):
+        return record[text_key]
+    return f"tokens {record[ids_key]}" if record.get(ids_key) else ""
 
 
 def _row(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A run in TensorBoard: its metrics under their names, rollouts and configuration as texts."""
+"""TensorBoard logger: metrics under their own names, rollouts and the configuration as text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gxpo.training.callbacks.base import Callback, Row, Sample, numbers
 
 
 class TensorBoard(Callback):
-    """Writes event files to RUN/tensorboard; `tensorboard --logdir runs` shows all runs.
+    """Logger that writes event files to RUN/tensorboard; `tensorboard --logdir runs` shows all runs.
 
-    After a resume the steps behind the checkpoint are written again, and TensorBoard drops what stood there.
+    After a resume the steps after the checkpoint are written again, and TensorBoard drops the earlier ones.
     """
 
     def __init__(self, **options: Any) -> None:
-        """options: of `torch.utils.tensorboard.SummaryWriter`, such as flush_secs."""
+        """options: keywords of `torch.utils.tensorboard.SummaryWriter`, such as flush_secs."""
         need("tensorboard", "tensorboard")
         self._options = options
         self._writer: Any = None
@@ -24,10 +24,10 @@ class TensorBoard(Callback):
     def on_start(self, run: Any) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        purge = {"purge_step": run.step + 1} if run.resumed else {}
-        self._writer = SummaryWriter(str(run.path / "tensorboard"), **purge, **self._options)
+        resume_options = {"purge_step": run.step + 1} if run.resumed else {}
+        self._writer = SummaryWriter(str(run.path / "tensorboard"), **resume_options, **self._options)
         if not run.resumed:
-            self._writer.add_text("config", _table(("key", "value"), run.config.items()), 0)
+            self._writer.add_text("config", _markdown_table(("key", "value"), run.config.items()), 0)
 
     def on_step(self, row: Row, run: Any) -> None:
         for name, value in numbers(row).items():
@@ -36,16 +36,16 @@ class TensorBoard(Callback):
 
     def on_samples(self, samples: Sequence[Sample], run: Any) -> None:
         for name in dict.fromkeys(sample["set"] for sample in samples):
-            own = [sample for sample in samples if sample["set"] == name]
-            columns = [column for column in own[0] if column not in ("step", "set")]
-            text = _table(columns, ([sample[column] for column in columns] for sample in own))
-            self._writer.add_text(f"samples/{name}", text, own[0]["step"])
+            set_samples = [sample for sample in samples if sample["set"] == name]
+            columns = [column for column in set_samples[0] if column not in ("step", "set")]
+            text = _markdown_table(columns, ([sample[column] for column in columns] for sample in set_samples))
+            self._writer.add_text(f"samples/{name}", text, set_samples[0]["step"])
 
     def on_end(self, run: Any, error: BaseException | None) -> None:
         self._writer.close()
 
 
-GROUPS = (  # TensorBoard folds up what stands before the "/"; what stands behind it is the metric's name, untouched
+GROUPS = (  # TensorBoard folds tags by the part before the "/"; the part behind it is the metric's name, unchanged
     ("eval", ("eval_",)),
     ("time", ("time_", "memory_")),
     ("rollouts", ("reward_", "success_", "zero_signal_", "groups", "trajectories", "unscored", "scoring_", "length_",
@@ -57,22 +57,23 @@ GROUPS = (  # TensorBoard folds up what stands before the "/"; what stands behin
 
 
 def tag(name: str) -> str:
-    """TensorBoard's tag of a metric: its name, behind what it is a figure of.
+    """Return the TensorBoard tag of a metric: its group, a slash, its name.
 
     >>> tag("zero_signal_groups"), tag("eval_accuracy"), tag("clip_fraction")
     ('rollouts/zero_signal_groups', 'eval/eval_accuracy', 'update/clip_fraction')
     """
-    group = next((group for group, begins in GROUPS if name.startswith(begins)), "update")
+    group = next((group for group, prefixes in GROUPS if name.startswith(prefixes)), "update")
     return f"{group}/{name}"
 
 
-def _table(columns: Sequence[str], rows: Any) -> str:
-    """A table in Markdown."""
+def _markdown_table(columns: Sequence[str], rows: Any) -> str:
+    """Format a table in Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(_cell(value) for value in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(_markdown_cell(value) for value in line) + " |" for line in lines)
 
 
-def _cell(value: Any) -> str:
+def _markdown_cell(value: Any) -> str:
+    """Format a cell; Markdown in texts of rollouts is escaped, so that it is shown as written."""
     if value is None:
         return ""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)

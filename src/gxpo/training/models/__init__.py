@@ -1,4 +1,4 @@
-"""Models: the embedded tiny model, its warm starts, and any causal language model that transformers loads."""
+"""Models of a run: the embedded tiny model, its warm starts, and causal language models loaded by transformers."""
 
 from gxpo.models.tiny import character_tokenizer, tiny_model
 from gxpo.training.models.load import Described, Loaded, describe, load, unread_style

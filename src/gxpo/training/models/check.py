@@ -1,4 +1,4 @@
-"""How gxpo runs a model, whether its tokenizer fits, and whether sampler, learner and transformers agree on it."""
+"""Check a model: how gxpo runs it, whether its tokenizer fits, and whether sampler, learner and transformers agree."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.training.models.check_tokenizer import check_tokenizer
 from gxpo.training.models.load import Loaded, load
 
-PROMPTS, SAMPLES, NEW = (24, 7), 3, 12  # tokens of the prompts, samples of each, tokens that are drawn
-CLOSE = {torch.float32: 1e-4, torch.float64: 1e-6}  # nats; others are 16 bits wide
-CLOSE_IN_16_BITS = 0.5
+PROMPTS, SAMPLES, NEW_TOKENS = (24, 7), 3, 12  # lengths of the prompts, samples of each, tokens of a sample
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}  # nats; other dtypes are 16 bits wide
+TOLERANCE_16_BITS = 0.5
 
 
 @dataclass
-class Found:
-    """What is known of a model. Gaps are the largest differences of log-probs (nats) of the same sampled tokens."""
+class ModelReport:
+    """Report on a model; gaps are the largest differences of log-probs (nats) of the same sampled tokens."""
 
     model: str
     architecture: str
@@ -34,7 +34,7 @@ class Found:
     dtype: str
     forward: str  # "fast", or "transformers: why"
     training: str  # "packed", or "flat: why"
-    turns: str  # what happens to a context between the turns of an episode
+    turns: str  # handling of a context between the turns of an episode
     positions: int | None
     windows: list[int]
     tied_head: bool
@@ -54,15 +54,15 @@ class Found:
         return asdict(self)
 
     def text(self) -> str:
-        """A line for each."""
+        """Format the report with a line for each field."""
         lines = []
         for name, value in self.to_dict().items():
-            shown = "\n".join(map(str, value)) if name in ("notes", "problems") else _shown(value)
-            lines.append(f"{name:<17} " + shown.replace("\n", "\n" + 18 * " "))
+            content = "\n".join(map(str, value)) if name in ("notes", "problems") else _format_value(value)
+            lines.append(f"{name:<17} " + content.replace("\n", "\n" + 18 * " "))
         return "\n".join(lines)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool) or value in (None, "", []):
         return {True: "yes", False: "no"}.get(value, "-") if isinstance(value, bool) else "-"
     if isinstance(value, list):
@@ -70,7 +70,7 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.2g}" if isinstance(value, float) else str(value)
 
 
-def check(name: str, *, task: str = "arithmetic", dtype: str = "float32", device: str = "cpu") -> Found:
+def check(name: str, *, task: str = "arithmetic", dtype: str = "float32", device: str = "cpu") -> ModelReport:
     """Load the model called `name` as a run would and compare its sampler, its learner and transformers.
 
     `ModelError` if it can't be loaded or sampled from, with the reason.
@@ -78,27 +78,29 @@ def check(name: str, *, task: str = "arithmetic", dtype: str = "float32", device
     return checked(load(name, task=task, dtype=dtype, device=device))
 
 
-def checked(loaded: Loaded) -> Found:
-    """`check` of a model that is there."""
+def checked(loaded: Loaded) -> ModelReport:
+    """Check a loaded model (see `check`)."""
     causal: Any = loaded.model
     device = next(causal.parameters()).device
-    with warnings.catch_warnings(record=True) as said:
+    # A run warns of these as it builds its engine and learner; here they are notes of the report.
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         engine = TorchEngine(causal, loaded.tokenizer, device=device)
         learner = TorchLearner(causal, lr=0.0, device=device)
     readout, network = learner._readout, engine.network
-    reason = Decoder.why_not(causal)
-    if readout.decoder is None and reason is None:
-        reason = "it does not do what its configuration says"
-    flat = why_flat(readout)
+    # The learner tries the decoder on the model; a model that looks supported may still compute something else.
+    reason_slow = Decoder.why_not(causal)
+    if readout.decoder is None and reason_slow is None:
+        reason_slow = "it does not do what its configuration says"
+    reason_flat = why_flat(readout)
     layers = [] if readout.decoder is None else layers_of(causal, readout.decoder.family)
-    found = Found(
+    report = ModelReport(
         model=loaded.name,
         architecture=type(causal).__name__,
         parameters=sum(p.numel() for p in causal.parameters()),
         dtype=str(next(causal.parameters()).dtype).removeprefix("torch."),
-        forward="fast" if reason is None else f"transformers: {reason}",
-        training="packed" if flat is None else f"flat: {flat}",
+        forward="fast" if reason_slow is None else f"transformers: {reason_slow}",
+        training="packed" if reason_flat is None else f"flat: {reason_flat}",
         turns="caches are kept" if network.layout is not None else "contexts are read anew in every turn",
         positions=readout.positions,
         windows=sorted({layer.window for layer in layers if layer.window is not None}),
@@ -107,63 +109,68 @@ def checked(loaded: Loaded) -> Found:
         end_ids=list(loaded.eos_ids),
         chat_template=has_template(loaded.tokenizer),
     )
-    _notes(found, loaded, readout.limited_by, {str(each.message) for each in said})
-    tokens = check_tokenizer(loaded.tokenizer, readout.vocabulary, found.end_ids)
-    found.round_trip, found.template_tokens = tokens.round_trip, tokens.template_tokens
-    found.ends, found.pad = tokens.ends, tokens.pad
-    found.notes += tokens.notes
-    found.problems += tokens.problems
-    _measure(found, engine, learner)
-    return found
+    _add_notes(report, loaded, readout.limited_by, {str(each.message) for each in caught})
+    tokens = check_tokenizer(loaded.tokenizer, readout.vocabulary, report.end_ids)
+    report.round_trip, report.template_tokens = tokens.round_trip, tokens.template_tokens
+    report.ends, report.pad = tokens.ends, tokens.pad
+    report.notes += tokens.notes
+    report.problems += tokens.problems
+    _measure_gaps(report, engine, learner)
+    return report
 
 
-def _notes(found: Found, loaded: Loaded, limited_by: str, said: set[str]) -> None:
-    known = ("run by transformers", "trained flat")  # they stand in their own lines
-    found.notes += sorted(line for line in said if not any(word in line for word in known))
+def _add_notes(report: ModelReport, loaded: Loaded, limited_by: str, messages: set[str]) -> None:
+    """Add warnings of engine and learner, and problems of vocabulary, end ids and chat template."""
+    reported_elsewhere = ("run by transformers", "trained flat")  # `forward` and `training` of the report
+    report.notes += sorted(line for line in messages if not any(word in line for word in reported_elsewhere))
     if limited_by:
-        found.notes.append(f"positions: {found.positions:,}{limited_by}")
+        report.notes.append(f"positions: {report.positions:,}{limited_by}")
     tokens, ids = len(loaded.tokenizer), int(loaded.model.config.get_text_config().vocab_size)  # type: ignore[arg-type]
     if tokens > ids:
-        found.problems.append(f"the tokenizer has {tokens:,} tokens, the model {ids:,}: they are not of one model")
+        report.problems.append(f"the tokenizer has {tokens:,} tokens, the model {ids:,}: they are not of one model")
     elif tokens < ids:
-        found.notes.append(f"ids from {tokens:,} on are no tokens: sampled, they are text of no length")
-    if not found.end_ids:
-        found.problems.append(
+        report.notes.append(f"ids from {tokens:,} on are no tokens: sampled, they are text of no length")
+    if not report.end_ids:
+        report.problems.append(
             "no end-of-sequence id is known: every action goes on to sampling.max_new_tokens (set eos_token_id in "
             "generation_config.json, or sampling.stop)"
         )
-    if not found.chat_template:
-        found.notes.append("no chat template: prompts are plain text (chat.template gives one)")
-    if (more := untrained_loss(loaded.model)) is not None and more not in found.notes:
-        found.notes.append(more)
+    if not report.chat_template:
+        report.notes.append("no chat template: prompts are plain text (chat.template gives one)")
+    if (untrained := untrained_loss(loaded.model)) is not None and untrained not in report.notes:
+        report.notes.append(untrained)
 
 
-def _measure(found: Found, engine: TorchEngine, learner: TorchLearner) -> None:
-    """Log-probs of sampled tokens: of the sampler, of the learner, of transformers on each sample alone."""
+def _measure_gaps(report: ModelReport, engine: TorchEngine, learner: TorchLearner) -> None:
+    """Compare log-probs of sampled tokens: of the sampler, of the learner, of transformers on each sample alone."""
     vocabulary = learner._readout.vocabulary
+    # Two lengths in one call, so that packing, padding and shared prompts take part.
     prompts = [[(i * 7919 + n) % vocabulary for i in range(1, n + 1)] for n in PROMPTS]
-    asked = [
+    requests = [
         Request(tuple(p), tuple(StreamKey(0, 0, str(i), j) for j in range(SAMPLES))) for i, p in enumerate(prompts)
     ]
-    answered = engine.sample(asked, Sampling(max_new_tokens=NEW))
+    completions = engine.sample(requests, Sampling(max_new_tokens=NEW_TOKENS))
     forest = Forest.from_completions(
         prompts,
-        [[c.tokens for c in row] for row in answered],
-        [[0.0] * SAMPLES for _ in answered],
-        logprobs=[[c.logprobs for c in row] for row in answered],
+        [[c.tokens for c in row] for row in completions],
+        [[0.0] * SAMPLES for _ in completions],
+        logprobs=[[c.logprobs for c in row] for row in completions],
     )
-    own = learner.outputs(forest)["logprob"]
-    bare = []
-    for prompt, row in zip(prompts, answered, strict=True):
+    learner_logprob_P = learner.outputs(forest)["logprob"]
+    # The reference: a forward pass without cache, batch or packing.
+    transformers_logprobs = []
+    for prompt, row in zip(prompts, completions, strict=True):
         for c in row:
             tokens = torch.tensor([[*prompt, *c.tokens]], device=learner.device)
             with torch.no_grad():
                 logits = learner.model(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 : -1]
-            every = logits.double().log_softmax(-1).cpu()
-            bare.append(every.gather(1, torch.tensor(c.tokens)[:, None])[:, 0])
-    found.sampler_gap = float((own - forest.path_behaviour_logprob).abs().max())
-    found.transformers_gap = float((own - torch.cat(bare)).abs().max())
-    close = CLOSE.get(next(learner.model.parameters()).dtype, CLOSE_IN_16_BITS)
-    for what, gap in (("the sampler", found.sampler_gap), ("transformers", found.transformers_gap)):
-        if not gap <= close:
-            found.problems.append(f"learner and {what} differ by {gap:.2g} nats at one token (rounding: {close:g})")
+            vocabulary_logprobs = logits.double().log_softmax(-1).cpu()
+            transformers_logprobs.append(vocabulary_logprobs.gather(1, torch.tensor(c.tokens)[:, None])[:, 0])
+    report.sampler_gap = float((learner_logprob_P - forest.path_behaviour_logprob).abs().max())
+    report.transformers_gap = float((learner_logprob_P - torch.cat(transformers_logprobs)).abs().max())
+    tolerance = TOLERANCE.get(next(learner.model.parameters()).dtype, TOLERANCE_16_BITS)
+    for other, gap in (("the sampler", report.sampler_gap), ("transformers", report.transformers_gap)):
+        if not gap <= tolerance:  # true for nan
+            report.problems.append(
+                f"learner and {other} differ by {gap:.2g} nats at one token (rounding: {tolerance:g})"
+            )

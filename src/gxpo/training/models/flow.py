@@ -56,9 +56,9 @@ def noise_scales(sigmas: Tensor, level: float) -> Tensor:
 
     At sigma 1, where this diverges, 1 - sigma is taken from the next level, as in the reference.
     """
-    here = sigmas[:-1]
-    below = torch.where(here >= 1, sigmas[1], here)
-    return level * (here / (1 - below)).sqrt() * (-sigmas.diff()).sqrt()
+    sigma = sigmas[:-1]
+    safe_sigma = torch.where(sigma >= 1, sigmas[1], sigma)
+    return level * (sigma / (1 - safe_sigma)).sqrt() * (-sigmas.diff()).sqrt()
 
 
 def transition_mean(latent: Tensor, velocity: Tensor, sigma: Tensor, next_sigma: Tensor, scale: Tensor) -> Tensor:
@@ -75,24 +75,26 @@ def transition_mean(latent: Tensor, velocity: Tensor, sigma: Tensor, next_sigma:
 def log_density(latent: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """[n]: Gaussian log-density log N(latent; mean, scale^2 I), averaged over D dimensions; exactly 0 if `scale` is 0.
 
-    Nothing is drawn in an ODE step: it happens with probability 1, as a greedy token does.
+    An ODE step draws nothing: it happens with probability 1, as a greedy token does.
     """
-    drawn = scale > 0
-    safe = torch.where(drawn, scale, torch.ones_like(scale))
-    density = -((latent - mean) / safe[:, None]).square().mean(1) / 2 - safe.log() - math.log(2 * math.pi) / 2
-    return torch.where(drawn, density, torch.zeros_like(density))
+    is_sampled = scale > 0
+    safe_scale = torch.where(is_sampled, scale, torch.ones_like(scale))
+    density = (
+        -((latent - mean) / safe_scale[:, None]).square().mean(1) / 2 - safe_scale.log() - math.log(2 * math.pi) / 2
+    )
+    return torch.where(is_sampled, density, torch.zeros_like(density))
 
 
 def entropy(scale: Tensor) -> Tensor:
     """[n]: entropy of N(., scale^2 I) in nats, averaged over the dimensions; 0 for deterministic steps."""
-    drawn = scale > 0
-    held = torch.where(drawn, scale, torch.ones_like(scale)).log() + (1 + math.log(2 * math.pi)) / 2
-    return torch.where(drawn, held, torch.zeros_like(held))
+    is_sampled = scale > 0
+    sampled_entropy = torch.where(is_sampled, scale, torch.ones_like(scale)).log() + (1 + math.log(2 * math.pi)) / 2
+    return torch.where(is_sampled, sampled_entropy, torch.zeros_like(sampled_entropy))
 
 
 # ---------------------------------------------------------------- the model
 class VelocityNetwork(nn.Module):
-    """Velocity network v(x, sigma, condition): an MLP of the point, the noise level and the condition's angle."""
+    """Velocity network v(x, sigma, condition): an MLP of the point, the noise level and the condition's direction."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -103,12 +105,16 @@ class VelocityNetwork(nn.Module):
 
     def forward(self, latent: Tensor, sigma: Tensor, condition: Tensor) -> Tensor:
         """[n, 2] from latent [n, 2], sigma [n], condition [n] (whole degrees)."""
-        asked = points.target(condition).to(latent)
+        direction = points.target(condition).to(latent)
+        # Features: coordinates along and across the direction, so that the network need not learn the rotation.
         t = sigma[:, None].to(latent)
         times = [t, (math.pi * t).cos(), (2 * math.pi * t).sin(), (2 * math.pi * t).cos()]
-        both = [(latent * asked).sum(1, keepdim=True), latent[:, :1] * asked[:, 1:] - latent[:, 1:] * asked[:, :1]]
+        along_and_across = [
+            (latent * direction).sum(1, keepdim=True),
+            latent[:, :1] * direction[:, 1:] - latent[:, 1:] * direction[:, :1],
+        ]
         radius = latent.square().sum(1, keepdim=True)
-        return self.out(self.inner(torch.cat([latent, asked, *times, *both, radius], 1)))
+        return self.out(self.inner(torch.cat([latent, direction, *times, *along_and_across, radius], 1)))
 
 
 class FlowModel(nn.Module):
@@ -177,13 +183,15 @@ class ConditionChat:
         self.tokenizer = tokenizer
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Any:
-        """A conversation whose `context` is the condition's id."""
+        """Return a conversation whose `context` is the condition's id."""
         if len(messages) != 1 or tools:
             raise ModelError("a flow takes one message, its condition: leave out chat.system, tools and environments")
-        return _Asked(tuple(self.tokenizer.encode(str(messages[0]["content"]))))
+        return _ConditionConversation(tuple(self.tokenizer.encode(str(messages[0]["content"]))))
 
 
-class _Asked:
+class _ConditionConversation:
+    """Conversation of a flow: a context, and no turn after it."""
+
     def __init__(self, context: tuple[int, ...]) -> None:
         self.context = context
 
@@ -202,14 +210,15 @@ def warm_up(seed: int = 0, recipe: Mapping[str, Any] | None = None) -> VelocityN
     for step in range(total):
         for group in optimizer.param_groups:
             group["lr"] = recipe["lr"] * (1 - step / total)
-        asked = torch.randint(points.DIRECTIONS, (n,), generator=random)
+        condition = torch.randint(points.DIRECTIONS, (n,), generator=random)
+        # Draws in a fixed order from one generator: the weights depend on the seed alone.
         uniform = torch.rand(n, 2, generator=random, dtype=torch.float64)
         normal = torch.randn(n, 2, generator=random, dtype=torch.float64)
-        data = points.mixture(asked, uniform, normal, recipe["heed"], recipe["spread"]).to(torch.float32)
+        data = points.mixture(condition, uniform, normal, recipe["heed"], recipe["spread"]).to(torch.float32)
         noise = torch.randn(n, 2, generator=random)
         sigma = torch.rand(n, generator=random)
         latent = torch.lerp(data, noise, sigma[:, None])
-        loss = (network(latent, sigma, asked) - (noise - data)).square().mean()
+        loss = (network(latent, sigma, condition) - (noise - data)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -217,7 +226,7 @@ def warm_up(seed: int = 0, recipe: Mapping[str, Any] | None = None) -> VelocityN
 
 
 def is_flow(name: str) -> bool:
-    """Whether a model name is a flow's: "flow" or "flow:STEPS".
+    """Return True if a model name is a flow's: "flow" or "flow:STEPS".
 
     >>> is_flow("flow:6"), is_flow("flower")
     (True, False)
@@ -226,7 +235,7 @@ def is_flow(name: str) -> bool:
 
 
 def steps_of(name: str) -> int:
-    """Number of denoising steps in a flow's name."""
+    """Parse the number of denoising steps from a flow's name."""
     _, colon, count = name.partition(":")
     if not is_flow(name) or (colon and not (count.isdecimal() and len(count) < 5 and int(count))):
         raise ModelError(f"unknown flow {name!r}: there is 'flow', or 'flow:6' for 6 denoising steps")
@@ -247,13 +256,14 @@ def load(
     steps = steps_of(name)
     safetensors: Any = need("safetensors.torch", "train")
     model = FlowModel(steps)
+    # The folder's name covers everything that the weights depend on, so a changed recipe or source trains anew.
     digest = hashlib.blake2b(digest_size=6)
     for part in (json.dumps(RECIPE, sort_keys=True), torch.__version__):
         digest.update(part.encode())
     for module in (__file__, points.__file__):
         digest.update(Path(module).read_bytes())
     target = cache_directory(cache) / f"flow-points-0-{digest.hexdigest()}"
-    if not target.is_dir():
+    if not target.is_dir():  # `put` moves it there whole, so a folder that exists is complete
         notify("flow matching of the toy flow (once, then cached)")
         network = warm_up()
         put(target, lambda folder: safetensors.save_file(network.state_dict(), folder / "network.safetensors"))

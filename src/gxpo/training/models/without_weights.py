@@ -1,4 +1,4 @@
-"""Tokenizer and context length of a model by its name, without its weights."""
+"""Tokenizer and context length of a model by name, without its weights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from gxpo.base.errors import ModelError, need
 from gxpo.models import smollm2
 from gxpo.models.peft_directory import config_home, tokenizer_home
 from gxpo.models.tiny import DIMENSIONS, VISION_POSITIONS, built_in, tokenizer_of_built_in
-from gxpo.training.models.load import SEES, is_path, no_such_directory, warm_task
+from gxpo.training.models.load import VISION, is_path, no_such_directory, warm_task
 from gxpo.training.models.warmup import WARMUPS, Recipe
 
 
 def tokenizer_of(model: str) -> Any:
-    """Load the tokenizer alone; code that comes with a model is never run. `ModelError` if it can't be loaded."""
+    """Load a model's tokenizer; code that comes with a model is never run. `ModelError` if it can't be loaded."""
     if built_in(model):
         return tokenizer_of_built_in(model)
+    # A path that does not exist would be looked up on the hub, with an error about the network.
     name = str(smollm2.smollm2()) if model == smollm2.NAME else model
     local = Path(name).expanduser()
     if is_path(name) and not local.is_dir():
@@ -32,10 +33,10 @@ def tokenizer_of(model: str) -> Any:
 
 
 def positions(model: str, task: str) -> int | None:
-    """Tokens that the model's context may have, by its config; None where there is no limit in it."""
+    """Return the context length in the model's config in tokens; None if the config has no limit."""
     if built_in(model):
         recipe = WARMUPS.get(warm_task(model, task) or task, Recipe())
-        if model.startswith(SEES) or recipe.sees:
+        if model.startswith(VISION) or recipe.sees:
             return VISION_POSITIONS
         return int({**DIMENSIONS, **recipe.dimensions}["max_position_embeddings"])
     name = str(smollm2.smollm2()) if model == smollm2.NAME else str(config_home(Path(model).expanduser()))

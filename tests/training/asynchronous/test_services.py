@@ -1,10 +1,10 @@
-"""Parts of asynchronous runs: routines and their services, published weights, samples of several versions, records."""
+"""Services of asynchronous runs: published weights, samples of two versions, and their records."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,77 +20,8 @@ from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.sampling.rollouts.build import action
 from gxpo.training import models
 from gxpo.training.asynchronous.group import Group
-from gxpo.training.asynchronous.routines import Call, Cancelled, Rounds, Routine
-from gxpo.training.asynchronous.services import Sampler
-from gxpo.training.asynchronous.weights import PublishedPolicy
-
-
-# ---------------------------------------------------------------- routines
-def asking(times: int) -> Any:
-    """A routine's work: it asks so many times, and gives what it was told."""
-    return lambda routine: [routine.ask("sums", "add", routine.owner * 10 + i) for i in range(times)]
-
-
-def test_calls_that_wait_together_are_served_together() -> None:
-    seen: list[list[int]] = []
-
-    def sums(calls: Sequence[Call]) -> None:
-        seen.append([call.arguments[0] for call in calls])
-        for call in calls:
-            call.answer = call.arguments[0] + 100
-
-    rounds = Rounds({"sums": sums}, barrier=True)
-    for owner, times in ((1, 3), (2, 1), (3, 2)):
-        rounds.add(Routine(owner, asking(times)))
-    over: list[Routine] = []
-    while rounds.routines:
-        over += rounds.round()
-    rounds.close()
-    assert seen == [[10, 20, 30], [11, 31], [12]]
-    assert {r.owner: r.result for r in over} == {1: [110, 111, 112], 2: [120], 3: [130, 131]}
-
-
-def test_an_error_of_a_service_is_raised_in_the_routines_that_wait_for_it() -> None:
-    def failing(calls: Sequence[Call]) -> None:
-        raise ValueError("no sums today")
-
-    def caught(routine: Routine) -> str:
-        try:
-            return routine.ask("sums", "add", 1)
-        except ValueError as error:
-            return str(error)
-
-    rounds = Rounds({"sums": failing}, barrier=True)
-    rounds.add(Routine("caught", caught))
-    rounds.add(Routine("raised", lambda routine: routine.ask("sums", "add", 1)))
-    over: list[Routine] = []
-    while rounds.routines:
-        over += rounds.round()
-    rounds.close()
-    assert {r.owner: (r.result, str(r.error)) for r in over} == {
-        "caught": ("no sums today", "None"),
-        "raised": (None, "no sums today"),
-    }
-
-
-def test_closing_ends_routines_where_they_stand() -> None:
-    tidied: list[str] = []
-
-    def work(routine: Routine) -> None:
-        try:
-            routine.ask("sums", "add", 1)
-            routine.ask("sums", "add", 2)
-        finally:
-            tidied.append("tidied")
-            with pytest.raises(Cancelled):
-                routine.ask("sums", "add", 3)
-
-    rounds = Rounds({"sums": lambda calls: None}, barrier=True)
-    routine = Routine("one", work)
-    rounds.add(routine)
-    rounds.round()
-    rounds.close()
-    assert tidied == ["tidied"] and routine.over and isinstance(routine.error, Cancelled)
+from gxpo.training.asynchronous.routines import Call
+from gxpo.training.asynchronous.services import Environments, PublishedPolicy, Sampler, SharedLock
 
 
 # ---------------------------------------------------------------- weights
@@ -107,7 +38,7 @@ def shake(learner: TorchLearner, seed: int) -> None:
             p += 0.05 * torch.randn(p.shape, generator=noise)
 
 
-def test_a_published_version_is_that_of_its_time() -> None:
+def test_a_published_version_keeps_its_weights() -> None:
     _, learner = learner_of()
     policy = PublishedPolicy(learner)
     policy.publish(0)
@@ -124,7 +55,7 @@ def test_a_published_version_is_that_of_its_time() -> None:
         policy.acting("other")
 
 
-def test_with_lora_a_version_is_the_adapters_alone() -> None:
+def test_with_lora_a_version_has_only_the_adapters() -> None:
     _, learner = learner_of(lora=LoraSettings(2, 4.0, "all-linear"))
     policy = PublishedPolicy(learner)
     policy.publish(0)
@@ -181,7 +112,7 @@ TURN = {"action": [7, 8, 9, 10], "logprob": [-1.0, -2.0, -3.0, -4.0], "policy_ve
 LINE = {"schema": "gxpo.rollouts/1", "group": "g", "id": "g/0", "prompt": [1, 2], "reward": 1.0, "turns": [TURN]}
 
 
-def test_an_action_of_several_versions_is_several_nodes_of_one_turn() -> None:
+def test_an_action_of_three_versions_is_nodes_of_one_turn() -> None:
     forest = gxpo.Forest.from_records([LINE])
     acted = [n for n in range(forest.n_nodes) if int(forest.turn[n]) == 0]
     assert [int(forest.policy_version[n]) for n in acted] == [3, 4, 6]
@@ -193,7 +124,7 @@ def test_an_action_of_several_versions_is_several_nodes_of_one_turn() -> None:
     assert again["turns"] == [{"agent": "agent", "policy": "main", **TURN}]
 
 
-def test_a_fork_within_an_action_of_several_versions_is_written_and_read_again(tmp_path: Path) -> None:
+def test_a_fork_within_such_an_action_survives_a_round_trip(tmp_path: Path) -> None:
     turn = {"action": [5, 6], "logprob": [-1.0, -1.0], "policy_version": 6, "versions": [[1, 7]]}
     fork = {**LINE, "id": "g/1", "fork": {"of": "g/0", "turn": 0, "token": 2}, "turns": [turn]}
     del fork["prompt"]
@@ -210,7 +141,7 @@ def test_a_fork_within_an_action_of_several_versions_is_written_and_read_again(t
 
 
 @pytest.mark.parametrize("versions", [[[0, 4]], [[2, 4], [1, 5]], [[4, 5]]])
-def test_versions_that_can_not_be_are_refused(versions: list[list[int]]) -> None:
+def test_impossible_versions_are_refused(versions: list[list[int]]) -> None:
     with pytest.raises(RecordError, match=r"turns\[0\].versions"):
         gxpo.Forest.from_records([{**LINE, "turns": [{**TURN, "versions": versions}]}])
 
@@ -223,3 +154,45 @@ def test_pieces_of_an_action_keep_their_versions() -> None:
     made = action(one, two)
     assert made["policy_version"] == 3 and made["versions"] == [[1, 4], [2, 5]]
     assert "versions" not in action(two)
+
+
+# ---------------------------------------------------------------- one lock, one batch
+def test_an_exclusive_holder_waits_for_the_others() -> None:
+    lock, order = SharedLock(), []
+    entered = threading.Event()
+
+    def alone() -> None:
+        entered.set()
+        with lock.exclusive():
+            order.append("alone")
+
+    with lock.shared(), lock.shared():
+        thread = threading.Thread(target=alone)
+        thread.start()
+        assert entered.wait(10)
+        order.append("shared")
+    thread.join(10)
+    assert order == ["shared", "alone"]
+    with lock.shared():  # and opens it again
+        pass
+
+
+def test_environments_are_called_once_for_all_groups() -> None:
+    calls_made: list[tuple[str, Any]] = []
+
+    class Envs:
+        def reset(self, seeds: dict[str, int]) -> dict[str, str]:
+            calls_made.append(("reset", dict(seeds)))
+            return {name: f"world {seed}" for name, seed in seeds.items()}
+
+        def finish(self, names: list[str]) -> None:
+            calls_made.append(("finish", names))
+
+    batch = [
+        Call("envs", "reset", ({"0:a": 1},), None),
+        Call("envs", "finish", ({"1:b": None},), None),
+        Call("envs", "reset", ({"2:c": 3, "2:d": 4},), None),
+    ]
+    Environments(Envs())(batch)  # type: ignore[arg-type]
+    assert calls_made == [("reset", {"0:a": 1, "2:c": 3, "2:d": 4}), ("finish", ["1:b"])]
+    assert [call.answer for call in batch] == [{"0:a": "world 1"}, None, {"2:c": "world 3", "2:d": "world 4"}]

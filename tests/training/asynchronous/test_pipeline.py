@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
-import re
-import shutil
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,15 +18,13 @@ from tests.thorough import some
 from tests.training.killed_run import KEYS, REWARD, killed, lines, train
 
 import gxpo
-from gxpo.base.errors import CheckpointError, ConfigError, GxpoError
+from gxpo.base.errors import GxpoError
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Session, Task
 from gxpo.sampling.rollouts import Attempts, Fork, Play, Rollout, Round
 from gxpo.training import checkpoint
-from gxpo.training.asynchronous.ledger import Ledger, read
 from gxpo.training.asynchronous.pipeline import Pipeline
 from gxpo.training.asynchronous.services import Sampler
-from gxpo.training.preflight import check_settings
 
 OWN = ("dropped_groups", "failed_groups", "mismatch_kl")  # figures of asynchronous runs alone
 AHEAD: dict[str, Any] = {"async__max_staleness": 1}
@@ -115,7 +110,7 @@ def test_sampling_goes_on_under_new_weights(tmp_path: Path, monkeypatch: pytest.
 
 
 # ---------------------------------------------------------------- reproducible
-def test_the_clock_decides_nothing_in_order_of_dispatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_changes_nothing_in_order_of_dispatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sampler that is always done before the learner goes on, and one that samples only while the learner waits."""
     keys = {"steps": 4, "async__max_staleness": 2, "eval__every": 2, "method": "gae"}
     publish, gather, close, serve = Pipeline.publish, Pipeline.gather, Pipeline.close, Sampler.__call__
@@ -171,7 +166,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
 
 # in `make test`: before anything, between dispatches, between two groups of a step, around an update, at the end
 @pytest.mark.parametrize("at", some(range(-WRITES, WRITES + 1), (0, -1, 3, 7, -9, 9, 15)))
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+def test_a_killed_run_resumes_to_the_same_numbers(
     tmp_path: Path, calm: tuple[Path, list[dict[str, Any]]], at: int
 ) -> None:
     if not at:
@@ -185,7 +180,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert all(torch.equal(x, other[0][name]) for name, x in one[0].items())
 
 
-def test_what_had_finished_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_groups_are_read_back_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed when step 2 has just been trained: the groups of step 3 are on the disk and are not sampled again."""
     keys = AHEAD | {"trainer__checkpoint_every": 0}
     calm = train(tmp_path / "calm", **keys)
@@ -194,7 +189,7 @@ def test_what_had_finished_is_read_back(tmp_path: Path, monkeypatch: pytest.Monk
     serve = Sampler.__call__
 
     def counted(self: Sampler, calls: Sequence[Any]) -> None:
-        served.update(str(call.owner) for call in calls if call.what == "sample")
+        served.update(str(call.owner) for call in calls if call.operation == "sample")
         serve(self, calls)
 
     monkeypatch.setattr(Sampler, "__call__", counted)
@@ -202,7 +197,7 @@ def test_what_had_finished_is_read_back(tmp_path: Path, monkeypatch: pytest.Monk
     assert lines(tmp_path / "run") == calm and not served and used(tmp_path / "run") == list(range(6))
 
 
-def test_groups_whose_records_are_gone_are_sampled_again_and_that_is_said(tmp_path: Path) -> None:
+def test_groups_without_records_are_sampled_again_with_a_warning(tmp_path: Path) -> None:
     def stop(row: dict[str, Any]) -> bool:
         return row["step"] == 2
 
@@ -216,7 +211,7 @@ def test_groups_whose_records_are_gone_are_sampled_again_and_that_is_said(tmp_pa
     assert [r["staleness_max"] for r in rows] == [0, 1, 0, 1] and used(tmp_path) == list(range(8))
 
 
-def test_an_order_of_finishing_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_order_finish_loses_and_doubles_no_group(tmp_path: Path) -> None:
     keys = {"async__max_staleness": 2, "async__order": "finish", "steps": 4}
     for at in (5, 13):
         kill(tmp_path / str(at), at, keys)
@@ -226,9 +221,9 @@ def test_an_order_of_finishing_loses_and_doubles_nothing(tmp_path: Path) -> None
         assert sorted(used(tmp_path / str(at))) == list(range(8))
 
 
-def test_a_source_that_learns_draws_in_a_resumed_run_as_in_a_calm_one(tmp_path: Path) -> None:
+def test_a_source_that_learns_draws_the_same_after_a_resume(tmp_path: Path) -> None:
     """Its tasks depend on how many steps it has seen trained: in step n it has seen n - 2 of them."""
-    source = f"{Path(__file__).parent / 'learning_source.py'}:Counting"
+    source = f"{Path(__file__).parents[1] / 'learning_source.py'}:Counting"
     keys = {"task": source, "reward": REWARD, "async__max_staleness": 1}
     calm = train(tmp_path / "calm", **keys)
     asked = [line["task"] for line in ledger(tmp_path / "calm") if line["event"] == "dispatch"]
@@ -238,7 +233,7 @@ def test_a_source_that_learns_draws_in_a_resumed_run_as_in_a_calm_one(tmp_path: 
     assert lines(tmp_path / "run") == calm
 
 
-def test_a_task_sampler_draws_in_a_resumed_run_as_in_a_calm_one(tmp_path: Path) -> None:
+def test_a_task_sampler_draws_the_same_after_a_resume(tmp_path: Path) -> None:
     """Rates are those of the steps that were trained before the draw; what is drawn and in flight counts as drawn."""
     pool, held = tmp_path / "pool.jsonl", tmp_path / "held.jsonl"
     pool.write_text("\n".join(json.dumps({"id": x, "prompt": f"{x}?", "answer": "1"}) for x in "abcdef"))
@@ -258,161 +253,6 @@ def test_a_task_sampler_draws_in_a_resumed_run_as_in_a_calm_one(tmp_path: Path) 
     kill(tmp_path / "run", 12, keys)
     gxpo.resume(tmp_path / "run", progress="none")
     assert lines(tmp_path / "run") == calm
-
-
-def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
-    train(tmp_path / "run", steps=1, **AHEAD)
-    path = tmp_path / "run" / "rollouts" / "ledger.jsonl"
-    whole = read(path)
-    path.write_bytes(path.read_bytes() + b'{"event": "disp')
-    assert read(path) == whole and len(whole) == 2
-    path.write_bytes(b"nonsense\n" + path.read_bytes())
-    with pytest.raises(CheckpointError, match=r"ledger.jsonl:1: not a line of a ledger"):
-        read(path)
-
-
-# ---------------------------------------------------------------- what was changed by hand
-@pytest.fixture(scope="module")
-def ahead(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """A run that ended after step 2 with the groups of step 3 sampled, and the lines of one that went on."""
-
-    def stop(row: dict[str, Any]) -> bool:
-        return row["step"] == 2
-
-    keys = KEYS | {"async.max_staleness": 2}
-    out = tmp_path_factory.mktemp("ahead") / "run"
-    gxpo.train("tiny:cold", "arithmetic", "grpo", 4, REWARD, out=out, set=keys, watch=stop, progress="none")
-    calm = out.parent / "calm"
-    shutil.copytree(out, calm)
-    gxpo.resume(calm, progress="none")
-    return out, lines(calm)
-
-
-def _edits(out: Path) -> dict[str, tuple[Path, Callable[[list[bytes]], list[bytes]], str]]:
-    """Changes of the lines of a file, and what the error says of each."""
-    log = out / "rollouts" / "ledger.jsonl"
-    group = sorted((out / "rollouts" / ".groups").rglob("*.jsonl"))[-1]  # of a step that was not trained
-    finish = next(i for i, line in enumerate(ledger(out)) if line["event"] == "finish")
-    at = rf"ledger\.jsonl:{finish + 1}: was changed, or a line before it was added, moved or lost"
-    last = r"ledger\.jsonl: lines that it had at the checkpoint are lost, as of step 2"
-    bare = [json.dumps({k: v for k, v in line.items() if k != "digest"}).encode() + b"\n" for line in ledger(out)]
-    return {
-        "a line edited": (log, lambda x: _put(x, finish, x[finish].replace(b'"version": ', b'"version": 1')), at),
-        "a figure edited": (log, lambda x: _put(x, finish, re.sub(rb'tokens": \d+', b'tokens": 7', x[finish])), at),
-        "a line removed": (log, lambda x: x[:finish] + x[finish + 1 :], at),
-        "lines moved": (log, lambda x: [*x[:finish], x[finish + 1], x[finish], *x[finish + 2 :]], at),
-        "a line doubled": (log, lambda x: x[: finish + 1] + x[finish:], at.replace(f"{finish + 1}", f"{finish + 2}")),
-        "the first lines removed": (log, lambda x: x[2:], r"ledger\.jsonl:1: was changed, or"),
-        "the last lines removed": (log, lambda x: x[:-4], last),
-        "the last line cut": (log, lambda x: _put(x, len(x) - 1, x[-1][:-9]), last),
-        "digests removed": (log, lambda x: bare, last),
-        "a digest removed": (log, lambda x: _put(x, finish, bare[finish]), rf":{finish + 1}: has no digest"),
-        "nothing left": (log, lambda x: [], last),
-        "no text": (log, lambda x: _put(x, finish, b"\xff\xfe\xff\n"), rf":{finish + 1}: has no digest"),
-        "a reward edited": (
-            group,
-            lambda x: _put(x, 1, re.sub(rb'"reward": [\d.]+', b'"reward": 5.0', x[1])),
-            r"jsonl:2",
-        ),
-        "a space added": (group, lambda x: _put(x, 0, b" " + x[0]), r"jsonl:1: was changed since it was written"),
-        "a rollout removed": (group, lambda x: x[:-1], r"jsonl:2: was changed .*\(2 lines were, 1 are there\)"),
-        "a rollout doubled": (group, lambda x: [*x, x[-1]], r"jsonl:3: was changed .*\(2 lines were, 3 are there\)"),
-        "rollouts moved": (group, lambda x: x[::-1], r"jsonl:1: was changed .* delete it, and gxpo resume samples"),
-        "a rollout cut": (group, lambda x: _put(x, 1, x[1][:40]), r"jsonl:2: was changed since it was written"),
-    }
-
-
-def _put(lines_: list[bytes], at: int, line: bytes) -> list[bytes]:
-    assert line != lines_[at]
-    return [*lines_[:at], line, *lines_[at + 1 :]]
-
-
-def test_groups_and_lines_that_were_changed_are_not_trained(
-    tmp_path: Path, ahead: tuple[Path, list[dict[str, Any]]]
-) -> None:
-    state = checkpoint.newest_state(ahead[0])["async"]["ledger"]
-    wrong = []
-    for name, (path, edit, why) in _edits(ahead[0]).items():
-        out = tmp_path / name
-        (out / "rollouts").mkdir(parents=True)
-        shutil.copytree(ahead[0] / "rollouts", out / "rollouts", dirs_exist_ok=True)
-        changed = out / path.relative_to(ahead[0])
-        changed.write_bytes(b"".join(edit(changed.read_bytes().splitlines(keepends=True))))
-        before = changed.read_bytes()
-        try:
-            Ledger(out).go_back(2, state)
-            wrong.append((name, "no error"))
-        except CheckpointError as error:
-            wrong += [] if re.search(why, str(error)) and changed.read_bytes() == before else [(name, str(error))]
-    assert wrong == []
-
-
-def test_a_group_that_was_changed_ends_the_run_and_is_sampled_again_once_deleted(
-    tmp_path: Path, ahead: tuple[Path, list[dict[str, Any]]]
-) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(ahead[0], out)
-    path = sorted((out / "rollouts" / ".groups").rglob("*.jsonl"))[-1]
-    path.write_bytes(re.sub(rb'"reward": [\d.]+', b'"reward": 0.5', path.read_bytes()))
-    with pytest.raises(CheckpointError, match=r"jsonl:1: was changed since it was written"):
-        gxpo.resume(out, progress="none")
-    path.unlink()
-    with pytest.warns(UserWarning, match="the records of 1 finished groups are gone: they are sampled again"):
-        gxpo.resume(out, progress="none")
-    assert [row["step"] for row in lines(out)] == [1, 2, 3, 4] and used(out) == list(range(8))
-
-
-def test_a_file_that_changes_while_the_run_goes_on_is_seen(
-    tmp_path: Path, ahead: tuple[Path, list[dict[str, Any]]]
-) -> None:
-    shutil.copytree(ahead[0] / "rollouts", tmp_path / "rollouts")
-    own = Ledger(tmp_path)
-    own.go_back(2, checkpoint.newest_state(ahead[0])["async"]["ledger"])
-    place = next(e.place for e in own.entries.values() if e.state == "finished")
-    assert own.rollouts(place).n_trajectories == 2
-    side = own.file(place).with_suffix(".safetensors")
-    side.write_bytes(b"")
-    with pytest.raises(CheckpointError, match=f"{side.name}: is none of the files that"):
-        own.rollouts(place)
-    side.unlink()
-    own.file(place).write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"jsonl:1: was changed .* \(2 lines were, 0 are there\)"):
-        own.rollouts(place)
-
-
-def test_a_resumed_run_is_resumed_again_from_each_of_its_checkpoints(
-    tmp_path: Path, ahead: tuple[Path, list[dict[str, Any]]]
-) -> None:
-    """The ledger is written anew by each resume; checkpoints from before that still have their digests in it."""
-    shutil.copytree(ahead[0] / "rollouts", tmp_path / "rollouts")
-    states = [checkpoint.state_of(checkpoint.at_step(ahead[0], s))["async"]["ledger"] for s in (1, 2)]
-    assert len(states[0]["marks"]) == 1 and states[1]["marks"][0] == states[0]["marks"][0]
-    for step in (2, 2, 1, 1):
-        Ledger(tmp_path).go_back(step, states[step - 1])
-    with pytest.raises(CheckpointError, match="are lost, as of step 2"):
-        Ledger(tmp_path).go_back(2, states[1])  # of a line that the run has left: its checkpoints go, too
-
-
-def test_a_run_that_was_begun_without_digests_goes_on_to_the_same_numbers_and_says_so(
-    tmp_path: Path, ahead: tuple[Path, list[dict[str, Any]]]
-) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(ahead[0], out)
-    log = out / "rollouts" / "ledger.jsonl"
-    plain = [{k: v for k, v in line.items() if k not in ("digest", "files")} for line in ledger(out)]
-    log.write_text("".join(json.dumps(line) + "\n" for line in plain))
-    state = out / "checkpoints" / "step-000002" / "state.json"
-    content = json.loads(state.read_text())
-    del content["async"]["ledger"]
-    state.write_text(json.dumps(content))
-    manifest = state.with_name("manifest.json")
-    files = json.loads(manifest.read_text())
-    digest = hashlib.sha256(state.read_bytes()).hexdigest()
-    files["files"]["state.json"] = {"size": state.stat().st_size, "sha256": digest}
-    manifest.write_text(json.dumps(files))
-    with pytest.warns(UserWarning, match=r"finished groups have no digests"):
-        gxpo.resume(out, progress="none")
-    assert lines(out) == ahead[1]
 
 
 # ---------------------------------------------------------------- over age, failures
@@ -485,35 +325,6 @@ def test_a_rollout_that_raises_costs_its_group_alone(tmp_path: Path) -> None:
         train(tmp_path / "none", rollout=Breaking, rollout__always=True, **AHEAD)
 
 
-# ---------------------------------------------------------------- refused
-REFUSED = [
-    ({"rollout": "dynamic_sampling"}, "rollout dynamic_sampling looks across groups"),
-    ({"method": "ar3po"}, "looks across groups"),
-    ({"method": "v0"}, "looks across groups"),
-    ({"method": "gpg"}, "gpg needs on-policy rollouts.*weight.mismatch=truncated"),
-    ({"async.partial": True}, "set async.order=finish"),
-    ({"async.max_staleness": 0, "async.order": "finish"}, "set async.max_staleness=1 or more"),
-    ({"cluster.backend": "fsdp"}, "set cluster.backend=local"),
-    ({"model": "flow", "method": "flow_grpo", "task": "points"}, "model flow is sampled in the step that trains it"),
-]
-
-
-@pytest.mark.parametrize(("keys", "why"), REFUSED, ids=lambda x: x if isinstance(x, str) else "")
-def test_what_can_not_be_done_is_refused_in_a_line(keys: dict[str, Any], why: str) -> None:
-    given = {"async.max_staleness": 1} | keys
-    resolved = gxpo.config.resolve({k: gxpo.config.Stated(v, "test") for k, v in given.items()})
-    with pytest.raises(ConfigError, match=why) as refused:
-        check_settings(resolved.settings, resolved.method)
-    assert "\n" not in str(refused.value)
-
-
 def test_a_mismatch_weight_lets_a_method_without_a_ratio_train(tmp_path: Path) -> None:
     rows = train(tmp_path / "run", steps=2, method="gpg", weight__mismatch="truncated", **AHEAD)
     assert rows[-1]["staleness_max"] == 1
-
-
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolved = gxpo.config.load(None, ["async.max_staleness=1"])
-    monkeypatch.setattr("gxpo.base.runtime.world", lambda: 2)
-    with pytest.raises(ConfigError, match="works in one process"):
-        check_settings(resolved.settings, resolved.method)
