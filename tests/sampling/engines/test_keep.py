@@ -189,7 +189,7 @@ def test_no_dead_columns_are_held():
     engine = TorchEngine(llama())
     episodes = ragged(3, 9, turns=5)
     for _ in converse(engine, episodes, SAMPLINGS[0], keep=True):
-        held = engine._kept._by_name.values()
+        held = engine._prefixes._by_name.values()
         floats = sum(x.untyped_storage().nbytes() // 4 for kept in held for layer in kept.layers for x in layer)
         assert floats == engine.kept_tokens * 2 * 2 * 2 * 8  # layers, keys and values, heads, size
         assert engine.kept_tokens == sum(

@@ -4,15 +4,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gxpo.sampling.engines.decode import Kept, KeptCaches
+from gxpo.sampling.engines.decode import CachedPrefix, PrefixCaches
 
 
 def kept(*tokens):
-    return Kept(tokens, [(torch.zeros(1, len(tokens), 1), torch.zeros(1, len(tokens), 1))])
+    return CachedPrefix(tokens, [(torch.zeros(1, len(tokens), 1), torch.zeros(1, len(tokens), 1))])
 
 
 def test_what_was_not_used_for_longest_goes_first():
-    caches = KeptCaches(6)
+    caches = PrefixCaches(6)
     caches.put("a", kept(1, 2))
     caches.put("b", kept(3, 4))
     caches.put("c", kept(5, 6))
@@ -27,7 +27,7 @@ def test_what_was_not_used_for_longest_goes_first():
 
 
 def test_one_that_is_too_long_pushes_nothing_out():
-    caches = KeptCaches(3)
+    caches = PrefixCaches(3)
     caches.put("a", kept(1, 2))
     caches.put("b", kept(1, 2, 3, 4))
     assert (caches.tokens, caches.dropped) == (2, 1)
@@ -36,7 +36,7 @@ def test_one_that_is_too_long_pushes_nothing_out():
 
 
 def test_another_beginning_is_a_mismatch():
-    caches = KeptCaches(9)
+    caches = PrefixCaches(9)
     caches.put("a", kept(1, 2))
     assert caches.take("a", (1, 3, 2)) is None
     assert (caches.tokens, caches.mismatched, caches.dropped) == (0, 1, 0)
@@ -53,7 +53,7 @@ ACTIONS = st.one_of(
 
 @given(st.lists(ACTIONS, max_size=30), st.integers(0, 12))
 def test_against_a_list(actions, limit):
-    caches, held, dropped = KeptCaches(limit), [], 0  # held: (name, tokens), what was used last stands last
+    caches, held, dropped = PrefixCaches(limit), [], 0  # held: (name, tokens), what was used last stands last
     for what, name, tokens in actions:
         mine = [x for x in held if x[0] == name]
         others = [x for x in held if x[0] != name]

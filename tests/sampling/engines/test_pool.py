@@ -18,7 +18,7 @@ from gxpo.base import remote
 from gxpo.base.errors import ConfigError, ModelError, SamplersLost
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.openai import OpenAIEngine
-from gxpo.sampling.engines.publish import WeightFiles
+from gxpo.sampling.engines.weight_transfer import WeightFiles
 
 SHORT = Sampling(max_new_tokens=5)
 PROMPTS = [(5, 6, 7, 8, 9), (11,), (12, 13, 14), (7, 7)]
@@ -150,7 +150,7 @@ def test_a_server_that_is_well_again_is_asked_again():
         hows[0].failing = hows[0].healthy = 503
         engine.sample(requests(), SHORT)
         first = engine.pool.replicas[0]
-        assert not first.up and "503" in first.why
+        assert not first.up and "503" in first.problem
         hows[0].failing, hows[0].healthy = None, 200
         before = len(sampled(hows[0]))
         while not first.up:
@@ -314,7 +314,9 @@ def test_a_publication_that_nobody_takes_is_tried_twice_and_ends_the_run(tmp_pat
     with updated(1, tmp_path, learner) as (engine, (how,)):
         how.loader = Mistaken(how.model)
         how.healthy = 503  # so that it is not tried again while this test looks
-        with pytest.raises(SamplersLost, match=r"version 0 of the weights was not taken by 1 of 1.*checksum") as caught:
+        with pytest.raises(
+            SamplersLost, match=r"version 0 of the weights was not loaded by 1 of 1.*checksum"
+        ) as caught:
             engine.sample(requests(), SHORT)
         assert "\n" not in str(caught.value) and how.rpcs.count("gxpo_load") == 2 and sampled(how) == []
     lost = pytest.raises(SamplersLost, match=r"404.*--worker-extension-cls gxpo_vllm.WeightLoader")

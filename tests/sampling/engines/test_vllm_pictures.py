@@ -16,7 +16,7 @@ from gxpo.models.tokenizer import character_tokenizer
 from gxpo.parts.protocols import MISREAD, Request, Sampling, StreamKey
 from gxpo.sampling.engines import vllm_pictures, vllm_process
 from gxpo.sampling.engines.vllm import VllmEngine
-from gxpo.sampling.engines.vllm_weights import weights_of
+from gxpo.sampling.engines.weight_transfer import weights_of
 from gxpo.training.models import load
 
 pytest.importorskip("PIL")
@@ -144,7 +144,7 @@ def test_a_prompt_that_is_read_otherwise_costs_its_own_samples_alone(engine, mon
 def test_where_no_picture_was_read_right_so_far_a_misread_prompt_is_an_error_that_names_it(engine, monkeypatch):
     vision = vision_of(engine.model)
     text, shown, more = (Request(prompts(vision)[i], streams(str(i))) for i in (2, 0, 3))
-    monkeypatch.setattr(engine, "_has_read", False)
+    monkeypatch.setattr(engine, "_has_read_pictures", False)
     place = len(shown.prompt) - 1
     with monkeypatch.context() as patched:
         reading_otherwise(patched, vision, shown.prompt, more.prompt)

@@ -9,7 +9,7 @@ from tests.sampling.engines.letters import llama
 
 from gxpo.learning.lora import LoraSettings, merged, with_lora
 from gxpo.sampling.engines.in_vllm.gxpo_vllm import checksum, decode, encode
-from gxpo.sampling.engines.vllm_weights import SharedWeights, weights_of
+from gxpo.sampling.engines.weight_transfer import SharedWeights, weights_of
 
 
 def test_a_tied_head_is_sent_once():

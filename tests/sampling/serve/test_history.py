@@ -13,8 +13,7 @@ from gxpo.models.chat import TemplateChat
 from gxpo.parts.protocols import Completion
 from gxpo.sampling.serve import reply
 from gxpo.sampling.serve.history import History
-from gxpo.sampling.serve.refusal import Refused
-from gxpo.sampling.serve.request import read
+from gxpo.sampling.serve.request import Refused, read
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 

@@ -16,10 +16,10 @@ from tests.sampling.serve.test_http import serving
 
 from gxpo.models.chat.plain import PlainChat
 from gxpo.sampling.serve import connections
+from gxpo.sampling.serve.connections import host_names
 from gxpo.sampling.serve.history import History
 from gxpo.sampling.serve.http import LARGEST, prepare_call, read_outcome
-from gxpo.sampling.serve.origin import host_names
-from gxpo.sampling.serve.refusal import Refused
+from gxpo.sampling.serve.request import Refused
 
 NASTY = [
     r'"\ud800"', r'"x\udfff"', r'{"\ud800": 1}', r'["\udc00"]', r'"\ud83d\ude00"', r'"\u0000"', '"\\u2028"',

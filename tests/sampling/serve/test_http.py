@@ -14,8 +14,7 @@ from gxpo.parts.protocols import StreamKey
 from gxpo.sampling.rollouts.build import action
 from gxpo.sampling.serve.history import History
 from gxpo.sampling.serve.http import Server
-from gxpo.sampling.serve.queue import Attempt, CallQueue
-from gxpo.sampling.serve.respond import respond
+from gxpo.sampling.serve.queue import Attempt, CallQueue, respond
 
 
 @contextmanager

@@ -99,5 +99,5 @@ def test_a_last_line_that_cant_be_read():
 
 def test_an_output_without_an_end_of_line_that_was_cut():
     with pytest.raises(Malformed, match="longer than 4 bytes"):
-        last_line(b"1234", whole=False)
-    assert last_line(b"ab\n1234", whole=False) == 1234
+        last_line(b"1234", is_whole=False)
+    assert last_line(b"ab\n1234", is_whole=False) == 1234

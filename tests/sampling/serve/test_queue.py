@@ -10,8 +10,7 @@ from tests.sampling.serve.agent_session import CHAT, TOKENIZER, user
 from gxpo.parts.protocols import StreamKey
 from gxpo.sampling.serve.history import History, Thread
 from gxpo.sampling.serve.queue import IDLE, Attempt, CallQueue
-from gxpo.sampling.serve.refusal import Refused
-from gxpo.sampling.serve.request import read
+from gxpo.sampling.serve.request import Refused, read
 
 ASKED = read({"messages": [user("x")]}, chat=True)
 
