@@ -14,7 +14,6 @@ from gxpo.base import remote
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.openai import OpenAIEngine
-from gxpo.sampling.engines.openai_reply import Reply, completion
 
 PROMPTS = [(5, 6, 7, 8, 9), (11,), (12, 13, 14)]
 SHORT = Sampling(max_new_tokens=5)
@@ -133,36 +132,6 @@ def test_a_server_that_breaks_its_word_is_not_believed(spoil, words):
             engine.sample(ONE, SHORT)
         engine.close()
     assert "\n" not in str(caught.value) and str(caught.value).startswith("http://127.0.0.1:") and len(how.asked) == 1
-
-
-def ended(ids, finish, sampling=SHORT, top=None):
-    """What becomes of a reply with these ids, where 1 ends an action."""
-    logprobs = {"token_logprobs": [-0.5] * len(ids), "top_logprobs": top}
-    reply = Reply.model_validate({"choices": [{"token_ids": ids, "logprobs": logprobs, "finish_reason": finish}]})
-    return completion(reply, (5, 6), sampling, ends={1}, vocabulary=None, version=0)
-
-
-def test_an_action_ends_where_it_should():
-    assert ended([5, 1], "stop").finish == ended([5], "stop", replace(SHORT, stop=("a",))).finish == "stop"
-    for ids, finish, words in (([5, 1, 6], "length", "went on after token 1"), ([5], "stop", "stopped after token 5")):
-        with pytest.raises(ValueError, match=words):
-            ended(ids, finish)
-
-
-@pytest.mark.parametrize(
-    "top, words",
-    [
-        (None, "possible tokens at 0 of 1 places"),
-        ([None], "without the id of token 5"),
-        ([{"token_id:6": -1.0}], "without the id of token 5"),
-        ([{"token_id:5": -9999.0}], "without the id of token 5"),
-        ([{"token_id:5": -1.0, "five": -1.0}], "without the id of token 5"),
-        ([{"token_id:5": -1.0, "token_id:\u00b2": -1.0}], "without the id of token 5"),
-    ],
-)
-def test_possible_tokens_are_ids_and_the_sampled_one_among_them(top, words):
-    with pytest.raises(ValueError, match=words):
-        ended([5], "length", replace(SHORT, top_k=2), top)
 
 
 @pytest.mark.parametrize(

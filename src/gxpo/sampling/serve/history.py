@@ -98,7 +98,7 @@ def answer(reply: Reply, action_text: str, stop: Sequence[str], parse: bool) -> 
 def text_before_stop(text: str, stop: Sequence[str]) -> str:
     """Text before the first of the stop texts.
 
-    >>> until("a = 1; b = 2", [";", "b"])
+    >>> text_before_stop("a = 1; b = 2", [";", "b"])
     'a = 1'
     """
     places = [place for s in stop if (place := text.find(s)) >= 0]
