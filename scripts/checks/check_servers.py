@@ -39,7 +39,8 @@ class Server:
             "--worker-extension-cls", "gxpo_vllm.WeightLoader", *arguments,
         ]  # fmt: skip
         self.environment = {
-            **DEFAULT_ENVIRONMENT, **os.environ, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(Path(in_vllm.__path__[0])),
+            **DEFAULT_ENVIRONMENT, **os.environ, "VLLM_SERVER_DEV_MODE": "1",
+            "PYTHONPATH": str(Path(in_vllm.__path__[0])),
         }  # fmt: skip
         self.environment.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
         self.start()

@@ -181,7 +181,7 @@ SETTINGS = [
 @pytest.mark.parametrize("columns", [11, 256, 300])
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_token_and_logprob_are_those_of_the_processed_distribution(sampling, dtype, close, columns):
+def test_draws_follow_the_processed_distribution(sampling, dtype, close, columns):
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(40, columns, generator=generator, dtype=dtype)
     uniform = torch.rand(40, generator=generator, dtype=torch.float64)
@@ -207,7 +207,7 @@ def test_greedy_takes_the_most_likely_with_certainty():
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
-def test_the_ends_of_the_unit_interval_never_draw_an_impossible_token(uniform):
+def test_the_ends_of_the_interval_draw_no_impossible_token(uniform):
     logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf]])
     draws = draw(logits, torch.tensor([uniform], dtype=torch.float64), Sampling())
     assert int(draws.token) == (1 if uniform == 0.0 else 2)

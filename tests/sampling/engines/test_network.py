@@ -63,7 +63,7 @@ def test_end_ids_are_those_of_tokenizer_and_generation_settings():
     assert network(model).end_ids(None) == (3, 4)
 
 
-def test_full_attention_has_a_layout_and_sliding_windows_have_none():
+def test_full_attention_has_a_layout_and_windows_have_none():
     settings = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     window = MistralForCausalLM(MistralConfig(**settings, **heads, sliding_window=4)).eval()

@@ -40,7 +40,7 @@ def test_a_support_holds_ids_and_the_sampled_one(top, words):
         converted([5], "length", replace(SHORT, top_k=2), top)
 
 
-def test_supports_are_sorted_padded_and_without_impossible_tokens():
+def test_supports_are_sorted_and_padded():
     top = [{"token_id:7": -1.0, "token_id:5": -2.0, "token_id:9": -9999.0}, {"token_id:6": 0.0}]
     assert converted([5, 6], "length", replace(SHORT, top_k=2), top).support.tolist() == [[5, 7], [6, -1]]
 

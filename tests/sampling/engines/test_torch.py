@@ -114,7 +114,7 @@ def test_greedy_is_the_argmax_at_every_token():
         assert set(completion.logprobs) == {0.0}
 
 
-def test_stop_ids_and_strings_end_the_action_with_the_completing_token():
+def test_stop_ids_and_strings_end_with_the_completing_token():
     model, tokenizer = llama(), letters()
     free = TorchEngine(model, stop_ids=[]).sample(requests(6), Sampling(max_new_tokens=20))
     ids = TorchEngine(model, stop_ids=[]).sample(requests(6), Sampling(max_new_tokens=20, stop_ids=(7, 9)))

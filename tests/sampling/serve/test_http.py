@@ -103,7 +103,7 @@ def test_server_sent_events():
     assert [c["index"] for d in deltas for c in d.get("tool_calls", [])] == [0]
 
 
-def test_completions_go_on_from_ids_and_stop_where_they_are_told_to():
+def test_completions_continue_ids_and_end_at_stop_texts():
     says = iter(["think; act", "done"])
     with serving(lambda read, key: next(says)) as (url, attempt, engine):
         first = post(url, "sk-1", "/completions", prompt="Q: hi\n", stop=";", logprobs=1).json()["choices"][0]
@@ -144,7 +144,7 @@ def test_completions_of_token_ids_and_of_several_prompts():
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0]", None),
     ],
 )
-def test_what_is_refused(body, param, code):
+def test_unsupported_parameters_are_refused(body, param, code):
     with serving(lambda read, key: "x") as (url, attempt, engine):
         answer = post(url, "sk-1", **body)
         assert answer.status_code == 400 and engine.batches == []

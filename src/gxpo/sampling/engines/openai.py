@@ -105,8 +105,8 @@ class OpenAIEngine:
         self._publish_lock = threading.Lock()
         # Fails here rather than at the first sample, which follows minutes of other preparations.
         self.positions = self.pool.start(model)
-        for why in self.pool.down:
-            notify(f"sampling without a server for now: {why}")
+        for problem in self.pool.down:
+            notify(f"sampling without a server for now: {problem}")
         if weights is not None:
             self._files = WeightFiles(learner, weights)
 

@@ -245,9 +245,9 @@ class SamplerPool:
                     reply = await replica.line.once("POST", "/completions", body, Reply, job.max_bytes)
                     return replica, state_before, read(i, reply, 0 if weights is None else weights.version)
                 except Unanswered as error:
-                    failures, final, why = failures + 1, not error.again, str(error)
+                    failures, final, problem = failures + 1, not error.again, str(error)
                 except ValueError as error:
-                    failures, final, why = failures + 1, True, f"{replica.url} {error}"
+                    failures, final, problem = failures + 1, True, f"{replica.url} {error}"
                 finally:
                     replica.end(job.tokens)
                     self._notify_waiters()
@@ -255,10 +255,10 @@ class SamplerPool:
                 if final:
                     rejected_by.add(replica)
                 if len(rejected_by) == len(self.replicas):
-                    raise ModelError(why)
+                    raise ModelError(problem)
                 if failures >= self.retries + len(self.replicas):
-                    raise SamplersLost(why if failures == 1 else f"{why} (tried {failures} times)")
-                self._mark_down(replica, why)
+                    raise SamplersLost(problem if failures == 1 else f"{problem} (tried {failures} times)")
+                self._mark_down(replica, problem)
 
     async def _ensure_probed(self, replica: Replica) -> None:
         """Wait until the server has been probed, once for all requests; a failed probe is repeated."""

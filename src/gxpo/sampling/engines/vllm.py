@@ -319,21 +319,21 @@ class VllmEngine:
         if self._vision is None:
             return set()
         pictured = {i for i, r in enumerate(requests) if r.streams and max(r.prompt) >= media.FIRST}
-        misread_at = {i: place for i, place in reply.get("misread", ()) if requests[i].streams}
+        misread_at = {i: position for i, position in reply.get("misread", ()) if requests[i].streams}
         # One right reading shows that the processors agree in general, so a later misreading costs that rollout alone;
         # before it, the processors may differ on every picture.
         self._has_read_pictures |= bool(pictured - misread_at.keys())
         if misread_at:
             first = next(iter(misread_at))
-            why = (
+            explanation = (
                 f"vLLM read a request of task {requests[first].streams[0].task!r} otherwise than the learner does, "
                 f"first at place {misread_at[first]} of {len(requests[first].prompt)}: its processor makes other rows "
                 "of a picture"
             )
             if not self._has_read_pictures:
-                raise ModelError(f"{why}, and it has read none right so far. Set sampling.engine=torch")
+                raise ModelError(f"{explanation}, and it has read none right so far. Set sampling.engine=torch")
             if not self.misread:
-                self._notify(f"{why}; such rollouts are unscored, and counted in sampler_misread")
+                self._notify(f"{explanation}; such rollouts are unscored, and counted in sampler_misread")
             self.misread += sum(len(requests[i].streams) for i in misread_at)
         if set(self._vision.banned) & set(reply_arrays["tokens"]):
             raise ModelError(

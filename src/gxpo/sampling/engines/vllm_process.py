@@ -128,8 +128,8 @@ class VllmProcess:
         self._log.seek(0)
         lines = [line.strip() for line in self._log.read().decode("utf-8", "replace").splitlines() if line.strip()]
         self.close()
-        how = in_words(self._process.returncode)
-        return f"{how}; {lines[-1][:300]}" if lines else how
+        exit_status = in_words(self._process.returncode)
+        return f"{exit_status}; {lines[-1][:300]}" if lines else exit_status
 
 
 def environment() -> dict[str, str]:

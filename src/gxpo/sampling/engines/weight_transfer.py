@@ -263,7 +263,7 @@ async def server_state(root: Line) -> WorkerState:
     """Return the weights that a server holds; `Unanswered` if its workers disagree or it does not answer."""
     body = {"method": "gxpo_state"}
     first, *others = (await root.once("POST", "/collective_rpc", body, Results[WorkerState], ANSWER, ASKING)).results
-    if any(other.stamp != first.stamp for other in others):
+    if any(worker.stamp != first.stamp for worker in others):
         raise Unanswered("nonsense", f"{root.url} has workers with different weights")
     return WorkerState(boot="/".join(s.boot for s in (first, *others)), stamp=first.stamp)
 
@@ -275,9 +275,9 @@ async def load_publication(root: Line, weights: Publication, timeout: float) -> 
     for worker in workers:
         wrong = worker.wrong or [name for name, x in worker.held.items() if x != weights.sums.get(name)]
         if wrong or worker.stamp != weights.stamp:
-            what = f"the checksum of {wrong[0][:80]} differs" if wrong else f"stamp {str(worker.stamp)[:40]}"
+            difference = f"the checksum of {wrong[0][:80]} differs" if wrong else f"stamp {str(worker.stamp)[:40]}"
             raise Unanswered(
-                "nonsense", f"{root.url} holds other weights than version {weights.version}: {plain(what)}"
+                "nonsense", f"{root.url} holds other weights than version {weights.version}: {plain(difference)}"
             )
     # Prefixes cached under the old weights would give log-probs of the old policy.
     if not (await root.once("POST", "/reset_prefix_cache", {}, Reset, ANSWER, ASKING)).success:

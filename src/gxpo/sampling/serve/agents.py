@@ -182,9 +182,9 @@ def _set_result(playing: Playing, code: int, output: Tail, complaint: Tail) -> N
     """Record the result or failure of a command that has ended."""
     if code:
         lines = complaint.text.decode("utf-8", "replace").splitlines()
-        last = next((line for line in reversed(lines) if line.strip()), "nothing on standard error")
-        kind, how = ("died", f"signal {-code}") if code < 0 else ("raised", f"exit status {code}")
-        playing.fail(kind, f"{how}: {last}")
+        last_line_of_error = next((line for line in reversed(lines) if line.strip()), "nothing on standard error")
+        kind, status = ("died", f"signal {-code}") if code < 0 else ("raised", f"exit status {code}")
+        playing.fail(kind, f"{status}: {last_line_of_error}")
         return
     try:
         playing.outcome = outcome_of(last_line(bytes(output.text), output.is_whole))

@@ -141,11 +141,11 @@ def _read_some(descriptor: int, tail: Tail) -> bool:
     return bool(piece)
 
 
-def _write_some(descriptor: int, rest: memoryview) -> memoryview:
+def _write_some(descriptor: int, unwritten: memoryview) -> memoryview:
     """Write the beginning of `rest` and return the remainder; nothing remains if the reader is gone."""
     try:
-        return rest[os.write(descriptor, rest[:PIECE]) :]
+        return unwritten[os.write(descriptor, unwritten[:PIECE]) :]
     except BlockingIOError:
-        return rest
+        return unwritten
     except OSError:
-        return rest[:0]
+        return unwritten[:0]

@@ -82,7 +82,7 @@ def most_connections() -> int:
     return min(MOST, max(FEWEST, soft // 2)) if soft > 0 else MOST
 
 
-def protocol(most: int) -> type[H11Protocol]:
+def protocol(limit: int) -> type[H11Protocol]:
     """Build uvicorn's protocol class with these limits, for `uvicorn.Config(http=...)`.
 
     With more than `most` connections, the one that has waited longest for its client is closed.
@@ -100,7 +100,7 @@ def protocol(most: int) -> type[H11Protocol]:
             # asyncio leaves it off here, and a body would wait some 40 ms for the acknowledgement of its head.
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.since = self.loop.time()
-            if len(self.connections) > most:
+            if len(self.connections) > limit:
                 waiting = [c for c in self.connections if isinstance(c, Connection) and c.patience() is not None]
                 min(waiting, key=lambda c: c.since, default=self).transport.abort()
             self._look()
@@ -142,10 +142,10 @@ def protocol(most: int) -> type[H11Protocol]:
         def _look(self) -> None:
             """Close the connection if its client has taken too long, else check again later."""
             patience = self.patience()
-            left = HEAD_SECONDS if patience is None else self.since + patience - self.loop.time()
-            if left <= 0:
+            seconds_left = HEAD_SECONDS if patience is None else self.since + patience - self.loop.time()
+            if seconds_left <= 0:
                 self.transport.abort()
             else:
-                self._timer = self.loop.call_later(min(left, HEAD_SECONDS), self._look)
+                self._timer = self.loop.call_later(min(seconds_left, HEAD_SECONDS), self._look)
 
     return Connection

@@ -101,7 +101,7 @@ def text_before_stop(text: str, stop: Sequence[str]) -> str:
     >>> text_before_stop("a = 1; b = 2", [";", "b"])
     'a = 1'
     """
-    places = [place for s in stop if (place := text.find(s)) >= 0]
+    places = [position for s in stop if (position := text.find(s)) >= 0]
     return text[: min(places)] if places else text
 
 
@@ -284,17 +284,17 @@ class History:
         self, request: CallRequest, marks: tuple[bytes, ...], action: RecordedAction | None, length: int
     ) -> Draft:
         messages = request.messages or ()
-        new = messages[length:]
+        new_messages = messages[length:]
         if action is not None:
             assert action.conversation is not None
             conversation = action.conversation.copy()
-            opening = conversation.observe(as_chat_messages(new, self.chat))
+            opening = conversation.observe(as_chat_messages(new_messages, self.chat))
         else:
             prompt_messages = as_chat_messages(messages, self.chat)
             if self.system is not None and all(m["role"] != "system" for m in messages):
                 prompt_messages = as_chat_messages([{"role": "system", "content": self.system}, *messages], self.chat)
             conversation, opening = self.chat.start(prompt_messages, request.tools), ContextUpdate((), rebuilt=True)
-        ids, new_text = tuple(conversation.context), "\n".join(m["content"] for m in new)
+        ids, new_text = tuple(conversation.context), "\n".join(m["content"] for m in new_messages)
         if opening.rebuilt:
             opening = ContextUpdate(ids, rebuilt=True)
         return Draft(action, opening, ids, new_text, conversation, marks=marks)

@@ -237,16 +237,16 @@ def _too_large() -> Refused:
 
 async def _answer(http: Request, queue: CallQueue, call: Call) -> Any:
     """Wait for the answer of a call; withdraw the call if its client disconnects before."""
-    answer, gone = asyncio.wrap_future(call.answer), asyncio.ensure_future(_gone(http))
-    done, _ = await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+    answer, disconnected = asyncio.wrap_future(call.answer), asyncio.ensure_future(_until_disconnected(http))
+    done, _ = await asyncio.wait({answer, disconnected}, return_when=asyncio.FIRST_COMPLETED)
     if answer not in done:
         queue.withdraw(call)
         raise Refused("the client has gone", status=499)
-    gone.cancel()
+    disconnected.cancel()
     return answer.result()
 
 
-async def _gone(http: Request) -> None:
+async def _until_disconnected(http: Request) -> None:
     """Return when the client has disconnected."""
     while (await http.receive())["type"] != "http.disconnect":
         pass

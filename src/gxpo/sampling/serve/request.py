@@ -177,9 +177,9 @@ def _check_names(fields: Mapping[str, Any], needed: str) -> None:
                 code="unsupported_parameter",
             )
         if name not in USED and name not in IGNORED and name not in NEUTRAL and name not in SAMPLING:
-            more = "; set chat.kwargs in the run's configuration" if name == "chat_template_kwargs" else ""
+            hint = "; set chat.kwargs in the run's configuration" if name == "chat_template_kwargs" else ""
             short = name[:LONGEST_NAME]
-            raise Refused(f"unknown parameter {short!r}: leave it out{more}", param=short, code="unknown_parameter")
+            raise Refused(f"unknown parameter {short!r}: leave it out{hint}", param=short, code="unknown_parameter")
     if needed not in fields:
         raise Refused(f"{needed!r} is missing", param=needed, code="missing_required_parameter")
 
@@ -237,20 +237,20 @@ def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], bo
     return tuple(tools), choice != "none"
 
 
-def _check_tool(tool: Any, where: str) -> None:
+def _check_tool(tool: Any, path: str) -> None:
     """Refuse a tool that a chat template could fail on."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not _is_name(function.get("name")):
-        raise Refused(f'{where} is not {{"type": "function", "function": {{"name": ...}}}}', param="tools")
+        raise Refused(f'{path} is not {{"type": "function", "function": {{"name": ...}}}}', param="tools")
     if not isinstance(tool.get("type", "function"), str) or not isinstance(function.get("description") or "", str):
-        raise Refused(f"{where} has a type or a description that is no text", param="tools")
+        raise Refused(f"{path} has a type or a description that is no text", param="tools")
     schema = function.get("parameters")
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(schema, Mapping | None) or not isinstance(properties, Mapping | None):
-        raise Refused(f"{where}.function.parameters is no JSON Schema of an object", param="tools")
+        raise Refused(f"{path}.function.parameters is no JSON Schema of an object", param="tools")
     for name, each in (properties or {}).items():
         if not isinstance(each, Mapping):
-            raise Refused(f"{where}.function.parameters: the property {name[:80]!r} is no JSON Schema", param="tools")
+            raise Refused(f"{path}.function.parameters: the property {name[:80]!r} is no JSON Schema", param="tools")
 
 
 def _is_name(value: Any) -> bool:
@@ -264,29 +264,29 @@ def _messages(value: Any) -> tuple[Message, ...]:
     return tuple(_message(m, f"messages[{i}]") for i, m in enumerate(value))
 
 
-def _message(value: Any, where: str) -> Message:
+def _message(value: Any, path: str) -> Message:
     """Convert a message to the form of chat templates: contents are texts, arguments of tool calls are mappings."""
     role = value.get("role") if isinstance(value, Mapping) else None
     if not isinstance(role, str) or role not in ROLES:
-        raise Refused(f"{where} has no role that is known: {', '.join(ROLES)}", param=where)
-    message: dict[str, Any] = {"role": ROLES[role], "content": _content(value.get("content"), where)}
+        raise Refused(f"{path} has no role that is known: {', '.join(ROLES)}", param=path)
+    message: dict[str, Any] = {"role": ROLES[role], "content": _content(value.get("content"), path)}
     for name in ("name", "tool_call_id"):
         text = value.get(name)
         if not isinstance(text, str | None) or len(text or "") > LONGEST_NAME:
-            raise Refused(f"{where}.{name} is a text of at most {LONGEST_NAME} characters", param=where)
+            raise Refused(f"{path}.{name} is a text of at most {LONGEST_NAME} characters", param=path)
         if text is not None and message["role"] in ("user", "tool"):
             message[name] = text
     calls = value.get("tool_calls")
     if calls is not None and (not isinstance(calls, list) or len(calls) > PARTS):
-        raise Refused(f"{where}.tool_calls is a list of at most {PARTS}", param=where)
+        raise Refused(f"{path}.tool_calls is a list of at most {PARTS}", param=path)
     if calls:
         if message["role"] != "assistant":
-            raise Refused(f"{where}.tool_calls is a list of the assistant's", param=where)
-        message["tool_calls"] = [_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)]
+            raise Refused(f"{path}.tool_calls is a list of the assistant's", param=path)
+        message["tool_calls"] = [_call(c, f"{path}.tool_calls[{i}]") for i, c in enumerate(calls)]
     return message
 
 
-def _content(value: Any, where: str) -> str:
+def _content(value: Any, path: str) -> str:
     """Parse a message's content: a text, or parts of text, which are joined by newlines."""
     if value is None:
         return ""
@@ -294,31 +294,31 @@ def _content(value: Any, where: str) -> str:
         return value
     parts = value if isinstance(value, list) else [value]
     if len(parts) > PARTS:
-        raise Refused(f"{where}.content has more than {PARTS} parts", param=where)
+        raise Refused(f"{path}.content has more than {PARTS} parts", param=path)
     for part in parts:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise Refused(f"{where}.content has a part of type {short_repr(kind)}: only text can be read", param=where)
+            raise Refused(f"{path}.content has a part of type {short_repr(kind)}: only text can be read", param=path)
     return "\n".join(part["text"] for part in parts)
 
 
-def _call(value: Any, where: str) -> dict[str, Any]:
+def _call(value: Any, path: str) -> dict[str, Any]:
     """Parse a tool call that an earlier reply made and the client sends back."""
     function = value.get("function") if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not _is_name(function.get("name")):
-        raise Refused(f"{where} has no function with a name", param=where)
+        raise Refused(f"{path} has no function with a name", param=path)
     arguments = function.get("arguments")
     try:
         arguments = (
             parse(arguments) if isinstance(arguments, str) and arguments else {} if arguments == "" else arguments
         )
     except Malformed as error:
-        raise Refused(f"{where}.function.arguments is not a JSON object: {error}", param=where) from error
+        raise Refused(f"{path}.function.arguments is not a JSON object: {error}", param=path) from error
     if not isinstance(arguments, dict | None):
-        raise Refused(f"{where}.function.arguments is not a JSON object", param=where)
+        raise Refused(f"{path}.function.arguments is not a JSON object", param=path)
     name = value.get("id")
     if not isinstance(name, str | None) or len(name or "") > LONGEST_NAME:
-        raise Refused(f"{where}.id is a text of at most {LONGEST_NAME} characters", param=where)
+        raise Refused(f"{path}.id is a text of at most {LONGEST_NAME} characters", param=path)
     return {"id": name or "", "name": function["name"], "arguments": arguments or {}}
 
 
@@ -376,8 +376,8 @@ def _flag(fields: Mapping[str, Any], name: str, label: str = "") -> bool:
     return value
 
 
-def _count(fields: Mapping[str, Any], name: str, most: int) -> int:
+def _count(fields: Mapping[str, Any], name: str, maximum: int) -> int:
     value = fields[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise Refused(f"{name} is a whole number from 1 to {most}", param=name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+        raise Refused(f"{name} is a whole number from 1 to {maximum}", param=name)
     return value

@@ -177,8 +177,8 @@ def misread_prompts(
         expected_ids, read_ids = arrays["expanded"][offset : offset + length].tolist(), read.get(i)
         offset += length
         if read_ids is not None and read_ids != expected_ids:
-            same = zip(read_ids, expected_ids, strict=False)
-            mismatches.append([i, next((k for k, (a, b) in enumerate(same) if a != b), min(len(read_ids), length))])
+            pairs = zip(read_ids, expected_ids, strict=False)
+            mismatches.append([i, next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(read_ids), length))])
     return mismatches
 
 
