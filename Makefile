@@ -12,7 +12,7 @@ INSTALL = $(BIN)/pip install -q -c constraints.txt
 # Tests that compare floats computed in two ways (packed and flat, learner and engine, reference and base, records),
 # without those that train whole runs.
 TWO_WAYS := tests/models/decoder tests/algorithms/signals tests/learning/test_pack.py tests/forest/test_records.py tests/forest/record_format \
-	$(addprefix tests/sampling/engines/,test_torch_engine.py test_keep.py test_bfloat16.py) \
+	$(addprefix tests/sampling/engines/,test_torch.py test_torch_caches.py) \
 	$(addprefix tests/learning/,test_packing.py test_readout.py test_policies.py test_value_head.py test_inner_layers.py)
 SEARCHED := tests/forest tests/learning/test_pack.py tests/algorithms/credit tests/algorithms/weighting
 WHOLE_RUNS := killed or resumed or stop or export

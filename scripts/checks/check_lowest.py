@@ -26,7 +26,7 @@ CORE = [
     "tests/algorithms/credit",
 ]
 TRAIN = [
-    *(f"tests/sampling/engines/{name}.py" for name in ("test_torch_engine", "test_keep")),
+    *(f"tests/sampling/engines/{name}.py" for name in ("test_torch", "test_torch_caches")),
     *(f"tests/learning/{name}.py" for name in ("test_packing", "test_policies")),  # of peft too
     *(
         "tests/forest/test_records.py",

@@ -19,7 +19,7 @@ from check_vllm import CLOSE, SETTINGS, check, gaps
 from gxpo.parts.protocols import Completion, Request, Sampling, StreamKey
 from gxpo.sampling.engines import in_vllm
 from gxpo.sampling.engines.openai import OpenAIEngine
-from gxpo.sampling.engines.vllm_process import GIVEN
+from gxpo.sampling.engines.vllm_process import DEFAULT_ENVIRONMENT
 
 STARTING = 900.0  # seconds
 LENGTH = 2048
@@ -39,7 +39,8 @@ class Server:
             "--worker-extension-cls", "gxpo_vllm.WeightLoader", *arguments,
         ]  # fmt: skip
         self.environment = {
-            **GIVEN, **os.environ, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(Path(in_vllm.__path__[0])),
+            **DEFAULT_ENVIRONMENT, **os.environ, "VLLM_SERVER_DEV_MODE": "1",
+            "PYTHONPATH": str(Path(in_vllm.__path__[0])),
         }  # fmt: skip
         self.environment.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
         self.start()

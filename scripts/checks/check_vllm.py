@@ -37,7 +37,7 @@ from gxpo.models.decoder.vision import triples_of, vision_of
 from gxpo.parts.protocols import Completion, Request, Sampling, StreamKey
 from gxpo.sampling.engines.remote_requests import seed_of
 from gxpo.sampling.engines.vllm import VllmEngine
-from gxpo.sampling.engines.vllm_process import GIVEN
+from gxpo.sampling.engines.vllm_process import DEFAULT_ENVIRONMENT
 from gxpo.training import models
 
 CLOSE = {"float32": 1e-3, "bfloat16": 1.0}  # nats at one token; in bfloat16 logits are steps of an eighth
@@ -74,7 +74,7 @@ class Alone:
     """vLLM by itself, in a process."""
 
     def __init__(self, python: str, folder: str, dtype: str) -> None:
-        environment = {**GIVEN, **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        environment = {**DEFAULT_ENVIRONMENT, **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         environment.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
         self.process = subprocess.Popen(
             [python, "-I", "-c", ALONE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

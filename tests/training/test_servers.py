@@ -90,7 +90,7 @@ def test_where_too_few_are_left_the_steps_so_far_are_saved_and_it_goes_on(tiny, 
     with servers(1, tiny) as (urls, (how,)):
         how.rpc = lambda method: how.rpcs.count("gxpo_load") < 3 or setattr(how, "healthy", 503) or 1 / 0
         with pytest.raises(
-            SamplersLost, match=r"not taken by 1 of 1 servers.*\(step 2 is saved: gxpo resume "
+            SamplersLost, match=r"not loaded by 1 of 1 servers.*\(step 2 is saved: gxpo resume "
         ) as caught:
             train(tmp_path, urls)
         assert "\n" not in str(caught.value)

@@ -24,13 +24,12 @@ from gxpo.models.chat.plain import decoder
 from gxpo.parts.protocols import Budget, StreamKey, Task
 from gxpo.sampling.rollouts.agent import AgentEpisodes
 from gxpo.sampling.rollouts.build import action, record
+from gxpo.sampling.serve.connections import host_names
 from gxpo.sampling.serve.history import History
 from gxpo.sampling.serve.http import Server
-from gxpo.sampling.serve.origin import host_names
 from gxpo.sampling.serve.outcome import outcome_of
-from gxpo.sampling.serve.queue import Attempt, Call, CallQueue
-from gxpo.sampling.serve.refusal import Refused
-from gxpo.sampling.serve.respond import respond
+from gxpo.sampling.serve.queue import Attempt, Call, CallQueue, respond
+from gxpo.sampling.serve.request import Refused
 from gxpo.training import checkpoint, config
 from gxpo.training.config import Resolved
 from gxpo.training.directory import CONFIG
@@ -235,7 +234,7 @@ def _answer(queue: CallQueue, calls: Sequence[Call], session: Session, notify: N
         for call in calls:
             if not call.answer.done():
                 queue.answered(call)
-                call.give(Refused(message, status=503))
+                call.resolve(Refused(message, status=503))
 
 
 def _message(error: Exception) -> str:

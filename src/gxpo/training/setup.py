@@ -25,13 +25,13 @@ from gxpo.models.decoder.architecture import positions
 from gxpo.models.decoder.vision import vision_of
 from gxpo.parts.protocols import Chat, EpisodeRules, Sampling, TaskSource
 from gxpo.parts.settings import RunSettings
-from gxpo.sampling.engines.choose import Run, choose, of_the_house
+from gxpo.sampling.engines.choose import Run, choose, is_builtin_model
 from gxpo.sampling.engines.flow import FlowEngine
 from gxpo.sampling.engines.openai import OpenAIEngine
 from gxpo.sampling.engines.tinker import TinkerSampler
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.sampling.engines.vllm import VllmEngine
-from gxpo.sampling.engines.vllm_pictures import own_processor
+from gxpo.sampling.engines.vllm_pictures import custom_processor
 from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.training import cluster, models
 from gxpo.training.config import Resolved
@@ -64,10 +64,10 @@ def engine_of(
         processes=runtime.world(),
         sampling=sampling,
         sees=vision is not None,
-        own_pictures=None if vision is None else own_processor(vision),
+        own_pictures=None if vision is None else custom_processor(vision),
     )
     choice = choose(engine_name, run, python=s.sampling.engine_python, servers=s.sampling.servers)
-    if engine_name == "auto" and not of_the_house(s.model):
+    if engine_name == "auto" and not is_builtin_model(s.model):
         notify(f"sampling with {choice.engine}: {choice.why}")
     # Engines outside of this process sample one policy, the first; the engine here samples all of them.
     (policy, *_) = learner.policies

@@ -1,6 +1,5 @@
-"""Who samples: what was asked for, or the fastest that is installed and fits."""
+"""Choice of the engine: the configured one, or the fastest that is installed and fits."""
 
-import sys
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from gxpo.base.errors import ConfigError
 from gxpo.parts.protocols import Sampling
 from gxpo.sampling.engines.choose import Run, choose
-from gxpo.sampling.engines.vllm_process import can_import
 
 RUN = Run("smollm2-135m", "LlamaForCausalLM", "bfloat16", "cpu", 1, 1, Sampling())
 
@@ -21,7 +19,7 @@ def no(python):
     return False
 
 
-def test_auto_takes_vllm_where_it_is():
+def test_auto_takes_vllm_where_it_is_installed():
     assert choose("auto", RUN, installed=yes).engine == "vllm"
     here = choose("auto", RUN, python="/opt/vllm/bin/python", installed=yes)
     assert (here.engine, here.why) == ("vllm", "it is installed in /opt/vllm/bin/python")
@@ -44,12 +42,12 @@ def test_auto_takes_vllm_where_it_is():
         ({"sampling": Sampling(temperature=0.001)}, "0.001"),
     ],
 )
-def test_auto_takes_torch_where_vllm_does_not_fit_and_says_why(change, words):
+def test_auto_takes_torch_with_a_reason_where_vllm_does_not_fit(change, words):
     choice = choose("auto", replace(RUN, **change), installed=yes)
     assert choice.engine == "torch" and words in choice.why
 
 
-def test_what_is_asked_for_is_taken_or_refused():
+def test_a_configured_engine_is_taken_or_refused():
     assert choose("torch", RUN, installed=yes).engine == "torch"
     assert choose("vllm", replace(RUN, model="tiny", device="cuda"), installed=yes).engine == "vllm"
     assert choose("openai", RUN, servers=["http://localhost:8000/v1"]).engine == "openai"
@@ -70,8 +68,3 @@ def test_what_is_asked_for_is_taken_or_refused():
 def test_refusals_name_the_setting(asked, change, given, words):
     with pytest.raises(ConfigError, match=words):
         choose(asked, replace(RUN, **change), **given)
-
-
-def test_an_interpreter_is_asked_what_it_has():
-    assert can_import(sys.executable, "json") and not can_import(sys.executable, "no_such_package")
-    assert not can_import("/no/such/python", "json")

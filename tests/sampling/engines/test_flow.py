@@ -36,7 +36,7 @@ def continued(sample, kept, condition=10, attempt=0):
     )
 
 
-def test_a_sample_by_hand():
+def test_a_flows_sample_equals_one_by_hand():
     # sigma 1, 3/4, 1/2, 1/4, 0 at level .7: std_k = .7 sqrt(sigma / (1 - sigma)), at sigma 1 with 1 - 3/4; s = std / 2
     model = small_flow()
     found = one(FlowEngine(model), Request((10,), (key(0),)))
@@ -67,7 +67,7 @@ def test_a_sample_by_hand():
     assert (found.tokens, found.finish) == ([-1] * 5, "stop")
 
 
-def test_what_is_drawn_does_not_depend_on_the_batch():
+def test_a_flows_samples_do_not_depend_on_the_batch():
     engine = FlowEngine(small_flow())
     requests = [Request((c,), tuple(key(i, f"points/{c}") for i in range(3))) for c in (10, 200)]
     together = engine.sample(requests, NOISY)
@@ -80,7 +80,7 @@ def test_what_is_drawn_does_not_depend_on_the_batch():
                 assert x.logprobs == pytest.approx(a.logprobs, abs=1e-12)
 
 
-def test_the_ode_begins_with_the_same_noise_and_draws_nothing_else():
+def test_the_ode_draws_the_initial_noise_alone():
     engine = FlowEngine(small_flow())
     sde, ode = (one(engine, Request((10,), (key(0),)), s) for s in (NOISY, ODE))
     assert (sde.extras["latent"][0] == ode.extras["latent"][0]).all()
@@ -150,6 +150,6 @@ def test_parameters_move_the_samples_and_the_version_is_noted():
         (Request((10, -1), (key(0),), extras={"latent": np.zeros((1, 2))}), NOISY, r"shape \(2, 2\)"),
     ],
 )
-def test_what_cannot_be_sampled_is_said(request_, sampling, message):
+def test_requests_that_a_flow_cannot_sample_are_refused(request_, sampling, message):
     with pytest.raises(ModelError, match=message):
         FlowEngine(small_flow()).sample([request_], sampling)

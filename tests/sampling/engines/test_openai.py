@@ -14,7 +14,6 @@ from gxpo.base import remote
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.openai import OpenAIEngine
-from gxpo.sampling.engines.openai_reply import Reply, completion
 
 PROMPTS = [(5, 6, 7, 8, 9), (11,), (12, 13, 14)]
 SHORT = Sampling(max_new_tokens=5)
@@ -77,7 +76,7 @@ def test_stop_strings_and_greedy(server):
         ({"failing": 500}, "answers 500: .*no.*room"),
     ],
 )
-def test_servers_that_are_refused(settings, words):
+def test_servers_without_ids_or_logprobs_are_refused(settings, words):
     with served(**settings) as (url, _):
         engine = OpenAIEngine(url, retries=0)
         with pytest.raises(ModelError, match=words) as caught:
@@ -126,7 +125,7 @@ def logprobs_with(**changed):
         (lambda said: {**said, "usage": "much"}, "usage: "),
     ],
 )
-def test_a_server_that_breaks_its_word_is_not_believed(spoil, words):
+def test_responses_that_break_the_protocol_are_refused(spoil, words):
     with served(spoil=spoil) as (url, how):
         engine = OpenAIEngine(url, vocabulary=30)
         with pytest.raises(ModelError, match=words) as caught:
@@ -135,46 +134,16 @@ def test_a_server_that_breaks_its_word_is_not_believed(spoil, words):
     assert "\n" not in str(caught.value) and str(caught.value).startswith("http://127.0.0.1:") and len(how.asked) == 1
 
 
-def ended(ids, finish, sampling=SHORT, top=None):
-    """What becomes of a reply with these ids, where 1 ends an action."""
-    logprobs = {"token_logprobs": [-0.5] * len(ids), "top_logprobs": top}
-    reply = Reply.model_validate({"choices": [{"token_ids": ids, "logprobs": logprobs, "finish_reason": finish}]})
-    return completion(reply, (5, 6), sampling, ends={1}, vocabulary=None, version=0)
-
-
-def test_an_action_ends_where_it_should():
-    assert ended([5, 1], "stop").finish == ended([5], "stop", replace(SHORT, stop=("a",))).finish == "stop"
-    for ids, finish, words in (([5, 1, 6], "length", "went on after token 1"), ([5], "stop", "stopped after token 5")):
-        with pytest.raises(ValueError, match=words):
-            ended(ids, finish)
-
-
-@pytest.mark.parametrize(
-    "top, words",
-    [
-        (None, "possible tokens at 0 of 1 places"),
-        ([None], "without the id of token 5"),
-        ([{"token_id:6": -1.0}], "without the id of token 5"),
-        ([{"token_id:5": -9999.0}], "without the id of token 5"),
-        ([{"token_id:5": -1.0, "five": -1.0}], "without the id of token 5"),
-        ([{"token_id:5": -1.0, "token_id:\u00b2": -1.0}], "without the id of token 5"),
-    ],
-)
-def test_possible_tokens_are_ids_and_the_sampled_one_among_them(top, words):
-    with pytest.raises(ValueError, match=words):
-        ended([5], "length", replace(SHORT, top_k=2), top)
-
-
 @pytest.mark.parametrize(
     "said", [b"[]", b"{}", b'{"data": null}', b'{"data": [{}]}', b'{"data": [{"id": 3}]}',
              b'{"data": [{"id": "m", "max_model_len": -1}]}', b'{"data": [{"id": "m", "max_model_len": 1e99}]}']
 )  # fmt: skip
-def test_a_list_of_models_that_is_none(said):
+def test_an_invalid_list_of_models_is_an_error(said):
     with answering(lambda _: http(said)) as (url, _), pytest.raises(ModelError, match="/models breaks the protocol"):
         OpenAIEngine(url)
 
 
-def test_raw_logprobs_will_do_only_where_they_are_the_same():
+def test_raw_logprobs_are_accepted_only_where_they_are_equal():
     with served(raw=True) as (url, how):
         engine = OpenAIEngine(url)
         (c,) = engine.sample(ONE, SHORT)[0]
@@ -186,14 +155,14 @@ def test_raw_logprobs_will_do_only_where_they_are_the_same():
         engine.close()
 
 
-def test_more_possible_tokens_than_were_named_is_an_error(server):
+def test_a_support_larger_than_requested_is_an_error(server):
     engine = OpenAIEngine(server[0])
     with pytest.raises(ModelError, match="left 8 tokens or more possible"):
         engine.sample(ONE, replace(SHORT, top_p=0.999))
     engine.close()
 
 
-def test_weights_that_do_not_follow():
+def test_servers_that_are_not_updated_are_refused():
     with served() as (url, _):
         engine = OpenAIEngine(url)
         assert engine.sample(ONE, SHORT)[0][0].policy_version == 0
@@ -207,7 +176,7 @@ def test_weights_that_do_not_follow():
         told.close()
 
 
-def test_somebody_else_updates_the_server():
+def test_another_program_may_update_the_servers():
     with served() as (url, _):
         versions = iter([7, 7, 7, 8])
         engine = OpenAIEngine(url, version=lambda: next(versions))
@@ -218,7 +187,7 @@ def test_somebody_else_updates_the_server():
         engine.close()
 
 
-def test_connections_are_kept_and_one_that_was_closed_is_opened_again(monkeypatch):
+def test_connections_stay_open_and_are_reopened(monkeypatch):
     monkeypatch.setattr(remote, "pause", lambda seconds: asyncio.sleep(0))
     with served() as (url, how):
         engine = OpenAIEngine(url, retries=1)
@@ -233,7 +202,7 @@ def test_connections_are_kept_and_one_that_was_closed_is_opened_again(monkeypatc
         engine.close()
 
 
-def test_names_and_addresses():
+def test_ambiguous_models_and_bad_addresses_are_errors():
     with served(models=["a", "b"]) as (url, _):
         with pytest.raises(ModelError, match=r"several models \(a, b\)"):
             OpenAIEngine(url)

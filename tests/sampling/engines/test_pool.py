@@ -18,7 +18,7 @@ from gxpo.base import remote
 from gxpo.base.errors import ConfigError, ModelError, SamplersLost
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.openai import OpenAIEngine
-from gxpo.sampling.engines.publish import WeightFiles
+from gxpo.sampling.engines.weight_transfer import WeightFiles
 
 SHORT = Sampling(max_new_tokens=5)
 PROMPTS = [(5, 6, 7, 8, 9), (11,), (12, 13, 14), (7, 7)]
@@ -126,7 +126,7 @@ def cut(body):
     ],
     ids=lambda x: next(iter(x)),
 )
-def test_what_one_server_fails_to_answer_another_does(calm, broken):
+def test_requests_that_one_server_fails_go_to_another(calm, broken):
     with servers(2) as (urls, hows), engine_on(urls) as engine:
         hows[0].__dict__.update(broken)
         assert engine.sample(requests(), SHORT) == calm
@@ -134,7 +134,7 @@ def test_what_one_server_fails_to_answer_another_does(calm, broken):
         assert len(sampled(hows[1])) == 8
 
 
-def test_what_a_hanging_server_does_not_answer_in_time_another_does(calm):
+def test_requests_of_a_hanging_server_go_to_another(calm):
     over = threading.Event()
     with servers(2) as (urls, hows), engine_on(urls, timeout=0.5) as engine:
         hows[0].before_answer = lambda body: over.wait(30)
@@ -145,12 +145,12 @@ def test_what_a_hanging_server_does_not_answer_in_time_another_does(calm):
         assert engine.figures()["sampler_failures"] >= 1
 
 
-def test_a_server_that_is_well_again_is_asked_again():
+def test_a_server_that_recovers_gets_requests_again():
     with servers(2) as (urls, hows), engine_on(urls) as engine:
         hows[0].failing = hows[0].healthy = 503
         engine.sample(requests(), SHORT)
         first = engine.pool.replicas[0]
-        assert not first.up and "503" in first.why
+        assert not first.up and "503" in first.problem
         hows[0].failing, hows[0].healthy = None, 200
         before = len(sampled(hows[0]))
         while not first.up:
@@ -190,7 +190,7 @@ def test_below_min_replicas_the_run_stops_or_waits():
             assert len(found) == len(PROMPTS) and engine.figures()["time_wait_servers_s"] > 0
 
 
-def test_a_server_that_is_missing_at_the_start_is_told_and_joins():
+def test_a_server_missing_at_the_start_is_reported_and_joins():
     told = []
     with servers(1) as ((url,), _):
         with engine_on([url, "http://127.0.0.1:9/v1"], retries=0, notify=told.append) as engine:
@@ -209,7 +209,7 @@ def test_a_server_that_is_missing_at_the_start_is_told_and_joins():
         ({"patience": -1.0}, "patience must be at least 0"),
     ],
 )
-def test_settings_that_can_not_be(settings, words):
+def test_impossible_settings_of_a_pool_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         OpenAIEngine(**{"servers": ["http://127.0.0.1:9/v1"], **settings})
 
@@ -252,7 +252,7 @@ def of_model(found, model):
     )
 
 
-def test_weights_are_published_to_all_servers_and_stamp_their_samples(tmp_path):
+def test_weights_are_published_to_all_servers_with_a_stamp(tmp_path):
     learner = llama(seed=1)
     with updated(2, tmp_path, learner) as (engine, hows):
         first = engine.sample(requests(), SHORT)
@@ -272,7 +272,7 @@ def test_weights_are_published_to_all_servers_and_stamp_their_samples(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_server_is_asked_before_it_has_the_weights(tmp_path):
+def test_no_server_samples_before_it_has_the_weights(tmp_path):
     learner, seen = llama(seed=1), []
     with updated(2, tmp_path, learner) as (engine, hows):
         for how in hows:
@@ -285,7 +285,7 @@ def test_no_server_is_asked_before_it_has_the_weights(tmp_path):
     assert len(with_salt) == 24  # the probes carry none
 
 
-def test_a_server_that_can_not_load_is_left_out_until_it_can(tmp_path):
+def test_a_server_that_cannot_load_is_left_out_until_it_can(tmp_path):
     learner = llama(seed=1)
 
     def broken(method):
@@ -303,7 +303,7 @@ def test_a_server_that_can_not_load_is_left_out_until_it_can(tmp_path):
         assert of_model(engine.sample(requests(), SHORT), learner) and len(sampled(hows[0])) > 0
 
 
-def test_a_publication_that_nobody_takes_is_tried_twice_and_ends_the_run(tmp_path):
+def test_a_publication_that_no_server_loads_ends_the_run(tmp_path):
     learner = llama(seed=1)
 
     class Mistaken(Loader):
@@ -314,7 +314,9 @@ def test_a_publication_that_nobody_takes_is_tried_twice_and_ends_the_run(tmp_pat
     with updated(1, tmp_path, learner) as (engine, (how,)):
         how.loader = Mistaken(how.model)
         how.healthy = 503  # so that it is not tried again while this test looks
-        with pytest.raises(SamplersLost, match=r"version 0 of the weights was not taken by 1 of 1.*checksum") as caught:
+        with pytest.raises(
+            SamplersLost, match=r"version 0 of the weights was not loaded by 1 of 1.*checksum"
+        ) as caught:
             engine.sample(requests(), SHORT)
         assert "\n" not in str(caught.value) and how.rpcs.count("gxpo_load") == 2 and sampled(how) == []
     lost = pytest.raises(SamplersLost, match=r"404.*--worker-extension-cls gxpo_vllm.WeightLoader")
@@ -345,7 +347,7 @@ def test_weights_of_runs_that_were_killed_are_removed(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["gxpo-weights-mine"]
 
 
-def test_a_file_with_wrong_checksums_leaves_a_server_with_what_it_had(tmp_path):
+def test_a_file_with_wrong_checksums_changes_no_server(tmp_path):
     model = llama(seed=4)
     loader = Loader(model)
     before = [p.detach().clone() for p in model.parameters()]
@@ -358,7 +360,7 @@ def test_a_file_with_wrong_checksums_leaves_a_server_with_what_it_had(tmp_path):
     assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True) if a.dim() > 1)
 
 
-def test_what_a_restarted_server_said_is_asked_for_again(tmp_path):
+def test_samples_of_a_restarted_server_are_repeated(tmp_path):
     learner = llama(seed=1)
     with updated(2, tmp_path, learner) as (engine, hows):
         engine.sample(requests(), SHORT)
@@ -375,7 +377,7 @@ def test_what_a_restarted_server_said_is_asked_for_again(tmp_path):
         assert engine.figures()["sampler_failures"] == 1
 
 
-def test_a_model_that_is_another_is_noticed_before_its_first_sample(tmp_path):
+def test_another_model_is_noticed_before_its_first_sample(tmp_path):
     learner = llama(seed=1)
 
     class Half(Loader):
@@ -393,7 +395,7 @@ def test_a_model_that_is_another_is_noticed_before_its_first_sample(tmp_path):
         assert sampled(how) == []
 
 
-def test_threads_sample_at_the_same_time_and_the_weights_change_between(tmp_path):
+def test_threads_sample_while_the_weights_change(tmp_path):
     learner, found, errors = llama(seed=1), {}, []
     with updated(2, tmp_path, learner) as (engine, _):
 

@@ -15,7 +15,7 @@ from gxpo.models.tiny import character_tokenizer, tiny_vision_model
 from gxpo.parts.protocols import MISREAD, Request, Sampling, StreamKey
 from gxpo.sampling.engines import vllm_pictures, vllm_process
 from gxpo.sampling.engines.vllm import VllmEngine
-from gxpo.sampling.engines.vllm_weights import weights_of
+from gxpo.sampling.engines.weight_transfer import weights_of
 from gxpo.training.models import load
 
 pytest.importorskip("PIL")
@@ -73,7 +73,7 @@ def test_logprobs_are_those_of_transformers_own_forward(engine):
         assert len({tuple(c.tokens) for c in group}) > 1  # a fork behind the picture
 
 
-def test_an_update_of_the_tower_reaches_pictures_that_were_seen_before(engine):
+def test_an_update_of_the_tower_reaches_cached_pictures(engine):
     vision = vision_of(engine.model)
     asked = [Request(prompts(vision)[0], streams("t"))]
     (before,) = engine.sample(asked, SHORT)
@@ -120,7 +120,7 @@ def reading_otherwise(patched, vision, *prompts):
     patched.setattr(vllm_pictures, "expanded", other)
 
 
-def test_a_prompt_that_is_read_otherwise_costs_its_own_samples_alone(engine, monkeypatch):
+def test_a_misread_prompt_loses_its_own_samples_alone(engine, monkeypatch):
     vision, told = vision_of(engine.model), []
     one, two, text = (Request(p, streams(str(i))) for i, p in enumerate(prompts(vision)[:3]))
     two_tokens = Sampling(max_new_tokens=2)
@@ -140,10 +140,10 @@ def test_a_prompt_that_is_read_otherwise_costs_its_own_samples_alone(engine, mon
     assert all(c.within(1).finish == MISREAD for c in found[1]) and found[0][0].within(1).finish != MISREAD
 
 
-def test_where_no_picture_was_read_right_so_far_a_misread_prompt_is_an_error_that_names_it(engine, monkeypatch):
+def test_a_first_picture_that_is_misread_is_an_error(engine, monkeypatch):
     vision = vision_of(engine.model)
     text, shown, more = (Request(prompts(vision)[i], streams(str(i))) for i in (2, 0, 3))
-    monkeypatch.setattr(engine, "_has_read", False)
+    monkeypatch.setattr(engine, "_has_read_pictures", False)
     place = len(shown.prompt) - 1
     with monkeypatch.context() as patched:
         reading_otherwise(patched, vision, shown.prompt, more.prompt)
@@ -163,7 +163,7 @@ def test_a_placeholder_in_the_text_is_refused(engine):
         engine.sample([request], SHORT)
 
 
-def test_every_weight_is_sent_once_under_the_name_of_a_checkpoint(engine):
+def test_weights_are_sent_once_under_checkpoint_names(engine):
     sent = dict(weights_of(engine.model))
     assert sorted(x.data_ptr() for x in sent.values()) == sorted(p.data_ptr() for p in engine.model.parameters())
     kind = engine.model.config.model_type
@@ -171,7 +171,7 @@ def test_every_weight_is_sent_once_under_the_name_of_a_checkpoint(engine):
     assert any(name.startswith(begin) for name in sent)
 
 
-def test_what_is_missing_around_a_picture_is_named(tmp_path):
+def test_missing_ids_around_a_picture_are_named(tmp_path):
     loaded = seeing("smolvlm", tmp_path)
     vision = vision_of(loaded.model)
     assert len(vision.around[0]) == 2
@@ -184,7 +184,7 @@ def test_processors_of_gxpo_s_own_are_refused():
         VllmEngine(tiny_vision_model(), program=REAL)
 
 
-def test_texts_alone_are_told_as_before(engine, monkeypatch):
+def test_prompts_of_text_send_no_pictures(engine, monkeypatch):
     """The message of a model of texts has no word of pictures; one that sees adds the placeholders."""
     asked = []
     ask = engine.process.ask

@@ -17,19 +17,19 @@ from gxpo.base.process_tree import is_running
 from gxpo.sampling.serve.command import MOST, Command, NotStarted
 
 
-def run(*words, given=b"", after=None, environment=None):
+def run(*words, standard_input=b"", after=None, environment=None):
     key = f"key-{os.urandom(8).hex()}"
     command = Command(list(words), {"KEY": key, **(environment or {})}, key)
     if after is not None:
         threading.Timer(after, command.end).start()
-    return command.run(given)
+    return command.run(standard_input)
 
 
 def test_exit_status_outputs_and_input():
-    code, out, err = run("sh", "-c", "cat; echo oops >&2; exit 3", given=b"task\n")
+    code, out, err = run("sh", "-c", "cat; echo oops >&2; exit 3", standard_input=b"task\n")
     assert (code, bytes(out.text), bytes(err.text), out.is_whole) == (3, b"task\n", b"oops\n", True)
     assert run("sh", "-c", "kill -TERM $$")[0] == -signal.SIGTERM
-    assert run("true", given=b"x" * (1 << 20))[0] == 0  # nobody reads it
+    assert run("true", standard_input=b"x" * (1 << 20))[0] == 0  # nobody reads it
     with pytest.raises(NotStarted, match="No such file"):
         run("/no/such/program")
     with pytest.raises(NotStarted, match="Permission denied"):

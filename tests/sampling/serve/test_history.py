@@ -13,8 +13,7 @@ from gxpo.models.chat import TemplateChat
 from gxpo.parts.protocols import Completion
 from gxpo.sampling.serve import reply
 from gxpo.sampling.serve.history import History
-from gxpo.sampling.serve.refusal import Refused
-from gxpo.sampling.serve.request import read
+from gxpo.sampling.serve.request import Refused, read
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 
@@ -79,7 +78,7 @@ def test_turns_of_one_conversation_are_one_context():
         },
     ],
 )
-def test_what_clients_make_of_a_message_is_the_same_message(returned):
+def test_messages_that_clients_reformat_still_match(returned):
     client, messages = Client(), [user("1+1?")]
     said = client(messages, CALL, tools=[ADD])
     messages += [returned(said), {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "2"}]
@@ -98,7 +97,7 @@ def test_what_clients_make_of_a_message_is_the_same_message(returned):
         lambda ms: [*ms[:2], {**ms[2], "content": "another answer"}, *ms[3:]],  # an answer put right
     ],
 )
-def test_a_rewritten_history_is_a_context_of_its_own(rewrite):
+def test_a_rewritten_history_begins_a_new_context(rewrite):
     client, messages = Client(), [SYSTEM, user("one")]
     messages += [client(messages, "yes"), user("two")]
     client(rewrite(messages), "no")
@@ -107,14 +106,14 @@ def test_a_rewritten_history_is_a_context_of_its_own(rewrite):
     assert TOKENIZER.decode(second["context"]) == CHAT.template.render(rewrite(messages))
 
 
-def test_other_tools_are_another_context():
+def test_other_tools_begin_a_new_context():
     client, messages = Client(), [user("one")]
     messages += [client(messages, "yes", tools=[ADD]), user("two")]
     client(messages, "no")
     assert "context" in client.turns[1]
 
 
-def test_a_branch_reads_the_ids_that_were_sampled_and_has_a_context_of_its_own():
+def test_a_branch_reads_the_sampled_ids_in_a_new_context():
     client, messages = Client(), [user("one")]
     letters = [i for c in "there" for i in ids(c)]
     messages += [client(messages, tokens=[*letters, END])]
@@ -147,7 +146,7 @@ def test_agents_are_told_apart_by_model_or_metadata():
     assert client.turns[1]["state"] == "room 3" and client.turns[1]["reward"] == 0.5 and "reward" not in client.turns[0]
 
 
-def test_each_of_several_samples_can_be_gone_on_from():
+def test_each_of_several_samples_can_be_continued():
     client, messages = Client(), [user("one")]
     last = client(messages, "first", "second")
     client([*messages, last, user("two")], "x")
@@ -157,7 +156,7 @@ def test_each_of_several_samples_can_be_gone_on_from():
     assert went_on["agent"] == second["agent"]
 
 
-def test_streams_depend_on_what_is_read_and_how_often():
+def test_streams_depend_on_the_prompt_and_its_count():
     one, two = Client(), Client()
     for client, order in ((one, "ab"), (two, "ba")):
         client.keys = {}
@@ -179,14 +178,14 @@ def test_a_template_that_drops_thinking_rebuilds_the_context():
     assert "context" in second and "hm" not in tokenizer.decode(second["context"])
 
 
-def test_a_template_without_a_system_role_says_it_as_the_user():
+def test_without_a_system_role_the_user_message_holds_it():
     family, tokenizer = FAMILIES["gemma"], tokenizer_of("gemma")
     client = Client(TemplateChat(tokenizer, family.template), tokenizer)
     client([SYSTEM, user("one")], "yes")
     assert "Be brief.\n\none" in tokenizer.decode(client.read[0])
 
 
-def test_calls_that_a_client_wrote_are_shown_where_the_template_has_no_tools():
+def test_tool_calls_are_text_where_the_template_has_no_tools():
     family, tokenizer = FAMILIES["chatml"], tokenizer_of("chatml")
     client = Client(TemplateChat(tokenizer, family.template), tokenizer)
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

@@ -1,21 +1,25 @@
-"""The endpoint over HTTP: shapes of replies, server-sent events, errors, keys; what is written down of each call."""
+"""HTTP endpoint: replies, events, errors, keys, records of each call; malformed, large and slow calls."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 import time
+import urllib.error
+import urllib.request
 from contextlib import contextmanager
 
 import pytest
 from tests.sampling.serve.agent_session import ADD, CALL, END, HTTP, TOKENIZER, ask, post, session, user
+from tests.sampling.serve.test_request import NASTY, bodies, body_of
 
 from gxpo.parts.protocols import StreamKey
 from gxpo.sampling.rollouts.build import action
 from gxpo.sampling.serve.history import History
-from gxpo.sampling.serve.http import Server
-from gxpo.sampling.serve.queue import Attempt, CallQueue
-from gxpo.sampling.serve.respond import respond
+from gxpo.sampling.serve.http import LARGEST, Server, prepare_call, read_outcome
+from gxpo.sampling.serve.queue import Attempt, CallQueue, respond
+from gxpo.sampling.serve.request import Refused
 
 
 @contextmanager
@@ -99,7 +103,7 @@ def test_server_sent_events():
     assert [c["index"] for d in deltas for c in d.get("tool_calls", [])] == [0]
 
 
-def test_completions_go_on_from_ids_and_stop_where_they_are_told_to():
+def test_completions_continue_ids_and_end_at_stop_texts():
     says = iter(["think; act", "done"])
     with serving(lambda read, key: next(says)) as (url, attempt, engine):
         first = post(url, "sk-1", "/completions", prompt="Q: hi\n", stop=";", logprobs=1).json()["choices"][0]
@@ -140,7 +144,7 @@ def test_completions_of_token_ids_and_of_several_prompts():
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0]", None),
     ],
 )
-def test_what_is_refused(body, param, code):
+def test_unsupported_parameters_are_refused(body, param, code):
     with serving(lambda read, key: "x") as (url, attempt, engine):
         answer = post(url, "sk-1", **body)
         assert answer.status_code == 400 and engine.batches == []
@@ -208,3 +212,104 @@ def test_a_client_that_goes_away_is_not_sampled_for():
     finally:
         queue.close()
         server.close()
+
+
+# ---------------------------------------------------------------- hostile calls
+@pytest.mark.parametrize(
+    "posted",
+    [
+        b"1" + b"0" * 400, b"1e999", b"NaN", b"[1]", b"{", b"\xff", b"[" * 100_000, b'{"reward": {}}', b'{"score": 1}',
+        b'{"reward": "one"}', b'{"reward": 1, "success": "no"}', b'{"answer": "\\ud800"}', b'{"info": {"\\ud800": 1}}',
+        b'{"rewards": {"agent": 1}}', b'{"reward": 1, "reward": 0}', b'{"rewards": {"a": true, "": 1}}',
+    ],
+)  # fmt: skip
+def test_an_invalid_outcome_is_refused_when_it_is_posted(posted):
+    with pytest.raises(Refused) as caught:
+        read_outcome(bytearray(posted))
+    assert caught.value.status == 400 and "\n" not in str(caught.value)
+
+
+def test_calls_after_a_malformed_one_are_answered():
+    some = [template for _, template in bodies()][::3]
+    with serving(lambda read, key: "x") as (url, attempt, _):
+        connection = http.client.HTTPConnection("127.0.0.1", int(url.split(":")[2].split("/")[0]), timeout=20)
+        statuses = set()
+        for i, template in enumerate(some):
+            path = "/v1/chat/completions" if "messages" in template else "/v1/completions"
+            body = body_of(template, NASTY[i % len(NASTY)])
+            connection.request("POST", path, body, {"Authorization": "Bearer sk-1"})
+            answer = connection.getresponse()
+            error = json.loads(answer.read()).get("error")
+            assert answer.status in (200, 400) and (error is None or error["type"] == "invalid_request_error"), body
+            statuses.add(answer.status)
+        connection.close()
+        assert statuses == {200, 400}
+        for nonsense in (b"1e999", b'{"reward": 1' + b"0" * 400 + b"}"):
+            headers = {"Authorization": "Bearer sk-1"}
+            assert HTTP.post(f"{url}/reward", content=nonsense, headers=headers).status_code == 400
+            assert attempt.post_error is not None
+        post(url, "sk-1", "/reward", reward=1)
+        assert attempt.posted == {"reward": 1} and attempt.post_error is None
+        assert ask(url, "sk-1", [user("x")])["content"] == "x"
+        attempt.history.turns()
+
+
+# ---------------------------------------------------------------- sizes and times
+def test_a_call_that_is_too_large_is_refused_at_once():
+    """One call after the other: each of them would take a minute and more if it were put into tokens."""
+    with serving(lambda read, key: "x", max_context=100) as (url, attempt, engine):
+        for body, status, words in (
+            ({"messages": [user("a" * 30_000_000)]}, 413, f"more than {LARGEST} bytes"),
+            ({"messages": [user("a" * 8_000_000)]}, 400, "100 tokens, and the prompt has 8000000 characters"),
+            ({"messages": [user("x")], "stop": [f"x{i}" for i in range(200_000)]}, 400, "at most 16 texts"),
+            ({"messages": [user("x")], "stop": "a" * 1_000_000}, 400, "1 to 256 characters"),
+            ({"messages": [user("x")] * 5000}, 400, "1 to 4096 messages"),
+            ({"messages": [user("x")], "tools": [{"function": {"name": "f"}}] * 1000}, 400, "at most 256"),
+        ):
+            answer = post(url, "sk-1", **body)
+            assert answer.status_code == status and words in answer.json()["error"]["message"], (words, answer.text)
+        many = post(url, "sk-1", "/completions", prompt=["a"] * 100, n=2)
+        assert many.status_code == 400 and "more than 128 samples" in many.text
+        assert attempt.limit == "context" and engine.batches == []
+        assert ask(url, "sk-1", [user("x")])["content"] == "x"
+
+
+def test_a_client_that_sends_all_before_it_reads_is_told_why():
+    """urllib finds its connection reset, and no answer, where a server closes it in the middle of the body."""
+    with serving(lambda read, key: "x") as (url, _, _):
+        request = urllib.request.Request(f"{url}/chat/completions", b" " * 30_000_000, {"Authorization": "Bearer sk-1"})
+        with pytest.raises(urllib.error.HTTPError, match="413"):
+            urllib.request.urlopen(request, timeout=30)
+
+
+def test_a_body_of_unknown_length_is_refused():
+    def endless():
+        for _ in range(LARGEST // (1 << 20) + 4):
+            yield b" " * (1 << 20)
+
+    with serving(lambda read, key: "x") as (url, _, _):
+        answer = HTTP.post(f"{url}/chat/completions", content=endless(), headers={"Authorization": "Bearer sk-1"})
+        assert answer.status_code == 413
+
+
+def test_a_call_is_answered_while_a_large_one_is_prepared(monkeypatch):
+    started = []
+
+    def slow(history, body, chat):
+        if len(body) > 1 << 17:
+            started.append(time.monotonic())
+            time.sleep(1.0)
+        return prepare_call(history, body, chat)
+
+    monkeypatch.setattr("gxpo.sampling.serve.http.prepare_call", slow)
+    with serving(lambda read, key: "x") as (url, _, _):
+        large = [threading.Thread(target=post, args=(url, "sk-1"), kwargs={"messages": [user("a" * (1 << 18))]})
+                 for _ in range(3)]  # fmt: skip
+        for thread in large:
+            thread.start()
+        while not started:
+            time.sleep(0.01)
+        assert ask(url, "sk-1", [user("x")])["content"] == "x"
+        assert all(thread.is_alive() for thread in large)
+        for thread in large:
+            thread.join()

@@ -10,8 +10,7 @@ from tests.sampling.serve.agent_session import CHAT, TOKENIZER, user
 from gxpo.parts.protocols import StreamKey
 from gxpo.sampling.serve.history import History, Thread
 from gxpo.sampling.serve.queue import IDLE, Attempt, CallQueue
-from gxpo.sampling.serve.refusal import Refused
-from gxpo.sampling.serve.request import read
+from gxpo.sampling.serve.request import Refused, read
 
 ASKED = read({"messages": [user("x")]}, chat=True)
 
@@ -36,7 +35,7 @@ def taken(made):
     return made.take(made.clock())
 
 
-def test_calls_wait_for_the_other_episodes_and_come_in_their_order():
+def test_calls_wait_for_other_episodes_and_keep_their_order():
     made, (a, b, c) = queue(3)
     made.submit(c, ASKED)
     made.submit(a, ASKED)
@@ -75,7 +74,7 @@ def test_without_patience_calls_are_answered_as_they_come():
     assert taken(made) == [call] and made.unawaited == 0
 
 
-def test_calls_that_an_episode_makes_at_once_are_answered_together():
+def test_parallel_calls_of_an_episode_are_answered_together():
     made, (a,) = queue(1)
     for _ in range(2):
         made.submit(a, ASKED)
@@ -124,7 +123,7 @@ def newcomers(most_calls=10):
     return made
 
 
-def test_an_episode_of_a_newcomer_ends_with_its_reward_or_when_it_is_idle():
+def test_a_newcomers_episode_ends_with_its_reward_or_idle():
     made = newcomers()
     first = made.attempt("k")
     with pytest.raises(Refused, match="nothing to reward") as caught:
@@ -146,7 +145,7 @@ def test_an_episode_of_a_newcomer_ends_with_its_reward_or_when_it_is_idle():
     assert made.collect() == [second] and made.attempt("k") is not second
 
 
-def test_of_too_many_episodes_the_one_that_has_been_idle_longest_ends(monkeypatch):
+def test_of_too_many_episodes_the_longest_idle_one_ends(monkeypatch):
     monkeypatch.setattr("gxpo.sampling.serve.queue.MOST_EPISODES", 2)
     made = newcomers()
     first = made.attempt("a")

@@ -1,4 +1,4 @@
-"""Key-value caches of transformers: select, repeat and drop rows; grow in place."""
+"""Key-value caches of transformers: select, repeat and drop rows; grow in place without copies."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ def check_rows(cache: Any, name: str) -> None:
 
 
 def _is_plain(layer: Any) -> bool:
+    """Return True for a layer of keys and values alone, whose rows can be selected."""
     return hasattr(layer, "batch_select_indices") and not hasattr(layer, "conv_states")
 
 
 def _has_states(layer: Any) -> bool:
-    """Whether a layer holds states of linear attention or convolutions, by number, of which rows can be selected."""
+    """Return True for a layer of numbered states (linear attention, convolutions) whose rows can be selected."""
     states = (getattr(layer, name, None) for name in ("conv_states", "recurrent_states"))
     return all(isinstance(x, dict) for x in states) and hasattr(layer, "reorder_cache")
 
 
 def rows_of(cache: Any, rows: Tensor) -> Any:
-    """Copy `rows` (repeats allowed) to a new cache; this one stays as it was."""
+    """Copy `rows` (repeats allowed) to a new cache, leaving this one unchanged."""
     return _with_layers(cache, [_rows_of_layer(layer, rows) for layer in cache.layers])
 
 
@@ -53,7 +54,7 @@ def spread(cache: Any, rows: Tensor, room: int) -> Any:
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a model's cache, if every layer holds the keys and values of all tokens and nothing else.
+    """Shapes of a model's cache in which every layer holds the keys and values of all tokens and nothing else.
 
     empty  a cache of the model's own class, whose layers are replaced
     sizes  per layer: heads, size of a key, size of a value, dtype, device
@@ -64,7 +65,7 @@ class Layout:
 
     @staticmethod
     def of(cache: Any) -> Layout | None:
-        """Layout of a cache filled by a forward pass; None if a layer holds something else."""
+        """Read the layout of a cache filled by a forward pass; None if a layer holds something else."""
         if not all(_is_full(layer) and layer.is_initialized for layer in cache.layers):
             return None
         sizes = tuple(
@@ -73,7 +74,7 @@ class Layout:
         return Layout(_with_layers(cache, []), sizes)
 
     def buffers(self, rows: int, columns: int) -> Layers:
-        """Zeroed keys and values [rows, heads, columns, size] of each layer: masked columns must be finite, too."""
+        """Zeroed keys and values [rows, heads, columns, size] by layer; masked columns must be finite, too."""
 
         def zeros(heads: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
             return torch.zeros(rows, heads, columns, size, dtype=dtype, device=device)
@@ -83,43 +84,47 @@ class Layout:
             for heads, key, value, dtype, device in self.sizes
         ]
 
-    def cache(self, buffers: Layers, filled: int, written: Tensor | None = None) -> Any:
-        """A cache on these buffers, their first `filled` columns in use; see `RoomyLayer`."""
-        kind = _roomy_class()
-        return _with_layers(self.empty, [kind(keys, values, filled, written) for keys, values in buffers])
+    def cache(self, buffers: Layers, filled: int, write_mask: Tensor | None = None) -> Any:
+        """Build a cache on these buffers with the first `filled` columns in use; see `RoomyLayer`."""
+        layer_class = _roomy_class()
+        return _with_layers(self.empty, [layer_class(keys, values, filled, write_mask) for keys, values in buffers])
 
 
 def columns_of(cache: Any, row: int, start: int, end: int) -> Layers:
-    """Copies of the keys and values [heads, end - start, size] of one row."""
-    part = (row, slice(None), slice(start, end))
-    return [(layer.keys[part].clone(), layer.values[part].clone()) for layer in cache.layers]
+    """Copy the keys and values [heads, end - start, size] of one row, by layer."""
+    index = (row, slice(None), slice(start, end))
+    return [(layer.keys[index].clone(), layer.values[index].clone()) for layer in cache.layers]
 
 
 def _with_layers(cache: Any, layers: list[Any]) -> Any:
+    """Shallow copy of a cache with other layers."""
     out = copy.copy(cache)
     out.layers = layers
     return out
 
 
 def _rows_of_layer(layer: Any, rows: Tensor) -> Any:
-    taken = copy.copy(layer)
+    """Copy rows of one layer, states included."""
+    selected = copy.copy(layer)
     if _has_states(layer):
         for name, value in vars(layer).items():
-            if isinstance(value, dict):  # else both layers would write into one
-                setattr(taken, name, dict(value))
-        taken.reorder_cache(rows)
+            if isinstance(value, dict):  # a shallow copy alone would have both layers write into one dict
+                setattr(selected, name, dict(value))
+        selected.reorder_cache(rows)
     else:
-        taken.batch_select_indices(rows)
-    return taken
+        selected.batch_select_indices(rows)
+    return selected
 
 
 def _is_full(layer: Any) -> bool:
+    """Return True for full attention, the one kind that our layer with spare columns can stand in for."""
     from transformers.cache_utils import DynamicLayer
 
     return type(layer) in (DynamicLayer, _roomy_class())
 
 
 def _roomy(layer: Any, rows: Tensor, room: int) -> Any:
+    """Copy rows of a layer into buffers with `room` spare positions."""
     filled = layer.keys.shape[2]
     buffers = []
     for x in (layer.keys, layer.values):
@@ -131,36 +136,39 @@ def _roomy(layer: Any, rows: Tensor, room: int) -> Any:
 
 @once
 def _roomy_class() -> type:
+    """Build the layer class on first use, so that importing this module does not import transformers."""
     from transformers.cache_utils import DynamicLayer
 
     class RoomyLayer(DynamicLayer):
-        """Keys and values [rows, heads, positions, size] are views on the filled part of larger buffers.
+        """Layer whose keys and values [rows, heads, positions, size] are views on the filled part of larger buffers.
 
-        written  [rows, new positions] bool: where the one update of such a cache may write; what lies elsewhere stays
+        write_mask  [rows, new positions] bool: positions that an update may write; the others keep their contents
         """
 
-        def __init__(self, keys: Tensor, values: Tensor, filled: int, written: Tensor | None = None) -> None:
+        def __init__(self, keys: Tensor, values: Tensor, filled: int, write_mask: Tensor | None = None) -> None:
             super().__init__()
             self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
             self.buffers = (keys, values)
-            self.written = None if written is None else written[:, None, :, None]
-            self._show(filled)
+            self.write_mask = None if write_mask is None else write_mask[:, None, :, None]
+            self._set_length(filled)
 
-        def _show(self, length: int) -> tuple[Tensor, Tensor]:
+        def _set_length(self, length: int) -> tuple[Tensor, Tensor]:
+            # transformers reads `keys` and `values`, so both have to be the filled part alone.
             self.filled = length
             keys, values = (buffer[:, :, :length] for buffer in self.buffers)
             self.keys, self.values = keys, values
             return keys, values
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+            # Cached tokens of a longer prefix may lie where a batch of ragged prompts has its padding: keep those.
             end = self.filled + key_states.shape[2]
             for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
-                place = buffer[:, :, self.filled : end]
-                place.copy_(new if self.written is None else torch.where(self.written, new, place))
-            return self._show(end)
+                target = buffer[:, :, self.filled : end]
+                target.copy_(new if self.write_mask is None else torch.where(self.write_mask, new, target))
+            return self._set_length(end)
 
         def batch_select_indices(self, indices: Tensor) -> None:
             self.buffers = tuple(buffer[indices] for buffer in self.buffers)
-            self._show(self.filled)
+            self._set_length(self.filled)
 
     return RoomyLayer

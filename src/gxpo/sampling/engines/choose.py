@@ -11,8 +11,8 @@ from gxpo.sampling.engines.remote_requests import LEAST_TEMPERATURE
 from gxpo.sampling.engines.vllm import MOST_TOP_K
 from gxpo.sampling.engines.vllm_process import can_import, interpreter
 
-# whose parameters have the same names in transformers and in the checkpoints that vLLM reads; small random models of
-# each gave the same log-probs in float32 on both sides (vLLM 0.32)
+# Architectures with the same parameter names in transformers and in the checkpoints that vLLM reads. Small random
+# models of each gave the same log-probs in float32 on both sides (vLLM 0.32).
 PLAIN = (
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -30,12 +30,12 @@ PLAIN = (
 class Run:
     """Properties of a run that determine its engine.
 
-    model         as the settings name it;   architecture  the class of the model that was loaded
-    dtype         of its parameters, and device ("cpu", "cuda:0") where the learner holds them
-    policies      how many policies are sampled
-    processes     of torch.distributed
-    sees          it reads pictures
-    own_pictures  name of gxpo's own processor that prepares them; None: one of transformers
+    model         model name in the settings;   architecture  class of the loaded model
+    dtype         dtype of its parameters;   device  device of the learner ("cpu", "cuda:0")
+    policies      number of policies that are sampled
+    processes     number of processes of torch.distributed
+    sees          True if the model reads pictures
+    own_pictures  name of gxpo's own processor of pictures; None: one of transformers
     """
 
     model: str
@@ -51,14 +51,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen engine ("torch", "vllm", "openai"), and why in one line."""
+    """Chosen engine ("torch", "vllm", "openai") with the reason in one line."""
 
     engine: str
     why: str
 
 
 def choose(
-    asked: str,
+    engine: str,
     run: Run,
     *,
     python: str | None = None,
@@ -67,52 +67,54 @@ def choose(
 ) -> Choice:
     """Choose the engine of a run; `ConfigError` if the configured one can't be used.
 
-    asked      "auto" | "torch" | "vllm" | "openai"
+    engine     "auto" | "torch" | "vllm" | "openai"
     python     interpreter that has vLLM (None: this one);   servers  addresses of OpenAI-compatible servers
-    installed  whether an interpreter has vLLM
+    installed  tells if an interpreter has vLLM
     """
-    if servers is not None and asked != "openai":
-        raise ConfigError(f"sampling.servers={servers} is used with sampling.engine=openai, and the engine is {asked}")
-    if python is not None and asked not in ("auto", "vllm"):
-        raise ConfigError(f"sampling.engine_python is the interpreter of vLLM, and sampling.engine is {asked}")
-    if asked == "torch":
+    # Settings of another engine would be ignored silently, so they are refused first.
+    if servers is not None and engine != "openai":
+        raise ConfigError(f"sampling.servers={servers} is used with sampling.engine=openai, and the engine is {engine}")
+    if python is not None and engine not in ("auto", "vllm"):
+        raise ConfigError(f"sampling.engine_python is the interpreter of vLLM, and sampling.engine is {engine}")
+    if engine == "torch":
         return Choice("torch", "it was asked for")
-    if asked == "openai":
+    if engine == "openai":
         if not servers:
             raise ConfigError("sampling.engine=openai needs sampling.servers, as [http://localhost:8000/v1]")
-        if reason := several(run) or blind(run):
+        if reason := policies_reason(run) or pictures_reason(run):
             raise ConfigError(f"sampling.engine=openai can't be used here: {reason}; set sampling.engine=torch")
         return Choice("openai", "it was asked for")
-    where = interpreter(python)
-    if asked == "vllm":
-        if reason := impossible(run):
+    # A configured vLLM that can't be used is an error; with "auto" the same reasons fall back to torch.
+    vllm_python = interpreter(python)
+    if engine == "vllm":
+        if reason := unsupported_reason(run):
             raise ConfigError(f"sampling.engine=vllm can't be used here: {reason}; set sampling.engine=torch")
-        if not installed(where):
+        if not installed(vllm_python):
             raise ConfigError(
-                f"sampling.engine=vllm: {where} has no vllm; name an interpreter that has in sampling.engine_python, "
-                "or pip install 'gxpo[vllm]'"
+                f"sampling.engine=vllm: {vllm_python} has no vllm; name an interpreter that has in "
+                "sampling.engine_python, or pip install 'gxpo[vllm]'"
             )
         return Choice("vllm", "it was asked for")
-    if reason := impossible(run) or unfit(run):
+    if reason := unsupported_reason(run) or not_automatic_reason(run):
         return Choice("torch", reason)
-    if not installed(where):
-        named = "" if python is None else f" in {where}"
-        return Choice("torch", f"vllm is not installed{named}")
-    return Choice("vllm", f"it is installed{'' if python is None else f' in {where}'}")
+    if not installed(vllm_python):
+        location = "" if python is None else f" in {vllm_python}"
+        return Choice("torch", f"vllm is not installed{location}")
+    return Choice("vllm", f"it is installed{'' if python is None else f' in {vllm_python}'}")
 
 
-def of_the_house(model: str) -> bool:
-    """Whether a model is the embedded tiny one."""
+def is_builtin_model(model: str) -> bool:
+    """Return True if a model name means gxpo's built-in tiny model."""
     return model.partition(":")[0] in ("tiny", "tiny-vision")
 
 
-def several(run: Run) -> str | None:
-    """Why only an engine in this process can sample."""
+def policies_reason(run: Run) -> str | None:
+    """Reason why only an engine in this process can sample (several policies); None if there is none."""
     return f"the run has {run.policies} policies, adapters of one model" if run.policies > 1 else None
 
 
-def blind(run: Run) -> str | None:
-    """Why a server can't sample a model that reads pictures; None if the model reads texts."""
+def pictures_reason(run: Run) -> str | None:
+    """Reason why a server can't sample a model that reads pictures; None if the model reads texts."""
     if not run.sees:
         return None
     return (
@@ -121,10 +123,10 @@ def blind(run: Run) -> str | None:
     )
 
 
-def impossible(run: Run) -> str | None:
-    """Why vLLM can't sample, in words; None if it can."""
+def unsupported_reason(run: Run) -> str | None:
+    """Reason why vLLM can't sample this run; None if it can."""
     s = run.sampling
-    if reason := several(run):
+    if reason := policies_reason(run):
         return reason
     if run.own_pictures is not None:
         return (
@@ -140,9 +142,9 @@ def impossible(run: Run) -> str | None:
     return None
 
 
-def unfit(run: Run) -> str | None:
-    """Why vLLM is not chosen automatically; None if it is."""
-    if of_the_house(run.model):
+def not_automatic_reason(run: Run) -> str | None:
+    """Reason why vLLM is not chosen automatically although it could sample; None if it is chosen."""
+    if is_builtin_model(run.model):
         return "the tiny model is sampled faster in process"
     if run.sees:
         return "pictures in vLLM were tried with small random models alone (sampling.engine=vllm tries it)"

@@ -1,4 +1,4 @@
-"""A causal language model in transformers' own forward pass, for what our decoder does not do: prefill, then tokens."""
+"""Prefill and decoding steps in transformers' own forward pass, for models that gxpo's decoder does not know."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ GROWING_ROPE = {"dynamic", "longrope"}  # these turn all keys anew once a contex
 
 @dataclass(frozen=True)
 class State:
-    """State of a batch between two tokens: next-token logits [n, V], cache, attention mask [n, columns so far], and the
-    number of columns of the prompts.
+    """Batch state between two tokens: next-token logits [n, V], cache, attention mask [n, columns], prompt columns.
 
-    What counts of a row are its last columns without a gap, so positions and windows are those of the row alone.
-    `ahead` [n]: by how much the next position is beyond the number of tokens, behind pictures (None: it is that).
+    A row's tokens are its last columns, without a gap, so positions and windows are those of the row alone. `ahead`
+    [n]: next position minus number of tokens, which differ behind pictures (None: they are equal).
     """
 
     network: Network
@@ -37,12 +36,12 @@ class State:
     prompts: int
     ahead: Tensor | None = None
 
-    def after(self) -> Tensor | None:
-        """[n] positions of the next tokens, where they are not the numbers of tokens."""
+    def next_positions(self) -> Tensor | None:
+        """Positions [n] of the next tokens; None if they are the numbers of tokens."""
         return None if self.ahead is None else self.mask.sum(1) + self.ahead
 
     def advance(self, token: Tensor) -> State:
-        """State after one more token [n] of each row."""
+        """Run one more token [n] of each row through the model."""
         mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
         position = mask.sum(1, keepdim=True) - 1
         position = position if self.ahead is None else position + self.ahead[:, None]
@@ -57,7 +56,7 @@ class State:
         return State(self.network, self.logits[rows], cache, self.mask[rows], self.prompts, ahead)
 
     def columns(self, row: int, prompt: int, tokens: int) -> Layers:
-        """Copies of keys and values [heads, tokens, size] of a row, from the first of its `prompt` tokens on."""
+        """Copy keys and values [heads, tokens, size] of a row, from the first of its `prompt` tokens on."""
         start = self.prompts - prompt
         return columns_of(self.cache, row, start, start + tokens)
 
@@ -69,9 +68,9 @@ class State:
 class Network:
     """A causal language model of transformers, optionally wrapped by peft.
 
-    decoder    our own forward pass for the models that it knows; None: transformers' is used
-    sees       it reads pictures;   triples: what it sees with, if its positions are those of m-RoPE
-    positions  how many it has; None or 0: no limit is known
+    decoder    gxpo's own forward pass for models that it knows; None: transformers' is used
+    sees       True if the model reads pictures;   triples: its vision part, if its positions are those of m-RoPE
+    positions  longest context; None or 0: no limit is known
     """
 
     def __init__(
@@ -92,24 +91,26 @@ class Network:
 
     @torch.no_grad()
     def _check_forks(self) -> None:
-        """Raise an error unless samples that go on from one padded prefill are what whole forward passes give.
+        """Raise ModelError unless decoding from one padded, shared prefill gives the logits of full forward passes.
 
-        What a model keeps between tokens differs from one architecture to the next: states, windows, positions.
+        Caches differ from one architecture to the next (states, windows, positions), so this is tried, not assumed.
         """
         was_training = self.model.training
         self.model.eval()
         try:
             vocabulary = self.causal.config.get_text_config().vocab_size
             ids = [(i * 7919) % vocabulary for i in range(1, 10)]
-            prompts, owner, drawn = (ids[:5], ids[5:7]), (0, 0, 1), (ids[7], ids[8], ids[7])
+            # Two prompts of different lengths, the first with two samples: padding and shared caches are both tried.
+            prompts, owner, next_tokens = (ids[:5], ids[5:7]), (0, 0, 1), (ids[7], ids[8], ids[7])
             state = prefill(self, [Context(tuple(p)) for p in prompts], 0, 64)
             state = state.spread(torch.tensor(owner, device=self.device), 2)
             for _ in range(2):
-                state = state.advance(torch.tensor(drawn, device=self.device))
-            for row, (p, token) in enumerate(zip(owner, drawn, strict=True)):
+                state = state.advance(torch.tensor(next_tokens, device=self.device))
+            # The same contexts in forward passes without cache and padding.
+            for row, (p, token) in enumerate(zip(owner, next_tokens, strict=True)):
                 tokens = torch.tensor([[*prompts[p], token, token]], device=self.device)
-                whole = self.causal(input_ids=tokens, use_cache=False).logits[0, -1:]
-                if not near(state.logits[row : row + 1], whole):
+                full_logits = self.causal(input_ids=tokens, use_cache=False).logits[0, -1:]
+                if not near(state.logits[row : row + 1], full_logits):
                     raise ModelError(
                         f"{self.name}: samples that go on from its cache differ from its own forward pass, so their "
                         "log-probs would not be the learner's: sample from it with another engine"
@@ -118,7 +119,7 @@ class Network:
             self.model.train(was_training)
 
     def __call__(self, tokens: Tensor, mask: Tensor, position: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """Logits after the last of `tokens` [n, new] and the cache that includes them.
+        """Run `tokens` [n, new]; return the logits after the last of them and the cache that includes them.
 
         mask [n, columns]: 1 where a column of cache and new tokens counts; position [n, new]: how many count before it,
         or of m-RoPE, which may be [3, n, new]
@@ -135,9 +136,9 @@ class Network:
 
     @cached_property
     def layout(self) -> Layout | None:
-        """How to split and rebuild this model's cache, found with a forward pass of one token.
+        """Layout by which this model's cache is split and rebuilt, read off a forward pass of one token.
 
-        None: it can't be (sliding windows, layers with states of their own, positions that the model counts itself).
+        None if that is impossible (sliding windows, layers with states of their own, positions counted by the model).
         """
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         _, cache = self(zero, zero + 1, zero, None)
@@ -149,23 +150,25 @@ class Network:
     def end_ids(self, tokenizer: Any) -> tuple[int, ...]:
         """End-of-sequence ids of the tokenizer and of the model's generation settings."""
         sources = (tokenizer, getattr(self.causal, "generation_config", None))
-        found = [getattr(source, "eos_token_id", None) for source in sources]
-        return tuple(i for ids in found for i in (ids if isinstance(ids, (list, tuple)) else [ids]) if i is not None)
+        ids_by_source = [getattr(source, "eos_token_id", None) for source in sources]
+        return tuple(
+            i for ids in ids_by_source for i in (ids if isinstance(ids, (list, tuple)) else [ids]) if i is not None
+        )
 
 
 def _rope_types(config: Any) -> set[str]:
-    """The kinds of rotary embedding that a configuration names, for all layers or by type of layer."""
+    """Kinds of rotary embedding that a configuration names, for all layers or by type of layer."""
     return {str(x.get("rope_type", x.get("type", "default"))) for x in rope_settings(config)}
 
 
-ALIKE = 32  # new tokens by which contexts may always differ in one forward pass; beyond, at most by a factor of 2
+ALIKE = 32  # new tokens by which contexts may always differ in one forward pass; above that, at most by a factor of 2
 
 
 def prefill(network: Network, contexts: Sequence[Context], room: int, tokens: int) -> State:
-    """Prefill contexts: the state after each, in order, with room for further tokens if the cache has a layout.
+    """Prefill contexts into one batch, in order, with room for further tokens if the cache has a layout.
 
     Contexts should be sorted by their number of new tokens: neighbours share forward passes of at most `tokens` new
-    tokens, padding included, or of one context. Without a layout all go through in one pass.
+    tokens, padding included, or of one context. Without a layout all contexts go through in one pass.
     """
     layout = network.layout
     columns = max(len(c.prompt) for c in contexts)
@@ -174,63 +177,67 @@ def prefill(network: Network, contexts: Sequence[Context], room: int, tokens: in
     if layout is None:
         logits, cache = network(_padded(contexts, columns, network.device), mask, position, None)
         return State(network, logits, cache, mask, columns, ahead)
+    # Cached prefixes are copied to their columns first; the forward passes then write the new tokens behind them.
     buffers = layout.buffers(len(contexts), columns + room)
     for row, context in enumerate(contexts):
-        _lay(context, buffers, row, columns - len(context.prompt))
+        _copy_prefix(context, buffers, row, columns - len(context.prompt))
     logits = [
-        _through(network, layout, contexts[a:b], [(k[a:b, :, :columns], v[a:b, :, :columns]) for k, v in buffers])
-        for a, b in _chunks([len(c.new) for c in contexts], tokens)
+        _prefill_chunk(network, layout, contexts[a:b], [(k[a:b, :, :columns], v[a:b, :, :columns]) for k, v in buffers])
+        for a, b in _chunks([len(c.new_tokens) for c in contexts], tokens)
     ]
     return State(network, torch.cat(logits), layout.cache(buffers, columns), mask, columns, ahead)
 
 
-def _through(network: Network, layout: Layout, contexts: Sequence[Context], buffers: Layers) -> Tensor:
-    """Logits [n, V] after contexts whose known tokens are in the buffers; new ones are written there, right-aligned.
+def _prefill_chunk(network: Network, layout: Layout, contexts: Sequence[Context], buffers: Layers) -> Tensor:
+    """Run the new tokens of contexts whose cached ones are in the buffers; return the logits [n, V] after them.
 
-    Columns that only pad a shorter row's new tokens are those of its known tokens, so they must not be written.
+    New tokens are right-aligned. Columns that pad a shorter row's new tokens hold its cached tokens, so they must not
+    be written.
     """
-    columns, news = max(len(c.prompt) for c in contexts), [len(c.new) for c in contexts]
-    width = max(news)
+    columns, new_lengths = max(len(c.prompt) for c in contexts), [len(c.new_tokens) for c in contexts]
+    width = max(new_lengths)
     mask = right_aligned([len(c.prompt) for c in contexts], columns, network.device)
-    written = None if min(news) == width else right_aligned(news, width, network.device).bool()
-    place = [(keys[:, :, -columns:], values[:, :, -columns:]) for keys, values in buffers]
-    cache = layout.cache(place, columns - width, written)
+    write_mask = None if min(new_lengths) == width else right_aligned(new_lengths, width, network.device).bool()
+    views = [(keys[:, :, -columns:], values[:, :, -columns:]) for keys, values in buffers]
+    cache = layout.cache(views, columns - width, write_mask)
     position, _ = _positions(network, contexts, mask)
     logits, _ = network(_padded(contexts, width, network.device), mask, position[..., -width:], cache)
     return logits
 
 
-def _lay(context: Context, buffers: Layers, row: int, start: int) -> None:
-    if context.kept is not None:
-        end = start + context.known
-        for to, kept in zip(buffers, context.kept.layers, strict=True):
-            for buffer, x in zip(to, kept, strict=True):
-                buffer[row, :, start:end] = x[:, : context.known]
+def _copy_prefix(context: Context, buffers: Layers, row: int, start: int) -> None:
+    """Copy a context's cached tokens to its row of the buffers, from column `start` on."""
+    if context.prefix is not None:
+        end = start + context.cached_length
+        for layer, prefix_layer in zip(buffers, context.prefix.layers, strict=True):
+            for buffer, x in zip(layer, prefix_layer, strict=True):
+                buffer[row, :, start:end] = x[:, : context.cached_length]
 
 
-def _chunks(news: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:
-    """Ranges of contexts that go through together, from their numbers of new tokens, ascending."""
+def _chunks(new_lengths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:
+    """Split contexts, by ascending numbers of new tokens, into ranges that share a forward pass."""
     start = 0
-    for i, new in enumerate(news):
-        if i > start and (new * (i - start + 1) > tokens or new > 2 * news[start] + ALIKE):
+    for i, new in enumerate(new_lengths):
+        if i > start and (new * (i - start + 1) > tokens or new > 2 * new_lengths[start] + ALIKE):
             yield start, i
             start = i
-    yield start, len(news)
+    yield start, len(new_lengths)
 
 
 def _padded(contexts: Sequence[Context], width: int, device: torch.device) -> Tensor:
-    return torch.tensor([[0] * (width - len(c.new)) + list(c.new) for c in contexts], device=device)
+    """New tokens [n, width], right-aligned."""
+    return torch.tensor([[0] * (width - len(c.new_tokens)) + list(c.new_tokens) for c in contexts], device=device)
 
 
 def _positions(network: Network, contexts: Sequence[Context], mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """[n, columns] positions of right-aligned contexts; of m-RoPE [3, n, columns], and [n] `State.ahead`."""
+    """Positions [n, columns] of right-aligned contexts; for m-RoPE [3, n, columns] and `State.ahead` [n]."""
     position = (mask.cumsum(1) - 1).clamp_min(0)
     if network.triples is None:
         return position, None
     position, ahead = position.expand(3, -1, -1).clone(), []
     for row, context in enumerate(contexts):
         n = len(context.prompt)
-        found, after = network.triples.positions(context.prompt)
-        position[:, row, -n:] = found.to(position.device)
-        ahead.append(after - n)
+        token_positions, next_position = network.triples.positions(context.prompt)
+        position[:, row, -n:] = token_positions.to(position.device)
+        ahead.append(next_position - n)
     return position, torch.tensor(ahead, device=position.device)

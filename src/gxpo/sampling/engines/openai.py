@@ -1,4 +1,4 @@
-"""Sampling from OpenAI-compatible servers that take token ids and return token ids and log-probs."""
+"""Engine for OpenAI-compatible servers that take token ids and return token ids with log-probs."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ import torch
 
 from gxpo.base.errors import ModelError
 from gxpo.parts.protocols import Completion, Request, Sampling
-from gxpo.sampling.engines.openai_reply import SLACK, SURE, Reply, completion, longest
+from gxpo.sampling.engines.openai_reply import SLACK, SURE, Reply, completion, max_reply_bytes
 from gxpo.sampling.engines.pool import Job, SamplerPool
-from gxpo.sampling.engines.publish import WeightFiles
 from gxpo.sampling.engines.remote_requests import check, seed_of
 from gxpo.sampling.engines.replica import Replica
 from gxpo.sampling.engines.vllm import DISAGREE
+from gxpo.sampling.engines.weight_transfer import WeightFiles
 
 PROBE = Sampling(max_new_tokens=4, top_k=1)
-READ = Sampling(max_new_tokens=24)  # what both sides read once a server has the learner's weights
+COMPARISON = Sampling(max_new_tokens=24)  # tokens whose log-probs are compared with the learner's, once per server
 
 
 class OpenAIEngine:
     """Engine for servers such as `vllm serve MODEL --logprobs-mode processed_logprobs`.
 
-    servers     their addresses, as http://localhost:8000/v1; one may stand as a text
-    model       as the servers call it; None: the only one that they have
+    servers     addresses, as http://localhost:8000/v1: a list, or one as a string
+    model       the servers' name of the model; None: the only one that they have
     tokenizer   for the end-of-sequence id
     stop_ids    end-of-sequence ids; default: the tokenizer's
-    vocabulary  how many tokens the policy knows; None: unknown
-    policy      the name of the one policy that samples
-    version     says which version of the policy the servers hold, if somebody else updates them; asked before and after
-                each call, which fails if the two differ
+    vocabulary  size of the policy's vocabulary; None: unknown
+    policy      name of the one policy that samples
+    version     returns the policy version on the servers, if another program updates them; called before and after each
+                call, which fails if the two differ
     learner     the learner's model, whose weights are published to the servers through the folder `weights`
-    weights     a folder that servers and learner see by the same path; None: nothing is published
-    stale       sample on although the policy has moved and the servers' weights have not
-    batch_rows  requests that are under way at once at each server
-    key_from, timeout, retries, min_replicas, patience, publish_timeout  of `gxpo.sampling.engines.pool.SamplerPool`
-    notify      called with a line where servers are missing at the start
+    weights     folder that servers and learner see by the same path; None: nothing is published
+    stale       sample on although the policy was updated and the servers' weights were not
+    batch_rows  concurrent requests at each server
+    key_from, timeout, retries, min_replicas, patience, publish_timeout  as of `gxpo.sampling.engines.pool.SamplerPool`
+    notify      called with a line for each server that is down at the start
 
     A server that is busy, slow or gone costs time: its requests go to others, with the same seeds. A request that no
-    server answers, or whose answers break the protocol everywhere, is a `ModelError`: a group without one of its
+    server answers, or whose responses break the protocol everywhere, is a `ModelError`: a group without one of its
     samples would be another group.
 
-    With `weights` a sample is preceded by a publication if `policy_version` changed or torch counted a write to the
-    model since the last one; each server acknowledges the publication and its checksums, and no other server is asked.
-    What it acknowledged is compared again after every call, so that what a restarted server said is asked for again.
-    Without, the servers hold version 0 for good, or what `version` says, and samples for a later `policy_version` are
-    refused, unless `stale`: they keep the stamp 0, so the step's metrics tell how old they are.
+    With `weights`, sampling starts with a publication if `policy_version` changed or torch counted a write to the model
+    since the last one; only servers that acknowledged it and its checksums get requests. The acknowledged state is
+    compared again after every call, and responses of a server that restarted meanwhile are requested again. Without
+    `weights`, the servers hold version 0 for good, or the one that `version` returns, and samples for a later
+    `policy_version` are refused, unless `stale`: these keep the stamp 0, so the step's metrics tell how old they are.
 
-    Before a server's first sample a prompt shows what it is: one that answers in text alone is refused (text that is
-    tokenised again may be other tokens than were sampled), and one whose log-probs are those before temperature and
-    top-k is refused for every sampling in which the two differ. Every stream is a request with a seed of its own
-    (`seed_of`); whether the same seed gives the same tokens is the server's business.
+    A probe comes before a server's first sample: a server that answers in text alone is refused (text that is tokenised
+    again may be other tokens than were sampled), and one whose log-probs are those before temperature and top-k is
+    refused for every sampling in which the two differ. Every stream is a request with a seed of its own (`seed_of`);
+    equal seeds need not give equal tokens: that is up to the server.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class OpenAIEngine:
             publish_timeout=publish_timeout,
             probe=self._probe,
         )
+        # The servers' own end-of-sequence rule is switched off in every request, so the ids have to come from here.
         end = getattr(tokenizer, "eos_token_id", None)
         self.stop_ids = tuple(stop_ids) if stop_ids is not None else (() if end is None else (end,))
         self.policy, self._vocabulary = policy, vocabulary
@@ -98,81 +99,90 @@ class OpenAIEngine:
         self.policy_version = 0
         self.prefilled_tokens = self.reused_tokens = 0
         self.publish_seconds = 0.0
-        self._prompt: Sequence[int] = ()
+        self._probe_prompt: Sequence[int] = ()
         self._files: WeightFiles | None = None
-        self._sent: tuple[int, int] | None = None  # version and count of writes of what was published
-        self._sending = threading.Lock()
+        self._published: tuple[int, int] | None = None  # version and count of writes of what was published
+        self._publish_lock = threading.Lock()
+        # Fails here rather than at the first sample, which follows minutes of other preparations.
         self.positions = self.pool.start(model)
-        for why in self.pool.down:
-            notify(f"sampling without a server for now: {why}")
+        for problem in self.pool.down:
+            notify(f"sampling without a server for now: {problem}")
         if weights is not None:
             self._files = WeightFiles(learner, weights)
 
-    # ------------------------------------------------------------ what a server is
+    # ------------------------------------------------------------ servers
     @property
     def servers(self) -> str:
-        """The addresses, as errors name them."""
+        """Addresses of the servers, for error messages."""
         return ", ".join(r.url for r in self.pool.replicas)
 
     async def _probe(self, replica: Replica) -> None:
-        """Request tokens that are certain: the response shows how the server answers."""
-        found = await self._ask(replica, self._prompt, PROBE, replace(PROBE, top_k=0))  # what was possible is known
-        replica.processed = all(x > -SURE for x in found.logprobs)
+        """Request tokens of probability 1 (top-k 1): the response shows what kind of log-probs the server gives."""
+        sample = await self._request_sample(
+            replica, self._probe_prompt, PROBE, replace(PROBE, top_k=0)
+        )  # what was possible is known
+        replica.processed = all(x > -SURE for x in sample.logprobs)
         if self._files is not None:
-            await self._compare(replica)
+            await self._compare_with_learner(replica)
 
-    async def _compare(self, replica: Replica) -> None:
-        """Check that the server computes what the learner does from the same weights."""
-        files, sent = self._files, self._sent
+    async def _compare_with_learner(self, replica: Replica) -> None:
+        """Raise ValueError unless the server's log-probs are the learner's for the same weights."""
+        files, published = self._files, self._published
         assert files is not None
-        found = await self._ask(replica, self._prompt, READ, READ)
-        if sent is None or files.writes() != sent[1]:
+        sample = await self._request_sample(replica, self._probe_prompt, COMPARISON, COMPARISON)
+        if published is None or files.parameter_version() != published[1]:
             return  # the learner has moved on
-        gap, allowed = await asyncio.to_thread(_gap, files.model, self._prompt, found)
+        # In a thread: the pool's event loop goes on serving other requests during the learner's forward pass.
+        gap, allowed = await asyncio.to_thread(_logprob_gap, files.model, self._probe_prompt, sample)
         if not gap <= allowed:
             raise ValueError(
                 f"computes something else from the learner's weights: log-probs of the same tokens differ by {gap:.1%}."
                 " Serve the model that is trained, in its dtype"
             )
 
-    async def _ask(self, replica: Replica, prompt: Sequence[int], asked: Sampling, s: Sampling) -> Completion:
-        body = {"model": self.pool.model, **self._body(prompt, 0, asked)}
-        said = await replica.line.once("POST", "/completions", body, Reply, longest(len(prompt), asked))
-        return self._read(said, prompt, s, 0)
+    async def _request_sample(
+        self, replica: Replica, prompt: Sequence[int], request_sampling: Sampling, sampling: Sampling
+    ) -> Completion:
+        body = {"model": self.pool.model, **self._request_body(prompt, 0, request_sampling)}
+        reply = await replica.line.once(
+            "POST", "/completions", body, Reply, max_reply_bytes(len(prompt), request_sampling)
+        )
+        return self._read(reply, prompt, sampling, 0)
 
-    def _read(self, said: Reply, prompt: Sequence[int], s: Sampling, version: int) -> Completion:
-        ends = {*self.stop_ids, *s.stop_ids}
-        return completion(said, prompt, s, ends=ends, vocabulary=self._vocabulary, version=version)
+    def _read(self, reply: Reply, prompt: Sequence[int], sampling: Sampling, version: int) -> Completion:
+        ends = {*self.stop_ids, *sampling.stop_ids}
+        return completion(reply, prompt, sampling, ends=ends, vocabulary=self._vocabulary, version=version)
 
     # ------------------------------------------------------------ weights
     @property
     def publishes(self) -> bool:
-        """Whether the servers are given the learner's weights."""
+        """True if the learner's weights are published to the servers."""
         return self._files is not None
 
     def move_to(self, model: Any) -> None:
-        """Publish the weights of this copy of the model from now on, one that is not being trained."""
+        """Publish from now on the weights of this copy of the model, which is not being trained."""
         if self._files is not None:
-            self._files.model, self._sent = model, None
+            self._files.model, self._published = model, None
 
     def publish(self) -> None:
-        """Give the servers the learner's weights, if they have others; `SamplersLost` where too few take them."""
+        """Publish the learner's weights unless the servers have them; `SamplersLost` if too few servers load them."""
         files = self._files
         if files is None:
             return
-        with self._sending:
-            wanted = (self.policy_version, files.writes())
-            if wanted == self._sent:
+        with self._publish_lock:
+            target = (self.policy_version, files.parameter_version())
+            if target == self._published:
                 return
-            began = time.perf_counter()
-            self._sent, made = None, files.write(self.policy_version)
-            self.pool.publish(made)
-            files.keep_only(made)
-            self._sent = wanted
-            self.publish_seconds += time.perf_counter() - began
+            start = time.perf_counter()
+            # None until all servers have it: after a failure the next call publishes again.
+            self._published, publication = None, files.write(self.policy_version)
+            self.pool.publish(publication)
+            files.keep_only(publication)
+            self._published = target
+            self.publish_seconds += time.perf_counter() - start
 
-    def _held(self) -> int | None:
-        """The version that the servers have; None: they acknowledge one each."""
+    def _server_version(self) -> int | None:
+        """Policy version on the servers; None if weights are published, where each server acknowledges its own."""
         if self._files is not None:
             return None
         if self._version is not None:
@@ -181,7 +191,7 @@ class OpenAIEngine:
             raise ModelError(
                 f"the policy is at version {self.policy_version}, and nobody updates the weights of {self.servers}: "
                 "publish them with sampling.engine_options={weights: FOLDER}, train with sampling.engine=vllm or "
-                "torch, or say sampling.engine_options={stale: true}"
+                "torch, or set sampling.engine_options={stale: true}"
             )
         return 0
 
@@ -193,32 +203,34 @@ class OpenAIEngine:
         rows = [(r.prompt, key, r.keep[i] if r.keep else None) for r in requests for i, key in enumerate(r.streams)]
         if not rows:
             return [[] for _ in requests]
-        self._prompt = self._prompt or rows[0][0]
+        # Any prompt of the run does for the probe: it is one that the model and its context can take.
+        self._probe_prompt = self._probe_prompt or rows[0][0]
         self.publish()
-        version = self._held()
-        done = self._draw(rows, sampling, version)
-        if version is not None and self._held() != version:
+        version = self._server_version()
+        samples = self._sample_rows(rows, sampling, version)
+        if version is not None and self._server_version() != version:
             raise ModelError(f"{self.servers} was given other weights while it sampled: update it between steps")
-        cached = sum(part for _, part in done)
+        cached = sum(part for _, part in samples)
         self.prefilled_tokens += sum(len(prompt) for prompt, _, _ in rows) - cached
         self.reused_tokens += cached
-        found = iter(completion for completion, _ in done)
-        return [[next(found) for _ in r.streams] for r in requests]
+        remaining = iter(completion for completion, _ in samples)
+        return [[next(remaining) for _ in r.streams] for r in requests]
 
-    def _draw(
-        self, rows: Sequence[tuple[Sequence[int], Any, str | None]], s: Sampling, version: int | None
+    def _sample_rows(
+        self, rows: Sequence[tuple[Sequence[int], Any, str | None]], sampling: Sampling, version: int | None
     ) -> list[tuple[Completion, int]]:
-        """A sample for each prompt and stream, with its cached prompt tokens."""
+        """Sample each row; return completions with their numbers of cached prompt tokens."""
 
-        def read(row: int, said: Reply, published: int) -> tuple[Completion, int]:
-            return self._read(said, rows[row][0], s, published if version is None else version), said.cached
+        def read(row: int, reply: Reply, published: int) -> tuple[Completion, int]:
+            return self._read(reply, rows[row][0], sampling, published if version is None else version), reply.cached
 
-        processed = s.temperature != 0 and (s.truncated_support or s.temperature != 1)
+        # Processed and raw log-probs differ only under a temperature other than 1 or a truncated support.
+        processed = sampling.temperature != 0 and (sampling.truncated_support or sampling.temperature != 1)
         jobs = [
             Job(
-                self._body(prompt, seed_of(key), s),
-                len(prompt) + s.max_new_tokens,
-                longest(len(prompt), s),
+                self._request_body(prompt, seed_of(key), sampling),
+                len(prompt) + sampling.max_new_tokens,
+                max_reply_bytes(len(prompt), sampling),
                 home,
                 processed,
             )
@@ -226,30 +238,30 @@ class OpenAIEngine:
         ]
         return self.pool.complete(jobs, read)
 
-    def _body(self, prompt: Sequence[int], seed: int, s: Sampling) -> dict[str, Any]:
+    def _request_body(self, prompt: Sequence[int], seed: int, sampling: Sampling) -> dict[str, Any]:
         return {
             "prompt": list(prompt),
-            "max_tokens": s.max_new_tokens,
-            "temperature": s.temperature,
-            "top_p": s.top_p,
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
             "seed": seed,
-            "logprobs": s.top_k + SLACK if s.truncated_support else 0,
+            "logprobs": sampling.top_k + SLACK if sampling.truncated_support else 0,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             "ignore_eos": True,  # the ids below end an action, and nothing else
-            "stop_token_ids": [*self.stop_ids, *s.stop_ids],
+            "stop_token_ids": [*self.stop_ids, *sampling.stop_ids],
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,
-            **({"top_k": s.top_k} if s.top_k else {}),
-            **({"stop": list(s.stop)} if s.stop else {}),
+            **({"top_k": sampling.top_k} if sampling.top_k else {}),
+            **({"stop": list(sampling.stop)} if sampling.stop else {}),
         }
 
     def release(self, names: Sequence[str] | None = None) -> None:
-        """Episodes of these names need no server of their own any more; the servers keep no caches by name."""
+        """Forget which servers these episodes were sent to; the servers keep no caches by name."""
         self.pool.forget(names)
 
     def figures(self) -> dict[str, float]:
-        """What has been counted since the engine was made, by the names of the metrics."""
+        """Counters since the engine was made, by the names of their metrics."""
         return {
             "sampler_failures": self.pool.failures,
             "time_publish_s": self.publish_seconds,
@@ -264,11 +276,11 @@ class OpenAIEngine:
 
 
 @torch.no_grad()
-def _gap(model: Any, prompt: Sequence[int], found: Completion) -> tuple[float, float]:
-    """How far the log-probs of a sample are from the model's, relative to them, and how far they may be."""
+def _logprob_gap(model: Any, prompt: Sequence[int], sample: Completion) -> tuple[float, float]:
+    """Relative gap between the log-probs of a sample and the model's, and the largest gap allowed for its dtype."""
     first = next(model.parameters())
-    tokens = torch.tensor([[*prompt, *found.tokens]], device=first.device)
+    tokens = torch.tensor([[*prompt, *sample.tokens]], device=first.device)
     logits = model(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    own = logits.log_softmax(-1).gather(1, tokens[0, len(prompt) :, None]).squeeze(1).cpu()
-    gap = (own - torch.tensor(found.logprobs)).abs().sum() / own.abs().sum()
+    model_logprobs = logits.log_softmax(-1).gather(1, tokens[0, len(prompt) :, None]).squeeze(1).cpu()
+    gap = (model_logprobs - torch.tensor(sample.logprobs)).abs().sum() / model_logprobs.abs().sum()
     return float(gap), DISAGREE.get(first.dtype, DISAGREE[torch.float32])

@@ -12,11 +12,11 @@ from gxpo.base import remote
 from gxpo.base.errors import ConfigError, ModelError, SamplersLost
 from gxpo.base.remote import LONGEST_WAIT, Line, Unanswered
 from gxpo.sampling.engines.openai_reply import Reply
-from gxpo.sampling.engines.publish import Publication, State, load, state
-from gxpo.sampling.engines.replica import Replica, chosen, replicas
+from gxpo.sampling.engines.replica import Replica, common_model, replicas
+from gxpo.sampling.engines.weight_transfer import Publication, WorkerState, load_publication, server_state
 
-BACKOFF = 1.0  # seconds before a server that failed is asked again, doubled each time
-PREFERRED = 4  # times the least load that an episode's own server may have before the episode moves
+BACKOFF = 1.0  # seconds before a failed server is checked again, doubled each time
+PREFERRED = 4  # multiple of the least load at which an episode moves away from its own server
 EXTENSION = (
     "weights are published to vLLM 0.32 started with VLLM_SERVER_DEV_MODE=1, PYTHONPATH on the folder "
     "gxpo/sampling/engines/in_vllm and --worker-extension-cls gxpo_vllm.WeightLoader"
@@ -27,45 +27,45 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Job:
-    """A request for one sample.
+    """Request for one sample.
 
-    tokens     that it may cost: prompt and sample
-    most       bytes that the answer may have
-    home       name of its episode, whose turns go to one server where possible
-    processed  it needs log-probs from after temperature and top-k
+    tokens     upper bound of its cost: prompt and sample
+    max_bytes  limit on the response
+    home       name of its episode, whose turns go to one server where possible (for its prefix cache)
+    processed  True if it needs log-probs after temperature and top-k
     """
 
     body: Mapping[str, Any]
     tokens: int
-    most: int
+    max_bytes: int
     home: str | None = None
     processed: bool = False
 
 
 @dataclass(eq=False)
-class Ready:
-    """What the pool may do now: `weights` that a server must have to be asked, None where nobody publishes."""
+class _PoolState:
+    """Mutable state of the pool: `weights` that a server must have loaded (None: nothing is published), shortages."""
 
     weights: Publication | None = None
     publishing: bool = False
-    short: float | None = None  # since when too few servers are ready
-    seconds: float = 0.0  # in which too few were, before
+    short_since: float | None = None  # start of the current shortage of servers
+    short_seconds: float = 0.0  # total of the shortages before it
     change: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class SamplerPool:
-    """Servers that sample one policy.
+    """Pool of servers that sample one policy.
 
-    at_once       requests under way at one server
-    timeout       seconds for one answer;   retries  further attempts for one request
-    min_replicas  servers without which nothing is asked
-    patience      seconds that fewer may be ready before `SamplersLost`
-    probe         looks at how a server answers, before anything else is asked of it
+    at_once       concurrent requests at one server
+    timeout       seconds for one response;   retries  further attempts for one request
+    min_replicas  number of ready servers below which no request is sent
+    patience      seconds with fewer ready servers before `SamplersLost`
+    probe         checks how a server answers, before its first request
 
-    A server that fails (no answer in time, an error, an answer that breaks the protocol, other weights than it
-    acknowledged) is asked nothing until it passes its checks again, the first time after a second; its requests go to
-    others. Requests are answered once: what a server said under other weights than it acknowledged is thrown away and
-    asked for again. Callable from any thread; all that changes, changes on one loop.
+    A server that fails (timeout, error, response that breaks the protocol, other weights than it acknowledged) gets no
+    requests until it passes its health checks again, tried first after a second; its requests go to others. Each
+    request has one answer: a response sampled under other weights than acknowledged is discarded and requested again.
+    Callable from any thread; state changes on one event loop only.
     """
 
     def __init__(
@@ -94,52 +94,58 @@ class SamplerPool:
                 url, setting="sampling.servers", asker=asker, key_from=key_from, timeout=timeout, retries=retries
             )
 
+        # The slots bound open requests over all servers; `_acquire` bounds those at each one.
         self.replicas = replicas(list(servers), line)
         self.at_once, self.retries, self.min_replicas = at_once, retries, min_replicas
         self.patience, self.publish_timeout, self.probe = patience, publish_timeout, probe
         self.failures = 0  # times that a server went from up to down
         self.model = ""
-        self._now = Ready()
+        self._state = _PoolState()
         self._slots = asyncio.Semaphore(at_once * len(self.replicas))
         self._publishing = asyncio.Lock()
         self._homes: dict[str, Replica] = {}
 
     # ------------------------------------------------------------ starting
     def start(self, model: str | None) -> int | None:
-        """Find the model; gives the tokens that a context may have at every server. `ModelError` where too few are
-        there."""
+        """Find the model; return the longest context that every server accepts. `ModelError` if too few servers
+        respond."""
         return remote.run(self._start(model))
 
     async def _start(self, model: str | None) -> int | None:
-        found = dict(zip(self.replicas, await asyncio.gather(*map(self._first, self.replicas)), strict=True))
-        there = {r: models for r, models in found.items() if models is not None}
+        models_by_replica = dict(
+            zip(self.replicas, await asyncio.gather(*map(self._models_with_retries, self.replicas)), strict=True)
+        )
+        available = {r: models for r, models in models_by_replica.items() if models is not None}
+        # All servers must serve one model: a pool of different ones would sample different policies.
         name = None
-        if there:
-            name, problem = chosen(model, there)
+        if available:
+            name, problem = common_model(model, available)
             if name is None:
                 raise ModelError(problem)
         for replica in self.replicas:
-            models = there.get(replica, {})
+            models = available.get(replica, {})
             if name in models:
                 replica.up, replica.positions = True, models[name]
             elif models:
-                replica.why = f"{replica.url} has no model {name!r}"
+                replica.problem = f"{replica.url} has no model {name!r}"
         down = [r for r in self.replicas if not r.up]
         if len(self.replicas) - len(down) < self.min_replicas:
-            raise ModelError(self._few(down))
+            raise ModelError(self._shortage_message(down))
         self.model = name or ""
+        # Enough servers are up: the others are checked again in the background and join when they are healthy.
         for replica in down:
-            self._recheck(replica)
-        known = [r.positions for r in self.replicas if r.positions is not None]
-        return min(known, default=None)
+            self._start_recheck(replica)
+        limits = [r.positions for r in self.replicas if r.positions is not None]
+        return min(limits, default=None)
 
-    async def _first(self, replica: Replica) -> dict[str, int | None] | None:
+    async def _models_with_retries(self, replica: Replica) -> dict[str, int | None] | None:
+        """Names and context limits of a server's models; None if it does not answer within the retries."""
         wait = BACKOFF
         for attempt in range(self.retries + 1):
             try:
                 return await replica.models()
             except Unanswered as error:
-                replica.why = str(error)
+                replica.problem = str(error)
                 if not error.again and len(self.replicas) == 1:
                     raise ModelError(str(error)) from error
                 if not error.again or attempt == self.retries:
@@ -150,75 +156,82 @@ class SamplerPool:
 
     @property
     def down(self) -> list[str]:
-        """What is wrong with the servers that are not asked."""
-        return [r.why for r in self.replicas if not r.up]
+        """Problems of the servers that are down, one line each."""
+        return [r.problem for r in self.replicas if not r.up]
 
-    def _few(self, down: Sequence[Replica]) -> str:
-        known = "; ".join(r.why for r in down if r.why)
+    def _shortage_message(self, down: Sequence[Replica]) -> str:
+        reasons = "; ".join(r.problem for r in down if r.problem)
         if len(self.replicas) == 1:
-            return known
+            return reasons
         ready = len(self.replicas) - len(down)
-        return f"{ready} of {len(self.replicas)} servers can sample, min_replicas is {self.min_replicas}: {known}"
+        return f"{ready} of {len(self.replicas)} servers can sample, min_replicas is {self.min_replicas}: {reasons}"
 
     # ------------------------------------------------------------ requests
     def complete(self, jobs: Sequence[Job], read: Callable[[int, Reply, int], Value]) -> list[Value]:
-        """What `read` makes of each answer: of the job's index, the answer, and the version that sampled it.
+        """Send all jobs; return `read(index, reply, version)` of each one's response.
 
-        A ValueError of `read` says what is wrong with the answer, in words after the server's name. `ModelError` for a
-        request that no server answers, `SamplersLost` where too few are there.
+        `read` raises ValueError for an invalid response, in words that continue the server's name. `ModelError` for a
+        request that no server answers, `SamplersLost` if too few servers are ready.
         """
         return remote.run(self._complete(jobs, read))
 
     async def _complete(self, jobs: Sequence[Job], read: Callable[[int, Reply, int], Value]) -> list[Value]:
-        done: dict[int, Value] = {}
-        left, again = list(range(len(jobs))), 0
-        while left:
-            asked = [asyncio.ensure_future(self._one(jobs[i], i, read)) for i in left]
+        values: dict[int, Value] = {}
+        pending, n_repeats = list(range(len(jobs))), 0
+        while pending:
+            attempts = [asyncio.ensure_future(self._complete_one(jobs[i], i, read)) for i in pending]
             try:
-                found = await asyncio.gather(*asked)
+                results = await asyncio.gather(*attempts)
             finally:
-                for task in asked:
+                for task in attempts:
                     task.cancel()
-            believed = await self._believed({(replica, held) for replica, held, _ in found})
-            for i, (replica, held, value) in zip(left, found, strict=True):
-                if believed[replica, held]:
-                    done[i] = value
-            again += any(i not in done for i in left)
-            if again > self.retries:
-                raise ModelError(f"servers change their weights while they sample (tried {again} times): {self.down}")
-            left = [i for i in left if i not in done]
-        return [done[i] for i in range(len(jobs))]
+            # A server that was restarted or updated meanwhile sampled under unknown weights: its values are discarded
+            # and the jobs repeated.
+            is_valid = await self._check_leases({(replica, state_before) for replica, state_before, _ in results})
+            for i, (replica, state_before, value) in zip(pending, results, strict=True):
+                if is_valid[replica, state_before]:
+                    values[i] = value
+            n_repeats += any(i not in values for i in pending)
+            if n_repeats > self.retries:
+                raise ModelError(
+                    f"servers change their weights while they sample (tried {n_repeats} times): {self.down}"
+                )
+            pending = [i for i in pending if i not in values]
+        return [values[i] for i in range(len(jobs))]
 
-    async def _believed(self, leases: set[tuple[Replica, State | None]]) -> dict[tuple[Replica, State | None], bool]:
-        """Whether each server still has what it had acknowledged when it was asked."""
+    async def _check_leases(
+        self, leases: set[tuple[Replica, WorkerState | None]]
+    ) -> dict[tuple[Replica, WorkerState | None], bool]:
+        """Check that each server still holds the weights that it had acknowledged when the request was sent."""
 
-        async def one(replica: Replica, held: State | None) -> bool:
-            if held is None:
+        async def is_unchanged(replica: Replica, state_before: WorkerState | None) -> bool:
+            if state_before is None:
                 return True
             try:
-                now = await state(replica.root)
+                state_after = await server_state(replica.root)
             except Unanswered as error:
-                self._fail(replica, str(error))
+                self._mark_down(replica, str(error))
                 return False
-            if now != held:
-                restarted = "was restarted" if now.boot != held.boot else "was given other weights"
-                self._fail(replica, f"{replica.url} {restarted} while it sampled")
-            return now == held
+            if state_after != state_before:
+                restarted = "was restarted" if state_after.boot != state_before.boot else "was given other weights"
+                self._mark_down(replica, f"{replica.url} {restarted} while it sampled")
+            return state_after == state_before
 
-        listed = list(leases)
-        return dict(zip(listed, await asyncio.gather(*(one(*lease) for lease in listed)), strict=True))
+        ordered = list(leases)
+        return dict(zip(ordered, await asyncio.gather(*(is_unchanged(*lease) for lease in ordered)), strict=True))
 
-    async def _one(
+    async def _complete_one(
         self, job: Job, i: int, read: Callable[[int, Reply, int], Value]
-    ) -> tuple[Replica, State | None, Value]:
-        failures, refused = 0, set[Replica]()
+    ) -> tuple[Replica, WorkerState | None, Value]:
+        """Send a job to one server after another until a response is valid; return server, its weights, and value."""
+        failures, rejected_by = 0, set[Replica]()
         async with self._slots:
             while True:
-                replica = await self._admit(job)
-                held, weights = replica.holds, self._now.weights
+                replica = await self._acquire(job)
+                state_before, weights = replica.worker_state, self._state.weights
                 replica.begin(job.tokens)
                 try:
-                    await self._probed(replica)
+                    await self._ensure_probed(replica)
                     if job.processed and not replica.processed:
                         raise ModelError(
                             f"{replica.url} gives log-probs from before temperature, top_k and top_p: start it with "
@@ -227,98 +240,115 @@ class SamplerPool:
                         )
                     body = {"model": self.model, **job.body}
                     if weights is not None:
+                        # Prefixes cached under other weights must not be reused.
                         body["cache_salt"] = weights.stamp
-                    said = await replica.line.once("POST", "/completions", body, Reply, job.most)
-                    return replica, held, read(i, said, 0 if weights is None else weights.version)
+                    reply = await replica.line.once("POST", "/completions", body, Reply, job.max_bytes)
+                    return replica, state_before, read(i, reply, 0 if weights is None else weights.version)
                 except Unanswered as error:
-                    failures, final, why = failures + 1, not error.again, str(error)
+                    failures, final, problem = failures + 1, not error.again, str(error)
                 except ValueError as error:
-                    failures, final, why = failures + 1, True, f"{replica.url} {error}"
+                    failures, final, problem = failures + 1, True, f"{replica.url} {error}"
                 finally:
                     replica.end(job.tokens)
-                    self._changed()
+                    self._notify_waiters()
+                # Rejected by every server, the request is at fault; other failures are a server's, which may recover.
                 if final:
-                    refused.add(replica)
-                if len(refused) == len(self.replicas):
-                    raise ModelError(why)
+                    rejected_by.add(replica)
+                if len(rejected_by) == len(self.replicas):
+                    raise ModelError(problem)
                 if failures >= self.retries + len(self.replicas):
-                    raise SamplersLost(why if failures == 1 else f"{why} (tried {failures} times)")
-                self._fail(replica, why)
+                    raise SamplersLost(problem if failures == 1 else f"{problem} (tried {failures} times)")
+                self._mark_down(replica, problem)
 
-    async def _probed(self, replica: Replica) -> None:
-        """Returns when somebody has looked at how the server answers."""
+    async def _ensure_probed(self, replica: Replica) -> None:
+        """Wait until the server has been probed, once for all requests; a failed probe is repeated."""
         if self.probe is None:
             return
-        if replica.probed is None or (replica.probed.done() and replica.probed.exception() is not None):
-            replica.probed = asyncio.ensure_future(self.probe(replica))
-            replica.probed.add_done_callback(lambda f: f.cancelled() or f.exception())  # seen, whoever waits
-        await asyncio.shield(replica.probed)
+        if replica.probe is None or (replica.probe.done() and replica.probe.exception() is not None):
+            replica.probe = asyncio.ensure_future(self.probe(replica))
+            # Retrieves the exception even if no request waits any more, or asyncio would log it as never retrieved.
+            replica.probe.add_done_callback(lambda f: f.cancelled() or f.exception())
+        await asyncio.shield(replica.probe)
 
-    async def _admit(self, job: Job) -> Replica:
-        """The server for a request: its episode's own, else the one with the fewest tokens under way."""
+    async def _acquire(self, job: Job) -> Replica:
+        """Wait for a server with room: the episode's own, else the one with the fewest tokens in flight."""
         while True:
-            ready = self._ready()
+            ready = self._ready_replicas()
             if len(ready) >= self.min_replicas and (free := [r for r in ready if r.requests < self.at_once]):
-                least = min(free, key=lambda r: (r.tokens, r.requests, r.number))
-                own = self._homes.get(job.home) if job.home is not None else None
-                if own in free and own is not None and own.tokens <= PREFERRED * (least.tokens + job.tokens):
-                    return own
+                # An episode stays with the server that has its earlier turns in the prefix cache, unless that one is
+                # far busier than the others.
+                least_loaded = min(free, key=lambda r: (r.tokens, r.requests, r.number))
+                episode_home = self._homes.get(job.home) if job.home is not None else None
+                if (
+                    episode_home in free
+                    and episode_home is not None
+                    and episode_home.tokens <= PREFERRED * (least_loaded.tokens + job.tokens)
+                ):
+                    return episode_home
                 if job.home is not None:
-                    self._homes[job.home] = least
-                return least
-            await self._until_change(len(ready) < self.min_replicas)
+                    self._homes[job.home] = least_loaded
+                return least_loaded
+            await self._wait_for_change(len(ready) < self.min_replicas)
 
-    def _ready(self) -> list[Replica]:
-        weights = self._now.weights
-        return [r for r in self.replicas if r.up and (weights is None or (r.holds and r.holds.stamp == weights.stamp))]
+    def _ready_replicas(self) -> list[Replica]:
+        weights = self._state.weights
+        return [
+            r
+            for r in self.replicas
+            if r.up and (weights is None or (r.worker_state and r.worker_state.stamp == weights.stamp))
+        ]
 
-    async def _until_change(self, short: bool) -> None:
-        now, left = self._now, None
-        self._count()
-        if short and now.short is not None:
-            left = self.patience - (asyncio.get_running_loop().time() - now.short)
-            if left <= 0:
-                ready = self._ready()
-                raise SamplersLost(self._few([r for r in self.replicas if r not in ready]))
+    async def _wait_for_change(self, short: bool) -> None:
+        """Wait until a server changes; `SamplersLost` once a shortage has lasted for `patience` seconds."""
+        state, patience_left = self._state, None
+        self._track_shortage()
+        if short and state.short_since is not None:
+            patience_left = self.patience - (asyncio.get_running_loop().time() - state.short_since)
+            if patience_left <= 0:
+                ready = self._ready_replicas()
+                raise SamplersLost(self._shortage_message([r for r in self.replicas if r not in ready]))
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(now.change.wait(), left)
+            await asyncio.wait_for(state.change.wait(), patience_left)
 
-    def _count(self) -> None:
-        """Whether too few servers are ready, and for how long they have been."""
-        now, clock = self._now, asyncio.get_running_loop().time()
-        short = len(self._ready()) < self.min_replicas and not now.publishing
-        if short and now.short is None:
-            now.short = clock
-        elif not short and now.short is not None:
-            now.seconds, now.short = now.seconds + clock - now.short, None
+    def _track_shortage(self) -> None:
+        """Start or end the clock of a shortage; the time of a publication is none."""
+        state, now = self._state, asyncio.get_running_loop().time()
+        short = len(self._ready_replicas()) < self.min_replicas and not state.publishing
+        if short and state.short_since is None:
+            state.short_since = now
+        elif not short and state.short_since is not None:
+            state.short_seconds, state.short_since = state.short_seconds + now - state.short_since, None
 
-    def _changed(self) -> None:
-        """Wakes what waits for a server."""
-        self._count()
-        self._now.change.set()
-        self._now.change = asyncio.Event()
+    def _notify_waiters(self) -> None:
+        """Wake the requests that wait for a server."""
+        self._track_shortage()
+        self._state.change.set()
+        self._state.change = asyncio.Event()
 
     @property
     def waited(self) -> float:
-        """Seconds in which too few servers were ready."""
-        now = self._now
-        return now.seconds + (0.0 if now.short is None else max(0.0, remote.clock() - now.short))
+        """Total seconds with too few ready servers."""
+        state = self._state
+        return state.short_seconds + (
+            0.0 if state.short_since is None else max(0.0, remote.clock() - state.short_since)
+        )
 
     # ------------------------------------------------------------ health
-    def _fail(self, replica: Replica, why: str) -> None:
-        """The server is asked nothing until it is well."""
-        replica.why = why
+    def _mark_down(self, replica: Replica, why: str) -> None:
+        """Send the server no more requests until it is healthy again."""
+        replica.problem = why
         if replica.up:
-            replica.up, replica.holds, replica.probed = False, None, None
+            replica.up, replica.worker_state, replica.probe = False, None, None
             self.failures += 1
-            self._recheck(replica)
-            self._changed()
+            self._start_recheck(replica)
+            self._notify_waiters()
 
-    def _recheck(self, replica: Replica) -> None:
-        if replica.checking is None or replica.checking.done():
-            replica.checking = asyncio.ensure_future(self._until_well(replica))
+    def _start_recheck(self, replica: Replica) -> None:
+        if replica.recheck is None or replica.recheck.done():
+            replica.recheck = asyncio.ensure_future(self._check_until_healthy(replica))
 
-    async def _until_well(self, replica: Replica) -> None:
+    async def _check_until_healthy(self, replica: Replica) -> None:
+        """Check a server with growing pauses until it is healthy and has the current weights."""
         wait = BACKOFF
         while not replica.up:
             await remote.pause(min(LONGEST_WAIT, wait))
@@ -327,75 +357,78 @@ class SamplerPool:
                 models = await replica.models()
                 if self.model not in models:
                     raise Unanswered("nonsense", f"{replica.url} has no model {self.model!r}")
-                while (weights := self._now.weights) is not None and not _has(replica, weights):
-                    await self._give(replica, weights)
+                # A publication may overtake this one while the server loads, hence a loop.
+                while (weights := self._state.weights) is not None and not _has_weights(replica, weights):
+                    await self._load_weights(replica, weights)
             except Unanswered as error:
-                replica.why = str(error)
+                replica.problem = str(error)
                 continue
             replica.up = True
-            self._changed()
+            self._notify_waiters()
 
     # ------------------------------------------------------------ weights
     def publish(self, weights: Publication) -> None:
-        """Give the weights to all servers that are up; from here on none is asked that has not acknowledged them.
+        """Load the weights into all servers that are up; from now on only servers that acknowledged them get requests.
 
-        A server that fails to load them twice counts as failed. `SamplersLost` where fewer than `min_replicas` are left
-        because of that.
+        A server that fails to load them twice counts as failed. `SamplersLost` if that leaves fewer than
+        `min_replicas`.
         """
         remote.run(self._publish(weights))
 
     async def _publish(self, weights: Publication) -> None:
         async with self._publishing:
-            self._now.weights, self._now.publishing = weights, True
+            self._state.weights, self._state.publishing = weights, True
             try:
                 up = [r for r in self.replicas if r.up]
-                lost = [r for r in await asyncio.gather(*(self._given(r, weights) for r in up)) if r is not None]
+                lost = [
+                    r for r in await asyncio.gather(*(self._try_load_weights(r, weights) for r in up)) if r is not None
+                ]
                 if lost and len(up) - len(lost) < self.min_replicas:
                     raise SamplersLost(
-                        f"version {weights.version} of the weights was not taken by {len(lost)} of "
-                        f"{len(self.replicas)} servers: {lost[0].why}. {EXTENSION}"
+                        f"version {weights.version} of the weights was not loaded by {len(lost)} of "
+                        f"{len(self.replicas)} servers: {lost[0].problem}. {EXTENSION}"
                     )
             finally:
-                self._now.publishing = False
-                self._changed()
+                self._state.publishing = False
+                self._notify_waiters()
 
-    async def _given(self, replica: Replica, weights: Publication) -> Replica | None:
-        """None where the server has the weights, else itself, down."""
-        why = ""
+    async def _try_load_weights(self, replica: Replica, weights: Publication) -> Replica | None:
+        """Load the weights, twice if need be; return None, or the server, marked down, if it failed."""
+        problem = ""
         for _ in range(2):
             try:
-                await self._give(replica, weights)
+                await self._load_weights(replica, weights)
             except Unanswered as error:
-                why = str(error)
+                problem = str(error)
             else:
                 return None
-        self._fail(replica, why)
+        self._mark_down(replica, problem)
         return replica
 
-    async def _give(self, replica: Replica, weights: Publication) -> None:
-        """Load the weights into a server once nothing is under way there; it has none until it acknowledges them."""
-        replica.holds = replica.probed = None
-        await replica.drained()
-        replica.holds = await load(replica.root, weights, self.publish_timeout)
+    async def _load_weights(self, replica: Replica, weights: Publication) -> None:
+        """Load the weights into a server once it is idle; until it acknowledges them it counts as having none."""
+        replica.worker_state = replica.probe = None
+        await replica.wait_until_idle()
+        replica.worker_state = await load_publication(replica.root, weights, self.publish_timeout)
 
     # ------------------------------------------------------------ ending
     def forget(self, names: Sequence[str] | None) -> None:
-        """Episodes that are over need no server of their own; None: all."""
+        """Forget the servers of episodes that are over (None: of all)."""
         for name in list(self._homes) if names is None else names:
             self._homes.pop(name, None)
 
     def close(self) -> None:
-        """Stop checking, and close the connections; the servers keep running."""
+        """Stop health checks and close the connections; the servers keep running."""
 
         async def stop() -> None:
             for replica in self.replicas:
-                if replica.checking is not None:
-                    replica.checking.cancel()
+                if replica.recheck is not None:
+                    replica.recheck.cancel()
 
         remote.run(stop())
         for replica in self.replicas:
             replica.close()
 
 
-def _has(replica: Replica, weights: Publication) -> bool:
-    return replica.holds is not None and replica.holds.stamp == weights.stamp
+def _has_weights(replica: Replica, weights: Publication) -> bool:
+    return replica.worker_state is not None and replica.worker_state.stamp == weights.stamp

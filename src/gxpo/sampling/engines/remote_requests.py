@@ -1,4 +1,4 @@
-"""Sampling requests for engines in other processes: validation, and a seed for every stream."""
+"""Requests for engines in other processes: validation, and an integer seed for every stream."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gxpo.base import media
 from gxpo.base.errors import ModelError
 from gxpo.parts.protocols import Request, Sampling, SoftSampling, StreamKey
 
-LEAST_TEMPERATURE = 0.01  # what vLLM raises lower ones to without being asked
+LEAST_TEMPERATURE = 0.01  # vLLM silently raises lower temperatures to this one
 
 
 def seed_of(key: StreamKey) -> int:
-    """Seed of a stream: 63 bits of the blake2b hash of its name.
+    """Seed of a stream: 63 bits of the blake2b hash of its key.
 
     >>> seed_of(StreamKey(0, 3, "gsm8k/17", 1)) == seed_of(StreamKey(0, 3, "gsm8k/17", 1))
     True
@@ -34,36 +34,39 @@ def check(
     limit: str,
     pictures: str | None = "which is handed to the torch and the vLLM engine alone: set sampling.engine=torch or vllm",
 ) -> None:
-    """Raise an error for requests that such an engine does not support.
+    """Raise ModelError for settings or requests that such an engine does not support.
 
-    positions  tokens that a context may have, action included (None: unknown);   limit  where that number comes from
-    pictures   why it takes none (None: it does)
+    positions  longest context, action included (None: unknown);   limit  where that number comes from
+    pictures   reason why the engine takes no pictures (None: it takes them)
     """
     if isinstance(sampling, SoftSampling):
         raise ModelError(
             "soft thinking feeds the model mixtures of embeddings, which this engine can't: set sampling.engine=torch"
         )
-    s = sampling
-    if s.temperature < 0 or not 0 < s.top_p <= 1 or s.top_k < 0 or s.max_new_tokens < 1:
-        raise ModelError(f"{s} is impossible: temperature and top_k must be >= 0, 0 < top_p <= 1, max_new_tokens >= 1")
-    if 0 < s.temperature < LEAST_TEMPERATURE:
+    if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0 or sampling.max_new_tokens < 1:
         raise ModelError(
-            f"sampling.temperature={s.temperature:g}: vLLM samples at {LEAST_TEMPERATURE:g} or more; set 0 (greedy), "
-            "or sampling.engine=torch"
+            f"{sampling} is impossible: temperature and top_k must be >= 0, 0 < top_p <= 1, max_new_tokens >= 1"
         )
-    if "" in s.stop:
+    # vLLM would raise the temperature without an error, and the log-probs would be of another distribution.
+    if 0 < sampling.temperature < LEAST_TEMPERATURE:
+        raise ModelError(
+            f"sampling.temperature={sampling.temperature:g}: vLLM samples at {LEAST_TEMPERATURE:g} or more; set 0 "
+            "(greedy), or sampling.engine=torch"
+        )
+    if "" in sampling.stop:
         raise ModelError("sampling.stop has an empty string, which would end every action: remove it")
     for request in requests:
         if not request.prompt:
             raise ModelError("a request has an empty prompt: the model needs at least one token, such as its bos")
+        # Ids below 0 are latents of flows, whose values travel in the extras.
         if request.extras or min(request.prompt) < 0:
             raise ModelError("a request has steps that are no vocabulary ids, which a language model can't go on from")
         if pictures is not None and max(request.prompt) >= media.FIRST:
             raise ModelError(f"a request shows a picture, {pictures}")
         if request.policy != policy:
             raise ModelError(f"a request is for policy {request.policy!r}, and the engine knows one policy, {policy!r}")
-        if positions is not None and len(request.prompt) + s.max_new_tokens > positions:
+        if positions is not None and len(request.prompt) + sampling.max_new_tokens > positions:
             raise ModelError(
-                f"a prompt of {len(request.prompt)} tokens and max_new_tokens {s.max_new_tokens} exceed {positions} "
-                f"({limit}): shorten the prompt, or lower max_new_tokens"
+                f"a prompt of {len(request.prompt)} tokens and max_new_tokens {sampling.max_new_tokens} exceed "
+                f"{positions} ({limit}): shorten the prompt, or lower max_new_tokens"
             )

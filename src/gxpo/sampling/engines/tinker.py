@@ -1,4 +1,4 @@
-"""Sampling from the samplers of a Tinker server: token ids in, token ids and log-probs out."""
+"""Engine for the samplers of a Tinker server: token ids in, token ids and log-probs out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SEEDS = 1 << 31  # servers read a seed as a 32-bit number
 
 
 class Published(Protocol):
-    """A training engine whose samplers this engine asks."""
+    """Protocol of a training engine whose published weights can be sampled."""
 
     address: str
     version: int
@@ -26,13 +26,13 @@ class Published(Protocol):
 class TinkerSampler:
     """Engine over the sampling client of a training engine (`gxpo.learning.remote.tinker.TinkerEngine`).
 
-    trained     the training engine; its weights are published when samples of a newer `policy_version` are asked for
+    trained     training engine; its weights are published when samples of a newer `policy_version` are requested
     tokenizer   for the end-of-sequence id
     vocabulary, positions  of the model; None: unknown
     timeout     seconds for publishing, and for one sample
 
-    Every stream is a request with a seed of its own (`seed_of`, cut to 31 bits); all of a call are under way at once.
-    Whether equal seeds give equal tokens is the server's business: equal bits are not promised.
+    Every stream is a request with a seed of its own (`seed_of`, cut to 31 bits); all of a call run concurrently. Equal
+    seeds need not give equal tokens: that is up to the server.
     """
 
     def __init__(
@@ -61,11 +61,12 @@ class TinkerSampler:
             raise ModelError(
                 "a Tinker server does not say which tokens top_k and top_p left: set sampling.top_k=0, sampling.top_p=1"
             )
+        # All requests are sent before the first result is awaited, so that the server can batch them.
         self._trained.publish(self.policy_version, self._timeout)
         client, ends = self._trained.sampler, sorted({*self.stop_ids, *sampling.stop_ids})
-        where, t = self._trained.address, self._types
+        server, t = self._trained.address, self._types
         try:
-            waiting = [
+            futures = [
                 [
                     client.sample(
                         t.ModelInput.from_ints(list(r.prompt)),
@@ -81,30 +82,31 @@ class TinkerSampler:
                 ]
                 for r in requests
             ]
-            found = [[future.result(self._timeout).sequences[0] for future in row] for row in waiting]
+            sampled = [[future.result(self._timeout).sequences[0] for future in row] for row in futures]
         except TimeoutError as error:
-            raise ModelError(f"{where} did not answer a request for a sample within {self._timeout:g} s") from error
+            raise ModelError(f"{server} did not answer a request for a sample within {self._timeout:g} s") from error
         except Exception as error:  # the SDK's, its HTTP library's and pydantic's
-            said = " ".join(str(error).split())[:300] or type(error).__name__
-            raise ModelError(f"{where} could not sample: {said}") from error
+            message = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ModelError(f"{server} could not sample: {message}") from error
         self.prefilled_tokens += sum(len(r.prompt) * len(r.streams) for r in requests)
-        return [[self._completion(s, sampling, ends) for s in row] for row in found]
+        return [[self._completion(s, sampling, ends) for s in row] for row in sampled]
 
-    def _completion(self, said: Any, s: Sampling, ends: Sequence[int]) -> Completion:
-        tokens, logprobs, where = list(said.tokens), said.logprobs, self._trained.address
-        if not 1 <= len(tokens) <= s.max_new_tokens or logprobs is None or len(logprobs) != len(tokens):
-            raise ModelError(f"{where} gave {len(tokens)} tokens without a log-prob for each, or none, or too many")
+    def _completion(self, sequence: Any, sampling: Sampling, ends: Sequence[int]) -> Completion:
+        """Validate a sampled sequence; `ModelError` if it does not match the request."""
+        tokens, logprobs, server = list(sequence.tokens), sequence.logprobs, self._trained.address
+        if not 1 <= len(tokens) <= sampling.max_new_tokens or logprobs is None or len(logprobs) != len(tokens):
+            raise ModelError(f"{server} gave {len(tokens)} tokens without a log-prob for each, or none, or too many")
         if self._vocabulary is not None and max(tokens) >= self._vocabulary:
-            raise ModelError(f"{where} gave token {max(tokens)}, and the policy knows {self._vocabulary}")
-        stopped = said.stop_reason == "stop"
+            raise ModelError(f"{server} gave token {max(tokens)}, and the policy knows {self._vocabulary}")
+        stopped = sequence.stop_reason == "stop"
         if stopped and tokens[-1] not in ends:
-            raise ModelError(f"{where} stopped after token {tokens[-1]}, which ends no action, or left out the one")
+            raise ModelError(f"{server} stopped after token {tokens[-1]}, which ends no action, or left out the one")
         return Completion(
             tokens=tokens,
-            logprobs=[0.0] * len(tokens) if s.temperature == 0 else [float(x) for x in logprobs],
+            logprobs=[0.0] * len(tokens) if sampling.temperature == 0 else [float(x) for x in logprobs],
             finish="stop" if stopped else "length",
             policy_version=self._trained.version,
         )
 
     def release(self, names: Sequence[str] | None = None) -> None:
-        """Does nothing: the server keeps no caches by name."""
+        """Do nothing: the server keeps no caches by name."""

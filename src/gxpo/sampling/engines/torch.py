@@ -19,31 +19,31 @@ from gxpo.models.decoder import measure
 from gxpo.models.decoder.forward import Kernels, Products
 from gxpo.models.decoder.measure import Trial
 from gxpo.models.decoder.sampling import Branches, Prompts, Stepper
-from gxpo.models.decoder.soft import FAINT, gumbel, log_density, mixed_embeddings, mixture
+from gxpo.models.decoder.soft import FAINT, gumbel, log_density, mixture
 from gxpo.parts.protocols import Completion, Request, Sampling, SoftSampling, StreamKey
 from gxpo.sampling.engines.decode import (
     KEEP_UNTIL,
     Actions,
     Batch,
+    CachedPrefix,
     Context,
-    Kept,
-    KeptCaches,
+    PrefixCaches,
     Stopping,
     decode,
     draw,
+    parameter_version,
     prefill_flat,
     support_of,
     uniforms,
-    writes,
 )
 from gxpo.sampling.engines.network import Network, prefill
 
 
 # ---------------------------------------------------------------- soft
-# Soft thinking: each step is a mixture of likely tokens until a closing text; then tokens are sampled.
+# Soft thinking: each step feeds a mixture of likely tokens, until a closing text; from there on tokens are sampled.
 @dataclass
-class _Soft:
-    """Of m rows: allowed ids, y (nan where not counted), weights [m, K]; the likeliest of y, its density [m]."""
+class _SoftStep:
+    """Soft step of m rows: allowed ids, y (nan where negligible), weights [m, K]; likeliest id, log-density [m]."""
 
     support: Tensor
     y: Tensor
@@ -52,7 +52,7 @@ class _Soft:
     density: Tensor
 
 
-def soft_step(logits: Tensor, uniform: Tensor, sampling: SoftSampling) -> _Soft:
+def soft_step(logits: Tensor, uniform: Tensor, sampling: SoftSampling) -> _SoftStep:
     """p = softmax(logits / temperature) on its top-k/top-p support, y = log p + Gumbel noise, softmax(y / tau).
 
     logits [m, V]; uniform [m, K] float64, K = `soft_top_k`. At temperature 0: p at temperature 1, and no noise.
@@ -60,13 +60,16 @@ def soft_step(logits: Tensor, uniform: Tensor, sampling: SoftSampling) -> _Soft:
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / (sampling.temperature or 1.0)
     support = support_of(scaled, sampling.soft_top_k, sampling.soft_top_p)
     support = torch.nn.functional.pad(support, (0, uniform.shape[1] - support.shape[1]), value=-1)
-    inside = scaled.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
-    logprob = inside.double().log_softmax(1)
+    support_logits = scaled.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
+    logprob = support_logits.double().log_softmax(1)
     y = logprob + (gumbel(uniform) if sampling.temperature else 0.0)
-    counted = (logprob > FAINT) | (logprob == logprob.amax(1, keepdim=True))
-    seen = torch.where(counted, y, torch.nan)
+    # Faint ids are mixed in but not counted in the density; the likeliest always is, or a row might count none.
+    is_counted = (logprob > FAINT) | (logprob == logprob.amax(1, keepdim=True))
+    counted_y = torch.where(is_counted, y, torch.nan)
     token = support.gather(1, y.argmax(1, keepdim=True)).squeeze(1)
-    return _Soft(support, seen, mixture(y, sampling.mixing_temperature), token, log_density(seen, logprob))
+    return _SoftStep(
+        support, counted_y, mixture(y, sampling.mixing_temperature), token, log_density(counted_y, logprob)
+    )
 
 
 def soft_decode(
@@ -74,79 +77,88 @@ def soft_decode(
     streams: np.ndarray,
     sampling: SoftSampling,
     stopping: Stopping,
-    closed: Stopping,
+    thinking_end: Stopping,
     embedding: Any,
     policy_version: int,
 ) -> list[Completion]:
-    """Decode until every row is done or out of uniforms; streams [n, longest, 1 + K] float64.
+    """Decode soft steps, then tokens, until every row is done or out of uniforms; streams [n, longest, 1 + K] float64.
 
     A soft step is stored as its likeliest id, with the noise's density as log-prob, the support, and the extras
-    "soft_y" and "soft_weight" [tokens, K], which are nan at ordinary tokens. `closed` says after which token a row's
-    thinking is over.
+    "soft_y" and "soft_weight" [tokens, K], which are nan at ordinary tokens. `thinking_end` detects the closing
+    text, after which a row's tokens are sampled.
     """
     n, longest, _ = streams.shape
     uniform = torch.from_numpy(streams).to(state.logits.device)
-    out, samples, thinking = Actions.empty(n, longest), torch.arange(n), torch.ones(n, dtype=torch.bool)
+    actions, samples, thinking = Actions.empty(n, longest), torch.arange(n), torch.ones(n, dtype=torch.bool)
     supports: list[tuple[Tensor, Tensor]] = []
     noise = torch.full((2, n, longest, sampling.soft_top_k), torch.nan, dtype=torch.float64)  # y, weight
     for step in range(longest):
+        # Rows may be at different stages, so both kinds of step are computed and each row takes its own; uniform 0 of a
+        # step is for a token, the others are for the noise.
         soft = soft_step(state.logits, uniform[samples, step, 1:], sampling)
-        drawn = draw(state.logits, uniform[samples, step, 0], sampling)
-        thinks = thinking[samples]
-        token = torch.where(thinks, soft.token.cpu(), drawn.token.cpu())
-        running = ~out.stopped[samples]
-        out.tokens[samples, step] = token
-        out.logprobs[samples, step] = torch.where(thinks, soft.density.cpu(), drawn.logprob.cpu())
-        out.length[samples[running]] = step + 1
-        noise[0, samples[thinks], step] = soft.y.cpu()[thinks]
-        noise[1, samples[thinks], step] = soft.weight.cpu()[thinks]
-        supports.append((samples[thinks], soft.support.cpu()[thinks]))
-        if drawn.support is not None:
-            supports.append((samples[~thinks], drawn.support.cpu()[~thinks]))
-        supports.append((torch.tensor([step]), torch.empty(0)))  # the end of the step
-        history = out.tokens[samples, : step + 1]
-        out.stopped[samples] |= stopping.done(token, history)
-        thinking[samples] &= ~closed.done(token, history)
-        running = ~out.stopped[samples]
+        draws = draw(state.logits, uniform[samples, step, 0], sampling)
+        row_thinks = thinking[samples]
+        token = torch.where(row_thinks, soft.token.cpu(), draws.token.cpu())
+        running = ~actions.stopped[samples]
+        actions.tokens[samples, step] = token
+        actions.logprobs[samples, step] = torch.where(row_thinks, soft.density.cpu(), draws.logprob.cpu())
+        actions.length[samples[running]] = step + 1
+        noise[0, samples[row_thinks], step] = soft.y.cpu()[row_thinks]
+        noise[1, samples[row_thinks], step] = soft.weight.cpu()[row_thinks]
+        supports.append((samples[row_thinks], soft.support.cpu()[row_thinks]))
+        if draws.support is not None:
+            supports.append((samples[~row_thinks], draws.support.cpu()[~row_thinks]))
+        supports.append((torch.tensor([step]), torch.empty(0)))  # marks the end of the step for `_by_step`
+        history = actions.tokens[samples, : step + 1]
+        actions.stopped[samples] |= stopping.done(token, history)
+        thinking[samples] &= ~thinking_end.done(token, history)
+        running = ~actions.stopped[samples]
         if step + 1 == longest or not bool(running.any()):
             break
+        # Finished rows go in bulk: selecting rows copies the caches, which would cost more than it saves every token.
         ids, weight = soft.support, soft.weight
         if int(running.sum()) <= KEEP_UNTIL * samples.numel():
-            kept = running.nonzero().squeeze(1)
-            at = kept.to(uniform.device)
-            samples, token, thinks, state = samples[kept], token[kept], thinks[kept], state.select(at)
-            ids, weight = ids[at], weight[at]
-        rows = thinks.nonzero().squeeze(1).to(uniform.device)
+            running_rows = running.nonzero().squeeze(1)
+            device_rows = running_rows.to(uniform.device)
+            samples, token, row_thinks, state = (
+                samples[running_rows],
+                token[running_rows],
+                row_thinks[running_rows],
+                state.select(device_rows),
+            )
+            ids, weight = ids[device_rows], weight[device_rows]
+        # The embedding of a thinking row's next input is the mixture; other rows get their token's own.
+        rows = row_thinks.nonzero().squeeze(1).to(uniform.device)
         with mixed_embeddings(embedding, rows, ids[rows], weight[rows]):
             state = state.advance(token.to(uniform.device))
-    return _completions(out, _by_step(supports, n, longest, sampling.soft_top_k), noise, policy_version)
+    return _completions(actions, _by_step(supports, n, longest, sampling.soft_top_k), noise, policy_version)
 
 
-def _by_step(found: list[tuple[Tensor, Tensor]], n: int, longest: int, least: int) -> Tensor:
-    """[n, longest, K] allowed ids, -1 elsewhere."""
-    widest = max([least, *(ids.shape[1] for _, ids in found if ids.dim() == 2)])
-    out, step = torch.full((n, longest, widest), -1), 0
-    for samples, ids in found:
+def _by_step(step_supports: list[tuple[Tensor, Tensor]], n: int, longest: int, min_width: int) -> Tensor:
+    """Gather supports of all steps into [n, longest, K] allowed ids, padded with -1."""
+    width = max([min_width, *(ids.shape[1] for _, ids in step_supports if ids.dim() == 2)])
+    support, step = torch.full((n, longest, width), -1), 0
+    for samples, ids in step_supports:
         if ids.dim() == 1:
             step = int(samples[0]) + 1
         else:
-            out[samples, step, : ids.shape[1]] = ids
+            support[samples, step, : ids.shape[1]] = ids
+    return support
+
+
+def _completions(actions: Actions, support: Tensor, noise: Tensor, policy_version: int) -> list[Completion]:
+    width = support.shape[2]
+    noise = torch.nn.functional.pad(noise, (0, width - noise.shape[3]), value=torch.nan)
+    out = []
+    for i, completion in enumerate(actions.completions(policy_version)):
+        size = len(completion.tokens)
+        extras = {name: noise[k, i, :size].numpy() for k, name in enumerate(("soft_y", "soft_weight"))}
+        out.append(replace(completion, support=support[i, :size].numpy(), extras=extras))
     return out
 
 
-def _completions(out: Actions, support: Tensor, noise: Tensor, policy_version: int) -> list[Completion]:
-    width = support.shape[2]
-    noise = torch.nn.functional.pad(noise, (0, width - noise.shape[3]), value=torch.nan)
-    made = []
-    for i, completion in enumerate(out.completions(policy_version)):
-        size = len(completion.tokens)
-        extras = {name: noise[k, i, :size].numpy() for k, name in enumerate(("soft_y", "soft_weight"))}
-        made.append(replace(completion, support=support[i, :size].numpy(), extras=extras))
-    return made
-
-
 # ---------------------------------------------------------------- torch
-STOPPINGS = 64  # sets of stop conditions that are kept, each a flag for every token of the vocabulary
+STOPPINGS = 64  # sets of stop conditions in the cache, each a flag for every token of the vocabulary
 
 
 class TorchEngine:
@@ -156,29 +168,27 @@ class TorchEngine:
     tokenizer       needed for stop strings and for the end-of-sequence id; None: stop ids only
     batch_rows      samples that are decoded together
     stop_ids        end-of-sequence ids; default: those of the tokenizer and of the model's generation settings
-    keep_tokens     tokens of samples whose keys and values may be held for later turns; 0: nothing is kept
+    keep_tokens     limit on the tokens whose keys and values are cached for later turns; 0: nothing is cached
     prefill_tokens  prompt tokens, padding included, that go through the model in one forward pass
-    acting          makes the model the policy that a request names, as long as the context lasts; None: there is one
-                    policy, "main"
+    acting          context manager that makes the model the policy of a request; None: there is one policy, "main"
     kernels, products  as of the learner (`gxpo.learning.torch.TorchLearner`)
     policy_version  stamped on every completion; the trainer counts it up
-    interrupted     asked after every token: True ends all samples where they are, with finish "interrupted"
+    interrupted     called after every token: True ends all samples where they are, with finish "interrupted"
 
-    Every distinct prompt is run through the model once per call and its cache is given to all its samples. A sample
-    with a name (`Request.keep`) leaves its cache behind: when the name comes back with a prompt that begins with the
-    tokens of its context and action, only the rest goes through (and the action's last token, which was drawn and not
-    yet read). A new `policy_version` drops everything that was kept, and so does a write to the parameters that torch
-    counts (fused optimisers go uncounted: change the version).
+    Every distinct prompt is run through the model once per call; all its samples share the cache. A sample with a name
+    (`Request.keep`) leaves its cache behind: when the name comes back with a prompt that begins with the tokens of its
+    context and action, only the new tokens are prefilled (and the action's last token, which was sampled but never
+    read). A new `policy_version` drops all caches, and so does a write to the parameters that torch counts (fused
+    optimisers go uncounted: change the version).
 
-    The tokens of a sample depend on the parameters, its prompt and its stream key; what else is in the batch, and what
-    was kept, can change them only through rounding of the logits.
+    The tokens of a sample depend on the parameters, its prompt and its stream key; the rest of the batch and the caches
+    can change them only through rounding of the logits.
 
     Counted since the engine was made:
     prefilled_tokens  prompt tokens that went through the model, without padding
-    reused_tokens     prompt tokens that did not because they were kept
-    dropped           kept caches given up because `keep_tokens` was full
-    mismatched        kept caches whose name came back with a prompt that does not begin with them, or under another
-                      policy
+    reused_tokens     prompt tokens taken from caches instead
+    dropped           caches evicted because `keep_tokens` was full
+    mismatched        caches whose name came back with a prompt that does not begin with them, or under another policy
     unkept            named samples of a model whose cache can't be kept (sliding windows, growing rotary embeddings)
     """
 
@@ -196,21 +206,22 @@ class TorchEngine:
         kernels: Kernels = "auto",
         products: Products = "auto",
     ) -> None:
-        self._acting = acting or _alone
-        for name, value, least in (
+        self._acting = acting or _single_policy
+        for name, value, minimum in (
             ("batch_rows", batch_rows, 1),
             ("prefill_tokens", prefill_tokens, 1),
             ("keep_tokens", keep_tokens, 0),
         ):
-            if value < least:
-                raise ModelError(f"{name} is {value}; it must be at least {least}")
+            if value < minimum:
+                raise ModelError(f"{name} is {value}; it must be at least {minimum}")
         self.network = Network(model, torch.device(device), kernels=kernels, products=products)
         self.model, self.tokenizer, self.device = self.network.model, tokenizer, self.network.device
         self.batch_rows, self.prefill_tokens = batch_rows, prefill_tokens
         self.prefilled_tokens = self.reused_tokens = self.unkept = 0
-        self._kept = KeptCaches(keep_tokens)
+        # Both caches are valid for one version of the parameters and are dropped together, by `release`.
+        self._prefixes = PrefixCaches(keep_tokens)
         self._stepper: Stepper | None = None
-        self._parameters = writes(self.model)  # with which the kept caches were computed
+        self._parameter_version = parameter_version(self.model)  # the one that the prefix caches were computed with
         self._policy_version = 0
         self.interrupted: Callable[[], bool] | None = None
         self.stop_ids = tuple(stop_ids) if stop_ids is not None else self.network.end_ids(tokenizer)
@@ -230,39 +241,39 @@ class TorchEngine:
     @property
     def kept_tokens(self) -> int:
         """Number of tokens in the prefix caches."""
-        return self._kept.tokens
+        return self._prefixes.tokens
 
     @property
     def dropped(self) -> int:
-        return self._kept.dropped
+        return self._prefixes.dropped
 
     @property
     def mismatched(self) -> int:
-        return self._kept.mismatched
+        return self._prefixes.mismatched
 
     def release(self, names: Sequence[str] | None = None) -> None:
         """Drop the caches under these names (None: all); unknown names are ignored."""
-        self._kept.release(names)
-        self._tidy()
+        self._prefixes.release(names)
+        self._free_stepper()
 
     def move_to(self, model: Any, acting: Callable[[str], AbstractContextManager[None]]) -> None:
-        """Sample from this copy of the model from now on, one that is not being trained."""
+        """Sample from now on from this copy of the model, which is not being trained."""
         self.release()
         decoder = self.network.decoder
         kernels: Kernels = "transformers" if decoder is None else "auto"
         products: Products = "auto" if decoder is None else decoder.products
         self.network = Network(model, self.device, kernels=kernels, products=products)
-        self.model, self._acting, self._parameters = model, acting, writes(model)
+        self.model, self._acting, self._parameter_version = model, acting, parameter_version(model)
 
     # ------------------------------------------------------------ the dtype of products
     def use_products(self, products: Products) -> None:
-        """Set the dtype of matrix products; all caches are dropped."""
+        """Set the dtype of matrix products and drop all caches."""
         self.release()
         if self.network.decoder is not None:
             self.network.decoder.products = products
 
     def products_trial(self, rows: int) -> Trial | None:
-        """Measure which dtype is faster for sampling so many rows together; None: there is no choice."""
+        """Time both dtypes of products for sampling this many rows together; None if there is no choice."""
         decoder, head = self.network.decoder, self.network.causal.get_output_embeddings()
         if decoder is None:
             return None
@@ -271,72 +282,76 @@ class TorchEngine:
     # ------------------------------------------------------------ sampling
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Sample one completion for every stream of every request, in order."""
-        self._check(requests, sampling)
+        self._check_requests(requests, sampling)
+        # One row per stream; its index finds its place in the result again, since blocks reorder rows by prompt.
         rows = [
             _Row(
                 request.prompt,
                 key,
                 (i, j),
-                request.keep[j] if request.keep and self._kept.limit else None,
+                request.keep[j] if request.keep and self._prefixes.limit else None,
                 request.policy,
             )
             for i, request in enumerate(requests)
             for j, key in enumerate(request.streams)
         ]
-        done: dict[tuple[int, int], Completion] = {}
+        completions: dict[tuple[int, int], Completion] = {}
         remedy = (
             f"sampling.batch_rows ({self.batch_rows} samples are decoded together), tasks.per_step, "
             "rollout.group_size or sampling.max_new_tokens"
         )
+        # Dropout would make log-probs random; the learner's mode comes back whatever happens.
         was_training = self.model.training
         self.model.eval()
         try:
             with torch.no_grad(), memory_is_short("sampling", remedy):
-                self._prepare(rows)
+                self._drop_stale_caches(rows)
+                # Policies are adapters of one model, so each has forward passes of its own.
                 for policy in dict.fromkeys(row.policy for row in rows):
                     with self._acting(policy):
-                        for block in self._blocks([row for row in rows if row.policy == policy]):
-                            done.update(self._block(block, sampling))
+                        for block in self._split_blocks([row for row in rows if row.policy == policy]):
+                            completions.update(self._sample_block(block, sampling))
         finally:
             self.model.train(was_training)
-            self._tidy()
-        return [[done[i, j] for j in range(len(request.streams))] for i, request in enumerate(requests)]
+            self._free_stepper()
+        return [[completions[i, j] for j in range(len(request.streams))] for i, request in enumerate(requests)]
 
-    def _tidy(self) -> None:
-        """Weights laid out for sampling are kept as long as an episode is in progress."""
-        if not self._kept.tokens:
+    def _free_stepper(self) -> None:
+        """Free the weights laid out for sampling unless an episode is in progress."""
+        if not self._prefixes.tokens:
             self._stepper = None
 
-    def _prepare(self, rows: Sequence[_Row]) -> None:
-        """Drop caches of other parameters; of the rest, those that this call can use are evicted last."""
-        version = writes(self.model)
-        if version != self._parameters:
+    def _drop_stale_caches(self, rows: Sequence[_Row]) -> None:
+        """Drop caches computed with other parameters, and mark those that this call can use as most recent."""
+        version = parameter_version(self.model)
+        if version != self._parameter_version:
             self.release()
-            self._parameters = version
-        self._kept.use(row.name for row in rows if row.name is not None)
+            self._parameter_version = version
+        self._prefixes.use(row.name for row in rows if row.name is not None)
 
-    def _block(self, rows: list[_Row], sampling: Sampling) -> Iterator[tuple[tuple[int, int], Completion]]:
-        """Samples of a few prompts: one prefill, then decoding in batches."""
+    def _sample_block(self, rows: list[_Row], sampling: Sampling) -> Iterator[tuple[tuple[int, int], Completion]]:
+        """Sample a few prompts: one prefill of all, then decoding in batches."""
         contexts = self._contexts(rows)
-        number = {context.prompt: i for i, context in enumerate(contexts)}
-        rows = sorted(rows, key=lambda row: number[row.prompt])
+        context_index = {context.prompt: i for i, context in enumerate(contexts)}
+        rows = sorted(rows, key=lambda row: context_index[row.prompt])
         batches = [rows[start : start + self.batch_rows] for start in range(0, len(rows), self.batch_rows)]
-        owners = [torch.tensor([number[row.prompt] for row in batch], device=self.device) for batch in batches]
-        self.prefilled_tokens += sum(len(c.new) for c in contexts)
-        self.reused_tokens += sum(c.known for c in contexts)
-        states = self._states(contexts, owners, sampling.max_new_tokens)
-        del contexts  # what was kept lies in the new cache now
+        owners = [torch.tensor([context_index[row.prompt] for row in batch], device=self.device) for batch in batches]
+        self.prefilled_tokens += sum(len(c.new_tokens) for c in contexts)
+        self.reused_tokens += sum(c.cached_length for c in contexts)
+        states = self._prefilled_batches(contexts, owners, sampling.max_new_tokens)
+        del contexts  # frees the prefix caches: their keys and values have been copied to the new one
         for batch, state in zip(batches, states, strict=True):
-            yield from zip((row.place for row in batch), self._decode(batch, state, sampling), strict=True)
+            yield from zip((row.place for row in batch), self._decode_batch(batch, state, sampling), strict=True)
 
-    def _states(self, contexts: list[Context], owners: Sequence[torch.Tensor], room: int) -> Iterator[Batch]:
-        """Batches after their prompts; `owners`: the prompt of each of their samples."""
+    def _prefilled_batches(self, contexts: list[Context], owners: Sequence[torch.Tensor], room: int) -> Iterator[Batch]:
+        """Yield the decoding state of each batch after prefill; `owners`: the prompt index of each of its samples."""
         network = self.network
         if network.decoder is not None:
-            if any(c.known for c in contexts):
-                after = prefill(network, contexts, 0, self.prefill_tokens)
-                layers = [(x.keys, x.values) for x in after.cache.layers]
-                logits, prompts = after.logits, Prompts(layers, after.mask, after.after())
+            # The flat prefill packs prompts without padding, but it can't start behind cached tokens.
+            if any(c.cached_length for c in contexts):
+                state = prefill(network, contexts, 0, self.prefill_tokens)
+                layers = [(x.keys, x.values) for x in state.cache.layers]
+                logits, prompts = state.logits, Prompts(layers, state.mask, state.next_positions())
             else:
                 logits, prompts = prefill_flat(network.decoder, contexts, self.prefill_tokens, self.device)
             contexts.clear()
@@ -344,52 +359,53 @@ class TorchEngine:
             for owner in owners:
                 yield Branches.of(stepper, prompts, owner, logits, room)
             return
-        single = len(owners) == 1 and owners[0].numel() == len(contexts) and network.layout is not None
-        state = prefill(network, contexts, room if single else 0, self.prefill_tokens)
+        # With one sample for each prompt the prefilled cache is decoded in place, which saves a copy of it.
+        one_sample_each = len(owners) == 1 and owners[0].numel() == len(contexts) and network.layout is not None
+        state = prefill(network, contexts, room if one_sample_each else 0, self.prefill_tokens)
         contexts.clear()
         for owner in owners:
-            yield state if single else state.spread(owner, room)
+            yield state if one_sample_each else state.spread(owner, room)
 
     def _contexts(self, rows: Sequence[_Row]) -> list[Context]:
-        """The distinct prompts by number of new tokens, each with the longest cache kept for one of its rows."""
-        found: dict[tuple[int, ...], Context] = {row.prompt: Context(row.prompt) for row in rows}
+        """Return the distinct prompts by number of new tokens, each with the longest cache of one of its rows."""
+        contexts: dict[tuple[int, ...], Context] = {row.prompt: Context(row.prompt) for row in rows}
         for row in rows:
-            kept = None if row.name is None else self._kept.take(row.name, row.prompt, row.policy)
-            if kept is not None and len(kept.tokens) > found[row.prompt].known:
-                found[row.prompt] = Context(row.prompt, kept)
-        return sorted(found.values(), key=lambda context: (len(context.new), len(context.prompt)))
+            prefix = None if row.name is None else self._prefixes.take(row.name, row.prompt, row.policy)
+            if prefix is not None and len(prefix.tokens) > contexts[row.prompt].cached_length:
+                contexts[row.prompt] = Context(row.prompt, prefix)
+        return sorted(contexts.values(), key=lambda context: (len(context.new_tokens), len(context.prompt)))
 
-    def _decode(self, rows: Sequence[_Row], state: Batch, sampling: Sampling) -> list[Completion]:
-        keepable = self.network.layout is not None
-        self.unkept += 0 if keepable else sum(row.name is not None for row in rows)
+    def _decode_batch(self, rows: Sequence[_Row], state: Batch, sampling: Sampling) -> list[Completion]:
+        cacheable = self.network.layout is not None
+        self.unkept += 0 if cacheable else sum(row.name is not None for row in rows)
 
         def leave(sample: int, row: int, state: Batch, action: list[int]) -> None:
-            """The last token of an action never went through the model: its cache ends before it."""
+            """Store a finished sample's cache, which ends before its last token: that one was never read."""
             name, prompt, policy = rows[sample].name, rows[sample].prompt, rows[sample].policy
-            if name is None or not keepable:
+            if name is None or not cacheable:
                 return
             tokens = (*prompt, *action[:-1])
-            self._kept.put(name, Kept(tokens, state.columns(row, len(prompt), len(tokens)), policy))
+            self._prefixes.put(name, CachedPrefix(tokens, state.columns(row, len(prompt), len(tokens)), policy))
 
         stopping = self._stopping_for(sampling, state.logits.shape[1])
         if isinstance(sampling, SoftSampling):
-            return self._soften(rows, state, sampling, stopping)
+            return self._decode_soft_batch(rows, state, sampling, stopping)
         streams = uniforms([row.key for row in rows], sampling.max_new_tokens)
-        found = decode(state, streams, sampling, stopping, leave, self.interrupted)
-        return found.completions(self.policy_version)
+        actions = decode(state, streams, sampling, stopping, leave, self.interrupted)
+        return actions.completions(self.policy_version)
 
-    def _soften(
+    def _decode_soft_batch(
         self, rows: Sequence[_Row], state: Batch, sampling: SoftSampling, stopping: Stopping
     ) -> list[Completion]:
-        """Soft samples are not cached: no tokens could name what their caches hold."""
-        longest, wide = sampling.max_new_tokens, 1 + sampling.soft_top_k
-        streams = uniforms([row.key for row in rows], longest * wide).reshape(len(rows), longest, wide)
-        closed = self._stopping_for(replace(sampling, stop=(sampling.closing,)), state.logits.shape[1])
+        """Decode soft samples, without caching them: no token ids could identify mixtures in a prompt."""
+        longest, width = sampling.max_new_tokens, 1 + sampling.soft_top_k
+        streams = uniforms([row.key for row in rows], longest * width).reshape(len(rows), longest, width)
+        thinking_end = self._stopping_for(replace(sampling, stop=(sampling.closing,)), state.logits.shape[1])
         embedding = self.network.causal.get_input_embeddings()
-        return soft_decode(state, streams, sampling, stopping, closed, embedding, self.policy_version)
+        return soft_decode(state, streams, sampling, stopping, thinking_end, embedding, self.policy_version)
 
-    def _blocks(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
-        """Rows in blocks of whole prompts of similar length: at most `batch_rows`, unless one prompt alone has more.
+    def _split_blocks(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
+        """Split rows into blocks of whole prompts of similar length: at most `batch_rows`, or one prompt.
 
         Where a block's prompts must go through the model in one pass, their tokens are limited too.
         """
@@ -410,7 +426,9 @@ class TorchEngine:
 
     # ------------------------------------------------------------ settings
     def _stopping_for(self, sampling: Sampling, vocabulary: int) -> Stopping:
+        """Stop conditions of these settings, from the cache where possible."""
         ids = (*self.stop_ids, *sampling.stop_ids)
+        # Building the flags looks at the text of every token, and evaluation and training alternate between settings.
         key = (sampling.stop, ids, vocabulary)
         if key not in self._stopping:
             if len(self._stopping) >= STOPPINGS:
@@ -418,7 +436,8 @@ class TorchEngine:
             self._stopping[key] = Stopping(ids, sampling.stop, self.tokenizer, vocabulary)
         return self._stopping[key]
 
-    def _check(self, requests: Sequence[Request], sampling: Sampling) -> None:
+    def _check_requests(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """Raise ModelError for settings or requests that this model can't sample."""
         if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0 or sampling.max_new_tokens < 1:
             raise ModelError(
                 f"{sampling} is impossible: temperature and top_k must be >= 0, 0 < top_p <= 1, max_new_tokens >= 1"
@@ -445,6 +464,7 @@ class TorchEngine:
                     f"a request names {len(request.keep)} samples to keep and has {len(request.streams)} streams: "
                     "give a name for each, or none"
                 )
+            # Of two samples under one name the second cache would replace the first.
             for name in request.keep:
                 if name in names:
                     raise ModelError(f"two samples of one call are to be kept as {name!r}: give each its own name")
@@ -453,7 +473,7 @@ class TorchEngine:
 
 @dataclass(frozen=True)
 class _Row:
-    """One sample to draw: its place in the answer (request, stream), its cache's name, its policy."""
+    """One sample to draw: its place in the result (request, stream), its cache's name, its policy."""
 
     prompt: tuple[int, ...]
     key: StreamKey
@@ -462,7 +482,8 @@ class _Row:
     policy: str
 
 
-def _alone(policy: str) -> AbstractContextManager[None]:
+def _single_policy(policy: str) -> AbstractContextManager[None]:
+    """Accept requests for the policy "main" alone."""
     if policy != "main":
         raise ModelError(f"a request is for policy {policy!r}, and the engine knows one policy, 'main'")
     return nullcontext()

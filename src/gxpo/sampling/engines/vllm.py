@@ -1,4 +1,4 @@
-"""vLLM engine in its own process, with weights synchronised from the learner after every step."""
+"""vLLM engine in a process of its own, with weights sent by the learner after every update."""
 
 from __future__ import annotations
 
@@ -18,50 +18,51 @@ from gxpo.base.errors import ModelError
 from gxpo.models.decoder.vision import vision_of, with_placeholders
 from gxpo.parts.protocols import MISREAD, Completion, Request, Sampling
 from gxpo.sampling.engines import vllm_pictures
-from gxpo.sampling.engines.decode import writes
+from gxpo.sampling.engines.decode import parameter_version
 from gxpo.sampling.engines.in_vllm.gxpo_vllm import SLACK
 from gxpo.sampling.engines.network import Network
 from gxpo.sampling.engines.remote_requests import check, seed_of
 from gxpo.sampling.engines.vllm_process import PROGRAM, VllmEnded, VllmProcess, interpreter
-from gxpo.sampling.engines.vllm_weights import SharedWeights
+from gxpo.sampling.engines.weight_transfer import SharedWeights
 
 STARTING = 900.0  # seconds that vLLM may take to start
 MOST_TOP_K = 256
 MOST_LOGPROBS = MOST_TOP_K + SLACK  # at one position
 LONGEST = 32768  # tokens of a context, where the model has more positions and no limit is set
-PROBE = 24  # tokens that both sides read once, to see that they compute the same
-DISAGREE = {torch.float32: 2e-3, torch.bfloat16: 0.08, torch.float16: 0.02}  # relative to the log-probs themselves
+PROBE = 24  # tokens whose log-probs are compared with the learner's at the start
+DISAGREE = {torch.float32: 2e-3, torch.bfloat16: 0.08, torch.float16: 0.02}  # largest relative gap of log-probs
 
 
 class VllmEngine:
     """vLLM as an `Engine`: exact log-probs, stored support, a weight version that is checked on every sample.
 
-    model       the learner's causal language model (adapters of one policy are added to the weights that are sent)
+    model       the learner's causal language model (adapters of its one policy are added to the weights that are sent)
     tokenizer   needed for stop strings and for the end-of-sequence id; None: stop ids only
     python      interpreter that has vLLM; None: this one
     batch_rows  samples that are decoded together
     stop_ids    end-of-sequence ids; default: those of the tokenizer and of the model's generation settings
-    policy      the name of the one policy that samples
-    arguments   handed to vllm.LLM over gxpo's own, e.g. {"max_model_len": 4096, "gpu_memory_utilization": 0.4}
+    policy      name of the one policy that samples
+    arguments   for vllm.LLM, over gxpo's own, e.g. {"max_model_len": 4096, "gpu_memory_utilization": 0.4}
     starting    seconds that vLLM may take to start
 
-    Before a sample, the weights are sent if `policy_version` changed or torch counted a write to them since they were
-    last sent. Each sending has a number, its stamp; the process has none from the first byte that it loads until it has
-    loaded all and dropped its prefix cache, and answers no other stamp than its own. Checksums of what it read, and of
-    the parameters that it holds under the same name and shape afterwards, are compared with the learner's. vLLM starts
-    with random weights: when it was given the learner's, both read the same tokens and have to agree, so a part of the
-    network that an update does not reach is found before the first sample. Cached prefixes are salted with the stamp.
+    Weights are sent before sampling if `policy_version` changed or torch counted a write to them since the last time.
+    Each transfer has a number, its stamp. The process has no stamp from the first byte that it loads until it has
+    loaded everything and dropped its prefix cache, and it samples for no other stamp than its own. Checksums of what it
+    read, and of the parameters that it holds under the same name and shape afterwards, are compared with the learner's.
+    vLLM starts with random weights; after the first transfer both sides must give the same log-probs of a probe, so a
+    part of the network that an update does not reach is found before the first sample. Cached prefixes are salted with
+    the stamp.
 
     A stream's key gives vLLM's seed (`seed_of`), so a sample depends on prompt, key and weights; but the tokens are not
-    those of the torch engine, and rounding that depends on what else is in vLLM's batch or cache can change them. Runs
-    with this engine are not reproducible bit for bit.
+    those of the torch engine, and rounding that depends on the rest of vLLM's batch or cache can change them. Runs with
+    this engine are not reproducible bit for bit.
 
-    A picture in a prompt is one placeholder and its pixels, which vLLM's processor, made from the learner's files,
-    turns into rows. Where vLLM then read other ids than the prompt's, the samples of that request end as "misread", and
-    their rollouts are unscored; it is an error if no prompt with pictures has been read right so far. Placeholders have
-    no probability, as in the learner. The tokens that both sides read at the start show a picture.
+    A picture is sent as one placeholder and its pixels, which vLLM's processor, built from the learner's files, turns
+    into rows. If vLLM read other ids than the prompt's, the samples of that request finish as "misread" and their
+    rollouts are unscored; it is an error if no prompt with pictures has been read correctly so far. Placeholders have
+    no probability, as in the learner. The probe at the start shows a picture.
 
-    A process that ends is replaced once a call, and the requests are sampled by the new one; a second end is an error.
+    A process that ends is replaced once per call, and the new one samples the requests; a second end is an error.
 
     `Request.keep` is not needed: vLLM finds cached prefixes by their tokens, in blocks. Counted since the engine was
     made: prefilled_tokens and reused_tokens, of the prompt of every sample (not of every distinct prompt).
@@ -85,59 +86,62 @@ class VllmEngine:
         self._network = Network(model, next(model.parameters()).device, kernels="transformers")
         self.stop_ids = tuple(stop_ids) if stop_ids is not None else self._network.end_ids(tokenizer)
         self._vision = vision_of(self._network.causal)
+        # Refuse what vLLM can't do before a process is started, which takes minutes.
         self._check_pictures()
         self.policy_version = 0
         self.prefilled_tokens = self.reused_tokens = self.misread = 0
-        self._has_read = False  # a prompt with pictures, as the learner does
+        self._has_read_pictures = False  # True once vLLM has read a prompt with pictures as the learner does
         self._shared, self._stamp = SharedWeights(), 0
-        self._sent: tuple[int, int] | None = None  # version and count of writes of what the process holds
+        self._sent: tuple[int, int] | None = None  # policy version and parameter version of the process's weights
         self._python, self._program, self._notify = interpreter(python), program, notify
-        self._rows, self._given, self._starting = batch_rows, dict(arguments or {}), starting
+        self._batch_rows, self._user_arguments, self._start_timeout = batch_rows, dict(arguments or {}), starting
         notify(f"starting vLLM in {self._python}")
         device = self._start()
         notify(f"vLLM {self.vllm_version} samples on {device}; runs with it are not reproducible bit for bit")
 
     def _check_pictures(self) -> None:
+        """Raise ModelError if vLLM can't prepare the model's pictures."""
         vision = self._vision
         if vision is None:
             return
-        if own := vllm_pictures.own_processor(vision):
+        if processor_name := vllm_pictures.custom_processor(vision):
             raise ModelError(
-                f"pictures of {self._network.name} are prepared by gxpo's own {own}, and vLLM knows the processors of "
-                "transformers alone: set sampling.engine=torch"
+                f"pictures of {self._network.name} are prepared by gxpo's own {processor_name}, and vLLM knows the "
+                "processors of transformers alone: set sampling.engine=torch"
             )
         if self.tokenizer is None:
             raise ModelError("vLLM's processor of pictures needs the model's tokenizer: give the engine one")
 
     # ------------------------------------------------------------ starting
     def _start(self) -> str:
-        """Start a process and give it the weights; its device."""
+        """Start a process, load the weights, compare a probe; return the process's device."""
         with tempfile.TemporaryDirectory(prefix="gxpo-vllm-") as folder:
             self._describe(Path(folder))
-            given = self._arguments(folder, self._rows, self._given)
-            self.positions: int = given["max_model_len"]
+            arguments = self._arguments(folder, self._batch_rows, self._user_arguments)
+            self.positions: int = arguments["max_model_len"]
             self._shared.unlink()
-            self._shared, self._sent = SharedWeights(), None  # whose memory no other process has opened
+            # A process that ended may still have the old file mapped, so the new one gets a file of its own.
+            self._shared, self._sent = SharedWeights(), None
             self.process = VllmProcess(self._python, program=self._program)
             try:
-                start = {"do": "start", "arguments": given, "max_logprobs": MOST_LOGPROBS}
-                found, _ = self.process.ask(start, timeout=self._starting)
-                self.vllm_version: str = found["vllm"]
+                start = {"do": "start", "arguments": arguments, "max_logprobs": MOST_LOGPROBS}
+                reply, _ = self.process.ask(start, timeout=self._start_timeout)
+                self.vllm_version: str = reply["vllm"]
                 self._send()
                 self._probe()
             except BaseException:
                 self.close()
                 raise
-        return found["device"]
+        return reply["device"]
 
     def _describe(self, folder: Path) -> None:
-        """The model's configuration and tokenizer, as a directory; no weights."""
+        """Write the model's configuration and tokenizer to a folder, without weights."""
         config = {**self._network.causal.config.to_dict(), "architectures": [self._network.name]}
         config["dtype"] = str(self._dtype).removeprefix("torch.")
-        if self._vision is not None:  # vLLM ties the head as this part of the configuration says
+        if self._vision is not None:  # for these models vLLM reads the tying of the head from the text part
             config["text_config"]["tie_word_embeddings"] = bool(config.get("tie_word_embeddings"))
         rotary = config.get("rope_parameters") or {}
-        if "rope_theta" in rotary:  # where transformers before 5 looks for it
+        if "rope_theta" in rotary:  # transformers before 5 expects it at the top level
             config["rope_theta"] = rotary["rope_theta"]
         (folder / "config.json").write_text(json.dumps(config, default=str))
         if self.tokenizer is not None:
@@ -147,17 +151,19 @@ class VllmEngine:
 
     @property
     def _dtype(self) -> torch.dtype:
-        found = next(self._network.causal.parameters()).dtype
-        if found not in DISAGREE:
+        parameter_dtype = next(self._network.causal.parameters()).dtype
+        if parameter_dtype not in DISAGREE:
             raise ModelError(
-                f"vLLM does not run {str(found).removeprefix('torch.')}: set learner.dtype=float32 or bfloat16, "
-                "or sampling.engine=torch"
+                f"vLLM does not run {str(parameter_dtype).removeprefix('torch.')}: set learner.dtype=float32 or "
+                "bfloat16, or sampling.engine=torch"
             )
-        return found
+        return parameter_dtype
 
-    def _arguments(self, folder: str, rows: int, given: dict[str, Any]) -> dict[str, Any]:
+    def _arguments(self, folder: str, rows: int, user_arguments: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of vllm.LLM: gxpo's defaults under the user's; ModelError for those that gxpo must set."""
+        # The engine relies on these: one local process, log-probs after temperature and top-k, dummy weights at first.
         for name in ("model", "tensor_parallel_size", "pipeline_parallel_size", "logprobs_mode", "load_format"):
-            if name in given:
+            if name in user_arguments:
                 raise ModelError(f"sampling.engine_options: {name} is not yours to set; leave it out")
         config = self._network.causal.config.get_text_config()
         longest = getattr(config, "max_position_embeddings", None) or LONGEST
@@ -174,12 +180,12 @@ class VllmEngine:
             "max_num_seqs": rows,
             **({"enforce_eager": True, "block_size": 32} if on_cpu else {}),
             **({} if self._vision is None else vllm_pictures.ARGUMENTS),
-            **given,
+            **user_arguments,
         }
 
     @torch.no_grad()
     def _probe(self) -> None:
-        """Check that both sides read the same tokens: `ModelError` otherwise."""
+        """Compare log-probs of a probe with the learner's; `ModelError` if they differ."""
         vocabulary = self._network.causal.get_input_embeddings().weight.shape[0]
         ids = [(i * 7919 + 13) % vocabulary for i in range(PROBE)]
         header: dict[str, Any] = {"do": "score"}
@@ -189,23 +195,27 @@ class VllmEngine:
             arrays = {"tokens": np.asarray(ids, dtype=np.int32)}
         else:
             ids = vllm_pictures.probe(vision, ids)
-            told, arrays = vllm_pictures.message([ids], vision)
-            header |= told
+            picture_header, arrays = vllm_pictures.message([ids], vision)
+            header |= picture_header
             if vision.triples:
                 extra["position_ids"] = vision.positions(ids)[0][:, None].to(self._network.device)
         tokens = torch.tensor([ids], device=self._network.device)
         text = (tokens[0, 1:] < media.FIRST).cpu()  # whose ids the vocabulary has
-        with with_placeholders(self._network.causal):  # log-probs of a prompt, vLLM takes before anything is banned
+        # vLLM's log-probs of a prompt include the placeholders' probability, so the learner's have to here.
+        with with_placeholders(self._network.causal):
             logits = self.model(input_ids=tokens, **extra).logits[0, :-1].float()
         targets = tokens[0, 1:].masked_fill(tokens[0, 1:] >= media.FIRST, 0)
-        own = logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1).cpu()[text]
-        said, _ = self.process.ask(header, arrays)
-        if said.get("misread"):
+        learner_logprobs = logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1).cpu()[text]
+        reply, _ = self.process.ask(header, arrays)
+        if reply.get("misread"):
             raise ModelError(
                 f"vLLM {self.vllm_version} reads a picture as other ids than the learner, first at place "
-                f"{said['misread'][0][1]} of the prompt: set sampling.engine=torch"
+                f"{reply['misread'][0][1]} of the prompt: set sampling.engine=torch"
             )
-        gap = float((own - torch.tensor(said["logprobs"])[text]).abs().sum() / own.abs().sum())
+        # Relative to the log-probs: a layer that kept its random weights changes them far more than rounding does.
+        gap = float(
+            (learner_logprobs - torch.tensor(reply["logprobs"])[text]).abs().sum() / learner_logprobs.abs().sum()
+        )
         if not gap <= DISAGREE[self._dtype]:
             raise ModelError(
                 f"vLLM {self.vllm_version} computes something else from the learner's weights: log-probs of the same "
@@ -214,36 +224,38 @@ class VllmEngine:
 
     # ------------------------------------------------------------ weights
     def move_to(self, model: Any) -> None:
-        """Send the weights of this copy of the model from now on, one that is not being trained."""
+        """Send from now on the weights of this copy of the model, which is not being trained."""
         self.model = model
         self._network = Network(model, next(model.parameters()).device, kernels="transformers")
         self._sent = None
 
     def _send(self) -> None:
-        """Send the current weights to the process."""
-        state = (self.policy_version, writes(self._network.model))
+        """Send the current weights to the process unless it has them; `ModelError` if a checksum differs afterwards."""
+        state = (self.policy_version, parameter_version(self._network.model))
         if state == self._sent:
             return
+        # Forgotten first: after a failure the process may hold anything, and the next call sends again.
         self._sent, self._stamp = None, self._stamp + 1
         header, sums = self._shared.write(self.model)
         try:
-            said, _ = self.process.ask({"do": "load", "stamp": self._stamp, **header})
+            reply, _ = self.process.ask({"do": "load", "stamp": self._stamp, **header})
         finally:
             self._shared.unlink()
-        self._check_stamp(said)
-        held = said["held"]
-        wrong = [name for name, x in zip(sums, said["read"], strict=True) if x != sums[name]]
-        wrong += [name for name, x in held.items() if x != sums.get(name)]
-        if wrong:
+        self._check_stamp(reply)
+        worker_sums = reply["held"]
+        mismatches = [name for name, x in zip(sums, reply["read"], strict=True) if x != sums[name]]
+        mismatches += [name for name, x in worker_sums.items() if x != sums.get(name)]
+        if mismatches:
             raise ModelError(
-                f"vLLM holds other weights than the learner after an update: the checksum of {wrong[0]} differs"
+                f"vLLM holds other weights than the learner after an update: the checksum of {mismatches[0]} differs"
             )
         self._sent = state
 
-    def _check_stamp(self, said: Mapping[str, Any]) -> None:
-        if said.get("stamp") != self._stamp:
+    def _check_stamp(self, reply: Mapping[str, Any]) -> None:
+        """Raise ModelError if a reply comes from other weights than those sent last."""
+        if reply.get("stamp") != self._stamp:
             raise ModelError(
-                f"vLLM answered with weights of stamp {said.get('stamp')}, the policy's are of stamp {self._stamp}: "
+                f"vLLM answered with weights of stamp {reply.get('stamp')}, the policy's are of stamp {self._stamp}: "
                 "the answer is another policy's"
             )
 
@@ -267,64 +279,73 @@ class VllmEngine:
                 f"sampling.top_k={sampling.top_k}: vLLM is asked for at most {MOST_TOP_K} possible tokens at a "
                 "position; lower it, or set sampling.engine=torch"
             )
-        told, arrays = self._message(requests)
+        header, arrays = self._message(requests)
+        # One restart per call: a request that ends every process must not restart vLLM for ever.
         try:
-            said, found = self._ask(sampling, told, arrays)
+            reply, reply_arrays = self._request_samples(sampling, header, arrays)
         except VllmEnded as error:
             self._notify(f"{error}: starting another, which samples the same requests")
             self._start()
-            said, found = self._ask(sampling, told, arrays)
-        if unknown := set(said["finish"]) - {"stop", "length"}:
+            reply, reply_arrays = self._request_samples(sampling, header, arrays)
+        if unknown := set(reply["finish"]) - {"stop", "length"}:
             raise ModelError(f"vLLM gave up a sample ({', '.join(sorted(unknown))}): lower sampling.batch_rows")
-        _check(said, found, sum(len(request.streams) for request in requests), sampling)
-        wrong = self._misread(requests, said, found)
-        self.prefilled_tokens += said["read"]
-        self.reused_tokens += said["reused"]
-        rows = iter(self._completions(said, found, sampling))
+        # Nothing enters the counters or the rollouts before the whole reply has been validated.
+        _check_reply(reply, reply_arrays, sum(len(request.streams) for request in requests), sampling)
+        misread = self._misread_requests(requests, reply, reply_arrays)
+        self.prefilled_tokens += reply["read"]
+        self.reused_tokens += reply["reused"]
+        rows = iter(self._completions(reply, reply_arrays, sampling))
         groups = [[next(rows) for _ in request.streams] for request in requests]
-        return [[replace(c, finish=MISREAD) for c in g] if i in wrong else g for i, g in enumerate(groups)]
+        return [[replace(c, finish=MISREAD) for c in g] if i in misread else g for i, g in enumerate(groups)]
 
     def _message(self, requests: Sequence[Request]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Header and arrays that tell of these requests."""
+        """Build header and arrays of a message with these requests."""
         vision, arrays = self._vision, _streams(requests)
         if vision is None:
             return {}, {**_prompts(requests), **arrays}
-        told: dict[str, Any] = {"banned": list(vision.banned)}
+        header: dict[str, Any] = {"banned": list(vision.banned)}
         if all(max(r.prompt) < media.FIRST for r in requests):
-            return told, {**_prompts(requests), **arrays}
-        header, shown = vllm_pictures.message([r.prompt for r in requests], vision)
-        return {**told, **header}, {**shown, **arrays}
+            return header, {**_prompts(requests), **arrays}
+        picture_header, prompt_arrays = vllm_pictures.message([r.prompt for r in requests], vision)
+        return {**header, **picture_header}, {**prompt_arrays, **arrays}
 
-    def _misread(self, requests: Sequence[Request], said: Mapping[str, Any], found: Mapping[str, Any]) -> set[int]:
-        """Which requests vLLM read otherwise. `ModelError` where it has read none with pictures right so far, and for a
-        placeholder that was sampled."""
+    def _misread_requests(
+        self, requests: Sequence[Request], reply: Mapping[str, Any], reply_arrays: Mapping[str, Any]
+    ) -> set[int]:
+        """Indices of requests whose pictures vLLM read as other ids.
+
+        `ModelError` if it has read no prompt with pictures correctly so far, or if a placeholder was sampled.
+        """
         if self._vision is None:
             return set()
-        shown = {i for i, r in enumerate(requests) if r.streams and max(r.prompt) >= media.FIRST}
-        wrong = {i: place for i, place in said.get("misread", ()) if requests[i].streams}
-        self._has_read |= bool(shown - wrong.keys())
-        if wrong:
-            first = next(iter(wrong))
-            why = (
+        pictured = {i for i, r in enumerate(requests) if r.streams and max(r.prompt) >= media.FIRST}
+        misread_at = {i: position for i, position in reply.get("misread", ()) if requests[i].streams}
+        # One right reading shows that the processors agree in general, so a later misreading costs that rollout alone;
+        # before it, the processors may differ on every picture.
+        self._has_read_pictures |= bool(pictured - misread_at.keys())
+        if misread_at:
+            first = next(iter(misread_at))
+            explanation = (
                 f"vLLM read a request of task {requests[first].streams[0].task!r} otherwise than the learner does, "
-                f"first at place {wrong[first]} of {len(requests[first].prompt)}: its processor makes other rows of a "
-                "picture"
+                f"first at place {misread_at[first]} of {len(requests[first].prompt)}: its processor makes other rows "
+                "of a picture"
             )
-            if not self._has_read:
-                raise ModelError(f"{why}, and it has read none right so far. Set sampling.engine=torch")
+            if not self._has_read_pictures:
+                raise ModelError(f"{explanation}, and it has read none right so far. Set sampling.engine=torch")
             if not self.misread:
-                self._notify(f"{why}; such rollouts are unscored, and counted in sampler_misread")
-            self.misread += sum(len(requests[i].streams) for i in wrong)
-        if set(self._vision.banned) & set(found["tokens"]):
+                self._notify(f"{explanation}; such rollouts are unscored, and counted in sampler_misread")
+            self.misread += sum(len(requests[i].streams) for i in misread_at)
+        if set(self._vision.banned) & set(reply_arrays["tokens"]):
             raise ModelError(
                 "vLLM sampled a picture's placeholder, which has no probability: set sampling.engine=torch"
             )
-        return set(wrong)
+        return set(misread_at)
 
-    def _ask(
-        self, sampling: Sampling, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    def _request_samples(
+        self, sampling: Sampling, prompt_header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the process, with the weights of now, answers to these requests."""
+        """Send weights if needed, then the requests; return header and arrays of the reply."""
+        # Within the call that a restart repeats, so that a new process gets its weights first.
         self._send()
         header = {
             "do": "sample",
@@ -342,34 +363,39 @@ class VllmEngine:
                 "skip_special_tokens": False,
                 "detokenize": bool(sampling.stop),
             },
-            **told,
+            **prompt_header,
         }
-        said, found = self.process.ask(header, arrays)
-        self._check_stamp(said)
-        return said, found
+        reply, reply_arrays = self.process.ask(header, arrays)
+        self._check_stamp(reply)
+        return reply, reply_arrays
 
-    def _completions(self, said: Mapping[str, Any], found: Mapping[str, Any], s: Sampling) -> list[Completion]:
-        tokens, logprobs = found["tokens"].tolist(), found["logprobs"].tolist()
-        if s.temperature == 0:  # the most likely token is taken for sure
+    def _completions(
+        self, reply: Mapping[str, Any], reply_arrays: Mapping[str, Any], sampling: Sampling
+    ) -> list[Completion]:
+        """Split a reply into completions, in the order of the streams."""
+        tokens, logprobs = reply_arrays["tokens"].tolist(), reply_arrays["logprobs"].tolist()
+        if sampling.temperature == 0:  # greedy: the token has probability 1
             logprobs = [0.0] * len(logprobs)
-        supports = _supports(found) if s.truncated_support else None
+        supports = _supports(reply_arrays) if sampling.truncated_support else None
         return [
             Completion(
                 tokens=tokens[a:b],
                 logprobs=logprobs[a:b],
                 finish=finish,
-                support=None if supports is None else _narrow(supports[a:b]),
+                support=None if supports is None else _trim(supports[a:b]),
                 policy_version=self.policy_version,
             )
-            for (a, b), finish in zip(pairwise(accumulate(found["lengths"], initial=0)), said["finish"], strict=True)
+            for (a, b), finish in zip(
+                pairwise(accumulate(reply_arrays["lengths"], initial=0)), reply["finish"], strict=True
+            )
         ]
 
     def figures(self) -> dict[str, float]:
-        """What has been counted since the engine was made, by the names of the metrics; of texts nothing."""
+        """Counters since the engine was made, by the names of their metrics; none for models of text."""
         return {} if self._vision is None else {"sampler_misread": self.misread}
 
     def release(self, names: Sequence[str] | None = None) -> None:
-        """Does nothing: vLLM evicts the least recently used prefixes itself."""
+        """Do nothing: vLLM evicts the least recently used prefixes itself."""
 
     def close(self) -> None:
         """End vLLM's process."""
@@ -378,18 +404,20 @@ class VllmEngine:
         self._shared.unlink()
 
 
-def _check(said: Mapping[str, Any], found: Mapping[str, Any], n: int, sampling: Sampling) -> None:
-    """Raise `ModelError` unless an answer holds `n` samples of valid lengths with valid log-probs."""
-    lengths, logprobs = np.asarray(found["lengths"]), np.asarray(found["logprobs"])
-    whole = len(said["finish"]) == len(lengths) == n and len(found["tokens"]) == len(logprobs) == lengths.sum()
-    if not whole or not 1 <= lengths.min() <= lengths.max() <= sampling.max_new_tokens:
+def _check_reply(reply: Mapping[str, Any], reply_arrays: Mapping[str, Any], n: int, sampling: Sampling) -> None:
+    """Raise `ModelError` unless a reply holds `n` samples of valid lengths with valid log-probs."""
+    lengths, logprobs = np.asarray(reply_arrays["lengths"]), np.asarray(reply_arrays["logprobs"])
+    counts_match = (
+        len(reply["finish"]) == len(lengths) == n and len(reply_arrays["tokens"]) == len(logprobs) == lengths.sum()
+    )
+    if not counts_match or not 1 <= lengths.min() <= lengths.max() <= sampling.max_new_tokens:
         raise ModelError("vLLM answered with other samples than it was asked for")
     if sampling.temperature > 0 and not (np.isfinite(logprobs).all() and logprobs.max() < 1e-3):
         raise ModelError("vLLM answered with log-probs that are nan, infinite or above 0")
 
 
 def _prompts(requests: Sequence[Request]) -> dict[str, np.ndarray]:
-    """Prompts of texts, concatenated."""
+    """Concatenate prompts without pictures."""
     return {
         "tokens": np.concatenate([np.asarray(r.prompt, dtype=np.int32) for r in requests]),
         "lengths": np.asarray([len(r.prompt) for r in requests], dtype=np.int32),
@@ -397,20 +425,21 @@ def _prompts(requests: Sequence[Request]) -> dict[str, np.ndarray]:
 
 
 def _streams(requests: Sequence[Request]) -> dict[str, np.ndarray]:
-    """The prompt and seed of every stream."""
+    """Prompt index and seed of every stream."""
     return {
         "prompt": np.asarray([i for i, r in enumerate(requests) for _ in r.streams], dtype=np.int32),
         "seeds": np.asarray([seed_of(key) for r in requests for key in r.streams], dtype=np.int64),
     }
 
 
-def _supports(found: Mapping[str, Any]) -> np.ndarray:
-    """[all tokens, widest] int64, padded with -1."""
-    widths = np.asarray(found["widths"], dtype=np.int64)
+def _supports(reply_arrays: Mapping[str, Any]) -> np.ndarray:
+    """Support [all tokens, K] int64, padded with -1."""
+    widths = np.asarray(reply_arrays["widths"], dtype=np.int64)
     out = np.full((len(widths), int(widths.max(initial=0))), -1, dtype=np.int64)
-    out[np.arange(out.shape[1]) < widths[:, None]] = np.asarray(found["support"], dtype=np.int64)
+    out[np.arange(out.shape[1]) < widths[:, None]] = np.asarray(reply_arrays["support"], dtype=np.int64)
     return out
 
 
-def _narrow(support: np.ndarray) -> np.ndarray:
+def _trim(support: np.ndarray) -> np.ndarray:
+    """Drop columns that are padding in every row."""
     return support[:, : int((support >= 0).sum(1).max(initial=0))].copy()

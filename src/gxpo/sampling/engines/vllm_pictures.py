@@ -1,4 +1,4 @@
-"""Pictures as vLLM is given them: one placeholder for each in a prompt, its pixels beside it."""
+"""Pictures in prompts for vLLM: one placeholder id for each picture, with its pixels sent beside the prompt."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ ARGUMENTS = {  # of vllm.LLM
 Arrays = dict[str, np.ndarray]
 
 
-def own_processor(vision: Vision) -> str | None:
-    """Name of the processor of pictures where vLLM does not have it; None: it is one of transformers."""
+def custom_processor(vision: Vision) -> str | None:
+    """Name of gxpo's own picture processor, which vLLM does not have; None: it is one of transformers."""
     return None if hasattr(vision.processor, "save_pretrained") else type(vision.processor).__name__
 
 
 def unexpanded(prompt: Sequence[int], vision: Vision) -> tuple[list[int], tuple[str, ...]]:
-    """A prompt with one placeholder for each picture, without what its processor writes around the rows, and the
-    references of its pictures in order.
+    """Collapse each picture's rows, and the ids that its processor writes around them, to one placeholder.
 
-    Raises `ModelError` where that is not around a picture, or the text has a placeholder of its own.
+    Returns the prompt and the references of its pictures in order. `ModelError` if those ids are missing around a
+    picture, or if the text holds a placeholder of its own.
     """
     before, after = vision.around
-    found, refs, end = list[int](), list[str](), 0
+    ids, refs, end = list[int](), list[str](), 0
+    # vLLM's processor writes the surrounding ids again: kept here they would stand in the prompt twice.
     for run in media.runs(prompt):
         start, stop = run.first - len(before), run.first + run.n
         if start < end or (*prompt[start : run.first],) != before or (*prompt[stop : stop + len(after)],) != after:
@@ -46,47 +47,48 @@ def unexpanded(prompt: Sequence[int], vision: Vision) -> tuple[list[int], tuple[
                 f"a request shows {media.label(run.ref)} without the ids {[*before, *after]} around its rows, which "
                 "vLLM's processor writes: make its messages with the model's own chat template"
             )
-        found += [*prompt[end:start], vision.placeholder]
+        ids += [*prompt[end:start], vision.placeholder]
         end = stop + len(after)
         refs.append(run.ref)
-    found += prompt[end:]
-    if refs and found.count(vision.placeholder) != len(refs):
+    ids += prompt[end:]
+    if refs and ids.count(vision.placeholder) != len(refs):
         raise ModelError(
             f"a request shows {len(refs)} pictures and has the placeholder {vision.placeholder} in its text too, where "
             "vLLM would look for another: take it out of the text"
         )
-    return found, tuple(refs)
+    return ids, tuple(refs)
 
 
 def expanded(prompt: Sequence[int], vision: Vision) -> list[int]:
-    """A prompt with the placeholder for every row of a picture, as vLLM has to have read it."""
+    """Prompt with the placeholder for every row of a picture, as vLLM must have read it."""
     return [vision.placeholder if media.is_row(token) else token for token in prompt]
 
 
 def message(prompts: Sequence[Sequence[int]], vision: Vision) -> tuple[dict[str, Any], Arrays]:
-    """What vLLM's process is told of prompts, some of which show pictures.
+    """Build header and arrays of a message with prompts, some of which show pictures.
 
-    pictures  [reference, height, width] of each distinct picture;   pixels  of these, uint8, one after the other
-    shown     [prompt, numbers of its pictures in order]
-    tokens, lengths  of the unexpanded prompts;   expanded, expanded_lengths  of those in `shown`
+    pictures  [reference, height, width] of each distinct picture;   pixels  theirs, uint8, concatenated
+    shown     [prompt, numbers of its pictures in order] of each prompt with pictures
+    tokens, lengths  the collapsed prompts;   expanded, expanded_lengths  the ids that vLLM must read for `shown`
     """
     plain = [unexpanded(prompt, vision) for prompt in prompts]
     number = {ref: i for i, ref in enumerate(dict.fromkeys(ref for _, refs in plain for ref in refs))}
     pixels = [media.PICTURES.pixels(ref) for ref in number]
-    shown = [(i, refs) for i, (_, refs) in enumerate(plain) if refs]
-    whole = [expanded(prompts[i], vision) for i, _ in shown]
+    pictured = [(i, refs) for i, (_, refs) in enumerate(plain) if refs]
+    expanded_prompts = [expanded(prompts[i], vision) for i, _ in pictured]
     header = {
         "pictures": [[ref, *x.shape[:2]] for ref, x in zip(number, pixels, strict=True)],
-        "shown": [[i, [number[ref] for ref in refs]] for i, refs in shown],
+        "shown": [[i, [number[ref] for ref in refs]] for i, refs in pictured],
     }
     return header, {
         **_joined("", [ids for ids, _ in plain]),
-        **_joined("expanded_", whole),
+        **_joined("expanded_", expanded_prompts),
         "pixels": np.concatenate([x.reshape(-1) for x in pixels]),
     }
 
 
 def _joined(prefix: str, rows: Sequence[Sequence[int]]) -> Arrays:
+    """Concatenate rows of ids; return them with their lengths."""
     name = prefix.removesuffix("_") or "tokens"
     return {
         name: np.concatenate([np.asarray(row, dtype=np.int32) for row in rows]),
@@ -95,7 +97,7 @@ def _joined(prefix: str, rows: Sequence[Sequence[int]]) -> Arrays:
 
 
 def probe(vision: Vision, ids: Sequence[int]) -> list[int]:
-    """Text with a picture in its middle, whose sides no processor leaves as they are."""
+    """Build a probe prompt: text around a picture whose size every processor has to change."""
     noise = np.random.default_rng(0).integers(0, 256, (*PROBE, 3))
     ramp = np.linspace(0, 255, PROBE[1])[None, :, None]
     ref = media.PICTURES.put(((noise + 3 * ramp) / 4).astype(np.uint8))
@@ -104,24 +106,25 @@ def probe(vision: Vision, ids: Sequence[int]) -> list[int]:
 
 
 def describe(vision: Vision, config: Any, folder: Path) -> None:
-    """Write the files from which vLLM makes the model's processor: that of pictures, and what it writes for one."""
+    """Write the configuration files from which vLLM builds the model's picture processor."""
     processor: Any = vision.processor
     processor.save_pretrained(folder)
-    found = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+    preprocessor_config = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
     name = _PROCESSORS[config.model_type]
-    found["processor_class"] = name
-    (folder / "preprocessor_config.json").write_text(json.dumps(found), encoding="utf-8")
-    told: dict[str, Any] = {"processor_class": name}
+    preprocessor_config["processor_class"] = name
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor_config), encoding="utf-8")
+    processor_config: dict[str, Any] = {"processor_class": name}
+    # The ids that stand for a picture depend on the type of model.
     tower = config.vision_config
     if config.model_type == "llava":
-        told |= {
+        processor_config |= {
             "patch_size": tower.patch_size,
             "vision_feature_select_strategy": config.vision_feature_select_strategy,
             "num_additional_image_tokens": int(tower.model_type == "clip_vision_model"),
         }
     elif config.model_type in ("idefics3", "smolvlm"):
-        told["image_seq_len"] = math.prod(vision.processor.grid(*PROBE))  # of a picture that is not split
-    (folder / "processor_config.json").write_text(json.dumps(told), encoding="utf-8")
+        processor_config["image_seq_len"] = math.prod(vision.processor.grid(*PROBE))  # of a picture that is not split
+    (folder / "processor_config.json").write_text(json.dumps(processor_config), encoding="utf-8")
 
 
 _PROCESSORS = {  # by type of model

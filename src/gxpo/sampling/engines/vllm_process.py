@@ -1,4 +1,4 @@
-"""Parent side of the vLLM process: start, request, end."""
+"""Parent side of gxpo's own vLLM process: start, requests, end."""
 
 from __future__ import annotations
 
@@ -25,9 +25,17 @@ from gxpo.base.processes import in_words
 from gxpo.sampling.engines.in_vllm import gxpo_vllm
 
 PROGRAM = str(Path(gxpo_vllm.__file__))
-ENDING = 1.0  # seconds that a process whose line is closed may take to leave
-OF_A_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
-GIVEN = {  # what the environment may say otherwise
+ENDING = 1.0  # seconds in which a process whose connection is closed has to exit
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GROUP_RANK",
+)
+DEFAULT_ENVIRONMENT = {  # defaults, which variables of this process override
     **VARIABLES,
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_KVCACHE_SPACE": "4",
@@ -37,25 +45,25 @@ GIVEN = {  # what the environment may say otherwise
 
 
 class VllmEnded(ModelError):
-    """The process has ended by itself, or somebody ended it."""
+    """The vLLM process ended although it was not closed."""
 
 
 class VllmProcess:
-    """A vLLM process, in lockstep: one message, one answer.
+    """vLLM process that answers one message at a time.
 
-    python    its interpreter, which can import vllm
-    program   the program to run: `gxpo_vllm`
+    python    interpreter that can import vllm
+    program   program to run: `gxpo_vllm`
     """
 
     def __init__(self, python: str, *, program: Sequence[str] = (PROGRAM,)) -> None:
         self.python = python
-        self._line, theirs = Pipe()
+        self._connection, child_end = Pipe()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
-        with theirs:
+        with child_end:
             try:
                 self._process = subprocess.Popen(
-                    [python, "-I", *program, str(theirs.fileno()), str(os.getpid())],
-                    pass_fds=[theirs.fileno()],
+                    [python, "-I", *program, str(child_end.fileno()), str(os.getpid())],
+                    pass_fds=[child_end.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
                     stderr=self._log,
@@ -63,11 +71,11 @@ class VllmProcess:
                     env=environment(),
                 )
             except OSError as error:
-                self._line.close()
+                self._connection.close()
                 self._log.close()
                 raise ModelError(f"vLLM's interpreter {python} can't be run: {error.strerror}") from error
-        self._asked = 0
-        self.close = weakref.finalize(self, _end, self._line, self._process, self._log, os.getpid())
+        self._message_number = 0
+        self.close = weakref.finalize(self, _end, self._connection, self._process, self._log, os.getpid())
 
     @property
     def pid(self) -> int:
@@ -81,71 +89,77 @@ class VllmProcess:
         *,
         timeout: float | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Send a message, wait for the answer. `ModelError` for an error, or without an answer in `timeout` seconds,
-        `VllmEnded` where the process has ended."""
+        """Send a message and wait for the reply. `ModelError` for an error or after `timeout` seconds, `VllmEnded` if
+        the process has ended."""
         if not self.close.alive:
             raise ModelError("the vLLM process was closed")
         raw = {name: (str(x.dtype), x.tobytes()) for name, x in (arrays or {}).items()}
-        self._asked += 1
+        self._message_number += 1
         try:
-            number = gxpo_vllm.NUMBER.pack(self._asked, 0)
-            self._line.send_bytes(number + gxpo_vllm.encode(dict(header), raw))
-            if not self._line.poll(timeout):
+            number = gxpo_vllm.NUMBER.pack(self._message_number, 0)
+            self._connection.send_bytes(number + gxpo_vllm.encode(dict(header), raw))
+            if not self._connection.poll(timeout):
                 self.close()
                 raise ModelError(f"vLLM did not answer '{header['do']}' within {timeout:g} s; its process was ended")
-            message = self._line.recv_bytes()
-            if gxpo_vllm.NUMBER.unpack_from(message) != (self._asked, self.pid):
+            message = self._connection.recv_bytes()
+            # A late reply to an earlier message, or one of a forked copy, must not pass for this one's.
+            if gxpo_vllm.NUMBER.unpack_from(message) != (self._message_number, self.pid):
                 raise ValueError("it is of another number or process")
-            said, found = gxpo_vllm.decode(message[gxpo_vllm.NUMBER.size :])
-            said.get("error")
+            reply, reply_arrays = gxpo_vllm.decode(message[gxpo_vllm.NUMBER.size :])
+            reply.get("error")
         except (EOFError, OSError) as error:
-            raise VllmEnded(f"the vLLM process ended while asked to {header['do']}: {self._last_words()}") from error
+            raise VllmEnded(
+                f"the vLLM process ended while asked to {header['do']}: {self._exit_description()}"
+            ) from error
         except ModelError:
             raise
-        except Exception as error:  # whatever reading it raises
+        except Exception as error:  # whatever decoding raises
+            # The two sides may be out of step, so later replies could not be trusted.
             self.close()
             raise ModelError(f"the vLLM process wrote something that is no answer ({error})") from error
-        if "error" in said:
-            raise ModelError(f"vLLM ({self.python}) failed to {header['do']}: {said['error']}")
-        return said, found
+        if "error" in reply:
+            raise ModelError(f"vLLM ({self.python}) failed to {header['do']}: {reply['error']}")
+        return reply, reply_arrays
 
-    def _last_words(self) -> str:
+    def _exit_description(self) -> str:
+        """Exit status and last line of output of a process that has ended; closes it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDING)
         self._log.seek(0)
         lines = [line.strip() for line in self._log.read().decode("utf-8", "replace").splitlines() if line.strip()]
         self.close()
-        how = in_words(self._process.returncode)
-        return f"{how}; {lines[-1][:300]}" if lines else how
+        exit_status = in_words(self._process.returncode)
+        return f"{exit_status}; {lines[-1][:300]}" if lines else exit_status
 
 
 def environment() -> dict[str, str]:
-    """Environment variables of this process without those of a multi-process launcher."""
-    own = {k: v for k, v in os.environ.items() if k not in OF_A_LAUNCHER}
+    """Environment of the vLLM process: defaults, then this process's own without those of a multi-process launcher."""
+    inherited = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    return {**GIVEN, **threads, **own, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return {**DEFAULT_ENVIRONMENT, **threads, **inherited, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
-def _end(line: Connection, process: subprocess.Popen[bytes], log: IO[bytes], owner: int) -> None:
-    line.close()
-    if os.getpid() == owner:  # a forked copy of this process that ends leaves it alone
+def _end(connection: Connection, process: subprocess.Popen[bytes], log: IO[bytes], owner: int) -> None:
+    """Close the connection and end the process with everything that it started."""
+    connection.close()
+    if os.getpid() == owner:  # not when a forked copy of this process exits
         end_tree(process.pid)
         process.wait()
     log.close()
 
 
-def interpreter(given: str | None) -> str:
-    """The Python interpreter for vLLM: the configured one, or this one."""
-    return sys.executable if given is None else os.path.expanduser(given)
+def interpreter(configured: str | None) -> str:
+    """Path of the interpreter for vLLM: the configured one, or this one."""
+    return sys.executable if configured is None else os.path.expanduser(configured)
 
 
 def can_import(python: str, module: str = "vllm", seconds: float = 60.0) -> bool:
-    """Whether an interpreter finds a package, without importing it."""
+    """Return True if an interpreter finds a package, without importing it."""
     if python == sys.executable:
         return importlib.util.find_spec(module) is not None
     program = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     try:
-        found = subprocess.run([python, "-I", "-c", program], capture_output=True, timeout=seconds, check=False)
+        result = subprocess.run([python, "-I", "-c", program], capture_output=True, timeout=seconds, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return found.returncode == 0
+    return result.returncode == 0

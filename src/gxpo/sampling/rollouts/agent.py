@@ -19,12 +19,11 @@ from gxpo.parts.protocols import Completion, Sampling, Session, StreamKey, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record
 from gxpo.sampling.serve import agents
+from gxpo.sampling.serve.connections import host_names
 from gxpo.sampling.serve.history import History
 from gxpo.sampling.serve.http import Server
-from gxpo.sampling.serve.origin import host_names
 from gxpo.sampling.serve.outcome import COMPONENT, outcome_of
-from gxpo.sampling.serve.queue import Attempt, CallQueue, new_key
-from gxpo.sampling.serve.respond import respond
+from gxpo.sampling.serve.queue import Attempt, CallQueue, new_key, respond
 
 Seconds = Annotated[float, Gt(0)]
 

@@ -1,1 +1,1 @@
-"""An OpenAI-compatible endpoint over a run's policy, which records ids and log-probs of every call."""
+"""OpenAI-compatible endpoint over a run's policy that records token ids and log-probs of every call."""

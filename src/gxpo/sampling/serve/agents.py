@@ -1,4 +1,4 @@
-"""Agents of a user: a Python function, in a thread for each episode, or a command, in a process for each."""
+"""User-written agents: a Python function run in a thread per episode, or a command run in a process per episode."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FUNCTION = re.compile(r"\S+:[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class Line:
-    """What an agent is given beside its task: where the policy is, and by which key."""
+    """Connection of an agent to the policy: base URL, key of its episode, number of the attempt."""
 
     base_url: str
     api_key: str
@@ -39,9 +39,9 @@ class Line:
 
 @dataclass(eq=False)
 class Playing:
-    """An episode under way. `kind` and `message` say how it failed, None where it did not.
+    """Running episode of an agent; `kind` and `message` tell how it failed (None: it has not).
 
-    output_error  why what a command printed last is no result; it counts where the agent has posted none
+    output_error  why a command's last line is no result; it counts if the agent has posted none
     """
 
     outcome: Outcome = field(default_factory=Outcome)
@@ -52,20 +52,21 @@ class Playing:
     _stopped: bool = False
 
     def stop(self) -> None:
-        """End it: a command with all its processes, a coroutine at its next await; of a function only its calls can be
-        refused."""
+        """Stop the episode: a command with all its processes, a coroutine at its next await. A plain function can't be
+        stopped; only its further calls are refused."""
         self._stopped = True
         self._stop()
 
     def on_stop(self, stop: Callable[[], object]) -> None:
-        """Have `stop` called when the episode is to end, at once where it is already."""
+        """Register the function that stops the episode; it is called at once if the episode was stopped before."""
         self._stop = stop
         if self._stopped:
             stop()
 
     def fail(self, kind: str, message: str) -> None:
-        """The first failure is the one that counts."""
+        """Record a failure; only the first one counts."""
         if self.kind is None:
+            # Users' messages may hold half surrogate pairs, which a record could not be written with.
             self.kind, self.message = kind, one_line(message.encode("utf-8", "backslashreplace").decode())
 
 
@@ -73,24 +74,25 @@ Agent = Callable[[Task, Line, Playing], None]  # plays to the end, in the callin
 
 
 def agent_of(run: str | Callable[..., Any]) -> Agent:
-    """The agent that `rollout.run` means: FILE.py:NAME, package.module:NAME, a function, or else a command line."""
+    """Build the agent of `rollout.run`: FILE.py:NAME, package.module:NAME, a function, or else a command line."""
     if callable(run):
-        return _function(run, "rollout.run")
-    return _of_file(run) if FUNCTION.fullmatch(run) else _command(run)
+        return _function_agent(run, "rollout.run")
+    return _agent_from_file(run) if FUNCTION.fullmatch(run) else _command_agent(run)
 
 
-def _of_file(run: str) -> Agent:
+def _agent_from_file(run: str) -> Agent:
+    """Load a function by FILE.py:NAME or package.module:NAME."""
     try:
-        found = object_at(run)
+        target = object_at(run)
     except Unusable as error:
         raise ConfigError(f"rollout.run={run}: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"rollout.run={run}: it is a {type(found).__name__}, not a function")
-    return _function(found, f"rollout.run={run}")
+    if not callable(target):
+        raise ConfigError(f"rollout.run={run}: it is a {type(target).__name__}, not a function")
+    return _function_agent(target, f"rollout.run={run}")
 
 
 def start(agent: Agent, task: Task, line: Line, over: Callable[[], None]) -> Playing:
-    """Plays an episode in a thread; `over` is called there at its end."""
+    """Play an episode in a thread of its own, which calls `over` at the end."""
     playing = Playing()
 
     def play() -> None:
@@ -106,22 +108,22 @@ def start(agent: Agent, task: Task, line: Line, over: Callable[[], None]) -> Pla
 
 
 # ---------------------------------------------------------------- functions
-def _function(run: Callable[..., Any], label: str) -> Agent:
+def _function_agent(run: Callable[..., Any], label: str) -> Agent:
     names = list(inspect.signature(run).parameters)
     if unknown := [n for n in names if n not in ARGUMENTS]:
-        known = ", ".join(ARGUMENTS)
-        raise ConfigError(f"{label}: the function asks for {unknown[0]!r}; there are {known}")
+        available = ", ".join(ARGUMENTS)
+        raise ConfigError(f"{label}: the function asks for {unknown[0]!r}; there are {available}")
 
     def play(task: Task, line: Line, playing: Playing) -> None:
-        known = {
+        arguments = {
             "task": task, "prompt": task.prompt, "answer": task.answer, "info": dict(task.info), "model": POLICY,
             **vars(line),
         }  # fmt: skip
         try:
-            found = run(**{name: known[name] for name in names})
-            if inspect.isawaitable(found):
-                found = asyncio.run(_awaited(found, playing))
-            playing.outcome = outcome_of(found)
+            result = run(**{name: arguments[name] for name in names})
+            if inspect.isawaitable(result):
+                result = asyncio.run(_await_result(result, playing))
+            playing.outcome = outcome_of(result)
         except Nonsense as error:
             playing.fail("nonsense", str(error))
         except asyncio.CancelledError:
@@ -132,8 +134,9 @@ def _function(run: Callable[..., Any], label: str) -> Agent:
     return play
 
 
-async def _awaited(found: Any, playing: Playing) -> Any:
-    task, loop = asyncio.ensure_future(found), asyncio.get_running_loop()
+async def _await_result(awaitable: Any, playing: Playing) -> Any:
+    """Await an agent's coroutine so that stopping the episode cancels it."""
+    task, loop = asyncio.ensure_future(awaitable), asyncio.get_running_loop()
 
     def cancel() -> None:
         with suppress(RuntimeError):  # the loop has ended with the coroutine
@@ -144,13 +147,15 @@ async def _awaited(found: Any, playing: Playing) -> Any:
 
 
 # ---------------------------------------------------------------- commands
-def _command(run: str) -> Agent:
+def _command_agent(run: str) -> Agent:
+    """Agent that runs a command line, with the task as JSON on standard input and the result as its last line."""
     try:
         words = shlex.split(run)
     except ValueError as error:
         raise ConfigError(f"rollout.run={run!r}: {error}") from error
     if not words:
         raise ConfigError("rollout.run is empty: give FILE.py:FUNCTION or a command line")
+    # "python" means the interpreter of the run, whose packages the agent was written for, whatever PATH has first.
     words = [sys.executable, *words[1:]] if words[0] == "python" else words
 
     if not hasattr(os, "fork"):
@@ -159,6 +164,7 @@ def _command(run: str) -> Agent:
     def play(task: Task, line: Line, playing: Playing) -> None:
         task_line = json.dumps(as_json(task), default=str) + "\n"
         try:
+            # Registered before the command runs, so that a timeout that strikes right away still ends it.
             command = Command(words, environment(line), line.api_key)
             playing.on_stop(command.end)
             code, output, complaint = command.run(task_line.encode())
@@ -167,18 +173,18 @@ def _command(run: str) -> Agent:
         except OSError as error:
             playing.fail("raised", f"{words[0]} can't be started: {error.strerror}")
         else:
-            _judge_ended(playing, code, output, complaint)
+            _set_result(playing, code, output, complaint)
 
     return play
 
 
-def _judge_ended(playing: Playing, code: int, output: Tail, complaint: Tail) -> None:
-    """Note down how a command ended and what it printed."""
+def _set_result(playing: Playing, code: int, output: Tail, complaint: Tail) -> None:
+    """Record the result or failure of a command that has ended."""
     if code:
         lines = complaint.text.decode("utf-8", "replace").splitlines()
-        last = next((line for line in reversed(lines) if line.strip()), "nothing on standard error")
-        kind, how = ("died", f"signal {-code}") if code < 0 else ("raised", f"exit status {code}")
-        playing.fail(kind, f"{how}: {last}")
+        last_line_of_error = next((line for line in reversed(lines) if line.strip()), "nothing on standard error")
+        kind, status = ("died", f"signal {-code}") if code < 0 else ("raised", f"exit status {code}")
+        playing.fail(kind, f"{status}: {last_line_of_error}")
         return
     try:
         playing.outcome = outcome_of(last_line(bytes(output.text), output.is_whole))
@@ -189,7 +195,7 @@ def _judge_ended(playing: Playing, code: int, output: Tail, complaint: Tail) -> 
 
 
 def environment(line: Line) -> dict[str, str]:
-    """The variables that OpenAI's clients read, and the number of the attempt."""
+    """Environment variables for an agent: those that OpenAI's clients read, and the number of the attempt."""
     return {
         "OPENAI_BASE_URL": line.base_url,
         "OPENAI_API_BASE": line.base_url,
@@ -201,5 +207,5 @@ def environment(line: Line) -> dict[str, str]:
 
 
 def as_json(task: Task) -> Mapping[str, Any]:
-    """A task as a command reads it, a line on standard input."""
+    """Task in the form of the JSON line that a command reads on standard input."""
     return {"id": task.id, "prompt": task.prompt, "answer": task.answer, "info": dict(task.info)}

@@ -1,4 +1,4 @@
-"""Run an agent's command: a process tree of its own, its output bounded, all that it started ended with it."""
+"""Run an agent's command as a process tree: bounded output, and every process ended with it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 
 from gxpo.base import process_tree
 
-MOST = 1 << 20  # bytes of an output that are kept, from its end
+MOST = 1 << 20  # bytes at the end of an output that are kept
 PIECE = 1 << 16  # bytes read at once
-LOOK = 0.5  # seconds after which a silent command is looked at
-SOON = 0.002  # seconds between looks at one that has closed its outputs
+LOOK = 0.5  # seconds without output before the command's state is polled
+SOON = 0.002  # seconds between polls of a command that has closed its outputs
 
 
 class NotStarted(Exception):
-    """The command can't be started; the message says why."""
+    """The command can't be started; the message is the system's reason."""
 
 
 @dataclass(eq=False)
 class Tail:
-    """The end of an output. is_whole: nothing of it was dropped."""
+    """Tail of an output; `is_whole`: nothing was dropped from its beginning."""
 
     text: bytearray = field(default_factory=bytearray)
     is_whole: bool = True
@@ -46,14 +46,14 @@ class Tail:
 class Command:
     """A running command, the child of a guard that ends what the command leaves behind (`process_tree.guarded`).
 
-    key  a text that only this command has in its environment: what lives on although its guard was killed is found by
-         it (Linux)
+    key  text that only this command has in its environment, by which processes are found that survive a killed guard
+         (Linux)
     """
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], key: str) -> None:
-        self._key, self._ending = key, threading.Lock()
-        report, theirs = os.pipe()
-        guard = process_tree.guard_command(os.getpid(), theirs, list(words))
+        self._key, self._end_lock = key, threading.Lock()
+        report, child_end = os.pipe()
+        guard = process_tree.guard_command(os.getpid(), child_end, list(words))
         try:
             self._process = subprocess.Popen(
                 guard,
@@ -61,51 +61,52 @@ class Command:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**os.environ, **environment},
-                pass_fds=[theirs],
+                pass_fds=[child_end],
                 start_new_session=True,
             )
         except BaseException:
             os.close(report)
             raise
         finally:
-            os.close(theirs)
+            os.close(child_end)
         self._report = os.fdopen(report, "rb")
 
     def end(self) -> None:
-        """Kill the command with all its processes; does nothing once it has ended."""
-        with self._ending:
-            if self._process.returncode is None:  # else its id may be another process's
+        """Kill the command with all its processes; do nothing if it has ended."""
+        with self._end_lock:
+            if self._process.returncode is None:  # after that the system may give its id to another process
                 process_tree.end_tree(self._process.pid)
 
-    def run(self, given: bytes) -> tuple[int, Tail, Tail]:
-        """Exit status, standard output and standard error after the end of the command and of all that it started.
+    def run(self, standard_input: bytes) -> tuple[int, Tail, Tail]:
+        """Run to the end of the command and of all that it started; return exit status, output and error output.
 
-        given  what it reads on standard input
-
-        `NotStarted` where there is no such program.
+        `NotStarted` if there is no such program.
         """
         out, err, report = Tail(), Tail(), Tail()
         process = self._process
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         with self._report, process.stdin, process.stdout, process.stderr, selectors.DefaultSelector() as waiting:
+            # Nothing may block: a command that fills one pipe while we wait at another would hang both sides.
             for file, tail in ((process.stdout, out), (process.stderr, err), (self._report, report)):
                 os.set_blocking(file.fileno(), False)
                 waiting.register(file, selectors.EVENT_READ, tail)
             os.set_blocking(process.stdin.fileno(), False)
             waiting.register(process.stdin, selectors.EVENT_WRITE)
-            rest = memoryview(given)
+            unwritten = memoryview(standard_input)
             while any(key.data is not None for key in waiting.get_map().values()):
                 events = waiting.select(LOOK)
+                # A process that escaped may hold the output open for ever, so its end is not waited for.
                 if not events and self._has_ended():
-                    break  # a process that escaped holds its output
+                    break
                 for key, _ in events:
                     if key.data is not None:
                         if not _read_some(key.fd, key.data):
                             waiting.unregister(key.fileobj)
-                    elif not (rest := _write_some(key.fd, rest)):
+                    elif not (unwritten := _write_some(key.fd, unwritten)):
                         waiting.unregister(process.stdin)
                         with contextlib.suppress(OSError):
                             process.stdin.close()
+        # The guard reports a program that can't be started on a pipe of its own, apart from the program's output.
         code = self._wait()
         if report.text:
             raise NotStarted(os.strerror(int(report.text)))
@@ -114,15 +115,16 @@ class Command:
         return code, out, err
 
     def _has_ended(self) -> bool:
-        with self._ending:
+        """Poll the guard, never at the same time as `end` kills it by its id."""
+        with self._end_lock:
             return self._process.poll() is not None
 
     def _wait(self) -> int:
-        """Exit status of the guard, which is the command's; what lives on is ended."""
+        """Wait for the guard, whose exit status is the command's, and end surviving processes."""
         while not self._has_ended():
             time.sleep(SOON)
         code, pid = self._process.returncode, self._process.pid
-        if not sys.platform.startswith("linux"):  # where the guard knows of no orphans
+        if not sys.platform.startswith("linux"):  # only on Linux does the guard learn of orphaned processes
             process_tree.end_group(pid)
         elif code < 0:  # the guard itself may have been killed
             process_tree.end_carriers(self._key)
@@ -130,7 +132,7 @@ class Command:
 
 
 def _read_some(descriptor: int, tail: Tail) -> bool:
-    """Read what is there; False at the end."""
+    """Read available output; return False at its end."""
     try:
         piece = os.read(descriptor, PIECE)
     except BlockingIOError:
@@ -139,11 +141,11 @@ def _read_some(descriptor: int, tail: Tail) -> bool:
     return bool(piece)
 
 
-def _write_some(descriptor: int, rest: memoryview) -> memoryview:
-    """Write the beginning of `rest` and return what is still to be written; nothing where nobody reads it."""
+def _write_some(descriptor: int, unwritten: memoryview) -> memoryview:
+    """Write the beginning of `rest` and return the remainder; nothing remains if the reader is gone."""
     try:
-        return rest[os.write(descriptor, rest[:PIECE]) :]
+        return unwritten[os.write(descriptor, unwritten[:PIECE]) :]
     except BlockingIOError:
-        return rest
+        return unwritten
     except OSError:
-        return rest[:0]
+        return unwritten[:0]

@@ -1,9 +1,8 @@
-"""Token history of one episode: which call continues which recorded reply, and the rollout record.
+"""Token history of an agent's episode: matches calls with recorded replies, and builds the rollout record.
 
-A call goes on from a recorded action where its messages begin with those of that action's call and with what was
-answered: then the policy reads the ids that it sampled, and the call is the next turn of the same context. Any other
-call begins a context of its own, with its whole prompt. Nothing that the policy wrote is ever tokenised again to be
-trained.
+A call continues a recorded action if its messages begin with those of that action's call plus its reply: then the
+policy reads the ids that it sampled, and the call is the next turn of the same context. Any other call begins a new
+context with its whole prompt. Text that the policy wrote is never tokenised again for training.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ from gxpo.models.chat.plain import Tokens
 from gxpo.models.chat.tools import structured
 from gxpo.parts.protocols import Chat, Completion, ContextUpdate, Conversation, Message, Reply, ToolCall
 from gxpo.sampling.serve.outcome import short_repr
-from gxpo.sampling.serve.refusal import Refused, too_long
-from gxpo.sampling.serve.request import Asked
+from gxpo.sampling.serve.request import CallRequest, Refused, too_long
 
 
 # ---------------------------------------------------------------- messages
 # Match messages of clients with recorded ones, and prepare them for the model's chat format.
-def identity(message: Message) -> str:
-    """What two messages have in common where one is the other sent back by a client.
+def message_key(message: Message) -> str:
+    """Key by which a message equals its copy that a client sends back.
 
-    Clients drop ids of calls and thinking, write arguments anew, and strip what the policy said.
+    Clients drop call ids and reasoning, reformat arguments, and strip whitespace of replies, so the key has none of it.
     """
     role, content = message["role"], message["content"]
     if role != "assistant":
@@ -39,20 +37,23 @@ def identity(message: Message) -> str:
     return json.dumps([role, content.strip(), calls], ensure_ascii=False, sort_keys=True)
 
 
-def beginnings(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """A digest of the tools and of the first i + 1 messages, for each i."""
+def prefix_digests(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """Digest of the tools and the first i + 1 messages, for each i."""
     running = hashlib.blake2b(json.dumps(list(tools), sort_keys=True).encode(), digest_size=16)
     out = []
     for message in messages:
-        text = identity(message).encode("utf-8", "surrogatepass")
+        text = message_key(message).encode("utf-8", "surrogatepass")
         running.update(len(text).to_bytes(8, "big") + text)
         out.append(running.digest())
     return out
 
 
-def shown(messages: Sequence[Message], chat: Chat) -> list[Message]:
-    """The messages as the chat format takes them: calls that a client wrote are text where the format has no place for
-    them, and what the system says is the user's where it has no such role."""
+def as_chat_messages(messages: Sequence[Message], chat: Chat) -> list[Message]:
+    """Adapt messages to the chat format.
+
+    Tool calls become text if the format has no field for them, and the system message becomes part of the first user
+    message if the format has no such role.
+    """
     out: list[Message] = []
     facts = getattr(chat, "facts", None)
     for message in messages:
@@ -63,25 +64,30 @@ def shown(messages: Sequence[Message], chat: Chat) -> list[Message]:
         elif calls:
             message = {**message, "tool_calls": structured(calls, bool(facts and facts.arguments_as_json))}
         out.append(message)
+    # A template without a system role would raise: its text goes before that of the first user message.
     if getattr(facts, "system", True):
         return out
-    said = "\n\n".join(m["content"] for m in out if m["role"] == "system")
-    rest = [m for m in out if m["role"] != "system"]
-    for i, message in enumerate(rest):
-        if said and message["role"] == "user":
-            return [*rest[:i], {**message, "content": f"{said}\n\n{message['content']}"}, *rest[i + 1 :]]
-    return [{"role": "user", "content": said}, *rest] if said else rest
+    system_text = "\n\n".join(m["content"] for m in out if m["role"] == "system")
+    conversation = [m for m in out if m["role"] != "system"]
+    for i, message in enumerate(conversation):
+        if system_text and message["role"] == "user":
+            return [
+                *conversation[:i],
+                {**message, "content": f"{system_text}\n\n{message['content']}"},
+                *conversation[i + 1 :],
+            ]
+    return [{"role": "user", "content": system_text}, *conversation] if system_text else conversation
 
 
-def answer(reply: Reply, written: str, stop: Sequence[str], parse: bool) -> Message:
-    """The policy's action as the message that its client gets, up to the first stop text.
+def answer(reply: Reply, action_text: str, stop: Sequence[str], parse: bool) -> Message:
+    """Convert the policy's action to the client's message, up to the first stop text.
 
-    written  the whole action as text: what the client gets where calls are not read, or can't be
+    action_text  the whole action, which the client gets if tool calls are not parsed or one is malformed
     """
     calls = [c for c in reply.calls if c.error is None]
     readable = parse and len(calls) == len(reply.calls)
-    content = reply.content if readable or not reply.calls else written
-    message: dict[str, Any] = {"role": "assistant", "content": until(content, stop)}
+    content = reply.content if readable or not reply.calls else action_text
+    message: dict[str, Any] = {"role": "assistant", "content": text_before_stop(content, stop)}
     if parse and calls:
         message["tool_calls"] = [{"id": c.id or "", "name": c.name, "arguments": dict(c.arguments)} for c in calls]
     if reply.reasoning is not None:
@@ -89,23 +95,23 @@ def answer(reply: Reply, written: str, stop: Sequence[str], parse: bool) -> Mess
     return message
 
 
-def until(text: str, stop: Sequence[str]) -> str:
-    """The text before the first of the stop texts.
+def text_before_stop(text: str, stop: Sequence[str]) -> str:
+    """Text before the first of the stop texts.
 
-    >>> until("a = 1; b = 2", [";", "b"])
+    >>> text_before_stop("a = 1; b = 2", [";", "b"])
     'a = 1'
     """
-    places = [place for s in stop if (place := text.find(s)) >= 0]
+    places = [position for s in stop if (position := text.find(s)) >= 0]
     return text[: min(places)] if places else text
 
 
 # ---------------------------------------------------------------- history
-LONG_TOKEN = 64  # characters that no text has for each of its tokens
+LONG_TOKEN = 64  # characters per token that no text reaches
 
 
 @dataclass(eq=False)
 class Thread:
-    """A running context: the turns that went on from one another, and when each was taken."""
+    """Growing context of an agent: its turns in order, and the time of each by the history's clock."""
 
     number: int
     agent: str
@@ -114,14 +120,14 @@ class Thread:
 
 
 @dataclass(eq=False)
-class Said:
-    """A recorded action, with all that a later call would go on from.
+class RecordedAction:
+    """Recorded action that a later call may continue.
 
-    conversation  of a chat, after the action; else `text` is the prompt and what was returned
-    ids           everything up to its end
-    stop          the text that ended what was returned, where more was sampled than returned
-    closed        the token that ended the action, where one did
-    continued     a later call has gone on from here: another one is a branch, and begins a context of its own
+    conversation  of a chat, after the action; of a completion `text` is the prompt and the returned text
+    ids           context and action
+    stop          stop text that cut the returned text off, if more was sampled than returned
+    end_token     token that ended the action, if one did
+    is_continued  True once a later call continues it: the next one is a branch, and begins a new context
     """
 
     thread: Thread
@@ -129,19 +135,19 @@ class Said:
     conversation: Conversation | None = None
     text: str | None = None
     stop: str = ""
-    closed: int | None = None
-    continued: bool = False
+    end_token: int | None = None
+    is_continued: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """One prompt of a call in token ids, before it is settled which of the episode's calls goes on from an action.
+    """Prompt of a call in token ids, before it is settled which of several calls continues an action.
 
-    action  the recorded one that it goes on from, or branches off from; None: it begins anew
-    opening, ids, new_text, conversation, marks  as of `Prompt`; no marks: `part` of a completion's prompts is continued
+    action  recorded action that it continues or branches from; None: it begins a new context
+    opening, ids, new_text, conversation, marks  as of `Prompt`; marks None: a completion, of the prompt `part`
     """
 
-    action: Said | None
+    action: RecordedAction | None
     opening: ContextUpdate
     ids: tuple[int, ...]
     new_text: str
@@ -152,19 +158,19 @@ class Draft:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """One prompt of a call, as ids.
+    """Prompt of a call in token ids, with its place in the history.
 
-    opening   what is new of them, or, rebuilt, all
-    after     the action that it goes on from; None: a new context
-    lane      the number of its context
-    new_text  the new messages as text
-    marks     digests of the beginnings of its messages
+    opening   ids new to the context, or all of them, if rebuilt
+    after     action that it continues; None: a new context
+    lane      number of its context
+    new_text  new messages as text
+    marks     `prefix_digests` of its messages
     """
 
-    asked: Asked
+    request: CallRequest
     opening: ContextUpdate
     ids: tuple[int, ...]
-    after: Said | None
+    after: RecordedAction | None
     lane: int
     new_text: str
     conversation: Conversation | None = None
@@ -173,14 +179,14 @@ class Prompt:
 
     @cached_property
     def digest(self) -> int:
-        """A name for the ids: with the number of samples drawn under it, that of a random stream."""
+        """Hash of the ids; with the number of samples drawn for it, it names a random stream."""
         text = b"".join(i.to_bytes(4, "big") for i in self.ids)
         return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A sample as the client gets it: a message of a chat, or a text."""
+    """Sample in the client's form: a chat message, or a text."""
 
     message: Message | None
     text: str
@@ -189,115 +195,126 @@ class Choice:
 
 
 class History:
-    """The calls of one episode.
+    """History of an episode's calls.
 
-    chat    the format of conversations; `system`, a message before those that have none of their own
-    limit   tokens of a context; None: what is too long for one is found out when it has been put into tokens
+    chat    chat format;   system  message for conversations that have no system message of their own
+    limit   longest context, by which oversized calls are refused before they are tokenised; None: no such check
     """
 
     def __init__(self, chat: Chat, tokenizer: Any, system: str | None = None, limit: int | None = None) -> None:
         self.chat, self.system, self.limit = chat, system, limit
         self.tokens: Tokens = getattr(chat, "tokens", None) or Tokens(tokenizer)
         self.threads: list[Thread] = []
-        self.overridden = 0  # calls that asked for other sampling than the run's
-        self._drawn: dict[int, int] = {}  # samples under each prompt
-        self._chats: dict[bytes, list[Said]] = {}
-        self._texts: list[Said] = []
+        self.overridden = 0  # calls that requested other sampling settings than the run's
+        self._sample_counts: dict[int, int] = {}  # samples drawn so far, by digest of the prompt
+        self._actions_by_digest: dict[bytes, list[RecordedAction]] = {}
+        self._completion_actions: list[RecordedAction] = []
         self._clock = self._lanes = 0
 
     # ------------------------------------------------------------ before sampling
-    def drafts(self, asked: Asked) -> list[Draft]:
-        """The prompts of a call in token ids: what takes longest of a call. Any thread may ask for it, as it changes
-        nothing. `Refused` where the policy can't be given these messages, or this prompt."""
-        self._check_size(asked)
-        marks = None if asked.messages is None else tuple(beginnings(asked.messages, asked.tools))
-        return [self._draft(asked, marks, part) for part in asked.prompts or ("",)]
+    def drafts(self, request: CallRequest) -> list[Draft]:
+        """Tokenise the prompts of a call, its slowest step; changes nothing, so any thread may call it.
 
-    def prompts(self, asked: Asked, drafts: Sequence[Draft] | None = None) -> list[Prompt]:
-        """The prompts of a call, each in its context. A draft is used unless other actions have been taken since that
-        it goes on from."""
+        `Refused` if the chat format or the tokenizer can't take these messages or this prompt.
+        """
+        self._check_size(request)
+        marks = None if request.messages is None else tuple(prefix_digests(request.messages, request.tools))
+        return [self._make_draft(request, marks, part) for part in request.prompts or ("",)]
+
+    def prompts(self, request: CallRequest, drafts: Sequence[Draft] | None = None) -> list[Prompt]:
+        """Assign each prompt of a call to a context; drafts are made again if the action that they continue changed."""
         out = []
-        for draft in self.drafts(asked) if drafts is None else drafts:
-            if self._origin(draft.marks, draft.part)[0] is not draft.action:
-                draft = self._draft(asked, draft.marks, draft.part)
-            action, lane = self._going_on(draft.action)
+        for draft in self.drafts(request) if drafts is None else drafts:
+            if self._continued_action(draft.marks, draft.part)[0] is not draft.action:
+                draft = self._make_draft(request, draft.marks, draft.part)
+            action, lane = self._enter_context(draft.action)
             opening = draft.opening if action is not None else ContextUpdate(draft.ids, rebuilt=True)
             text = draft.part if draft.marks is None and isinstance(draft.part, str) else None
             marks = draft.marks or ()
-            out.append(Prompt(asked, opening, draft.ids, action, lane, draft.new_text, draft.conversation, text, marks))
+            out.append(
+                Prompt(request, opening, draft.ids, action, lane, draft.new_text, draft.conversation, text, marks)
+            )
         return out
 
     def streams(self, prompt: Prompt, n: int) -> list[tuple[int, int]]:
-        """(digest, number) of the next `n` samples under a prompt: they depend on what is read, not on when."""
-        first = self._drawn.get(prompt.digest, 0)
-        self._drawn[prompt.digest] = first + n
+        """Stream names (digest, number) of the next `n` samples of a prompt, which depend on its ids, not on timing."""
+        first = self._sample_counts.get(prompt.digest, 0)
+        self._sample_counts[prompt.digest] = first + n
         return [(prompt.digest, first + i) for i in range(n)]
 
     def drop(self, prompt: Prompt) -> None:
-        """The prompt is not sampled under after all: another call may go on from where it would have."""
+        """Release a prompt that is not sampled after all: another call may continue its action."""
         if prompt.after is not None:
-            prompt.after.continued = False
+            prompt.after.is_continued = False
 
-    def _origin(self, marks: Sequence[bytes] | None, part: str | tuple[int, ...]) -> tuple[Said | None, int]:
-        """The action that a conversation with these marks (None: a prompt) goes on from, and how many of the messages
-        are known by then."""
+    def _continued_action(
+        self, marks: Sequence[bytes] | None, part: str | tuple[int, ...]
+    ) -> tuple[RecordedAction | None, int]:
+        """Find the recorded action that a chat (by marks) or prompt continues, and its number of messages."""
+        # The longest match wins: it leaves the least text to be tokenised again.
         if marks is not None:
             for length in range(len(marks), 0, -1):
-                if action := _open_one(self._chats.get(marks[length - 1], ())):
+                if action := _first_open(self._actions_by_digest.get(marks[length - 1], ())):
                     return action, length
             return None, 0
         if isinstance(part, str):
-            candidates = [(len(s.text), s) for s in self._texts if s.text is not None and part.startswith(s.text)]
+            candidates = [
+                (len(s.text), s) for s in self._completion_actions if s.text is not None and part.startswith(s.text)
+            ]
         else:
-            candidates = [(len(s.ids), s) for s in self._texts if part[: len(s.ids)] == s.ids]
+            candidates = [(len(s.ids), s) for s in self._completion_actions if part[: len(s.ids)] == s.ids]
         longest = max((size for size, _ in candidates), default=0)
-        return _open_one([s for size, s in candidates if size == longest]), 0
+        return _first_open([s for size, s in candidates if size == longest]), 0
 
-    def _draft(self, asked: Asked, marks: tuple[bytes, ...] | None, part: str | tuple[int, ...]) -> Draft:
-        action, length = self._origin(marks, part)
+    def _make_draft(self, request: CallRequest, marks: tuple[bytes, ...] | None, part: str | tuple[int, ...]) -> Draft:
+        action, length = self._continued_action(marks, part)
         try:
             if marks is not None:
-                return self._chat(asked, marks, action, length)
-            return self._continuation(part, action)
+                return self._chat_draft(request, marks, action, length)
+            return self._completion_draft(part, action)
         except Refused:
             raise
-        except Exception as error:  # templates and tokenizers raise what they like, and one call is to blame
+        except Exception as error:  # templates and tokenizers raise anything, and only this call must fail
             message = (
                 str(error) if isinstance(error, ModelError) else f"the policy can't be given it: {described(error)}"
             )
             raise Refused(message, param="prompt" if marks is None else "messages") from error
 
-    def _chat(self, asked: Asked, marks: tuple[bytes, ...], action: Said | None, length: int) -> Draft:
-        messages = asked.messages or ()
-        new = messages[length:]
+    def _chat_draft(
+        self, request: CallRequest, marks: tuple[bytes, ...], action: RecordedAction | None, length: int
+    ) -> Draft:
+        messages = request.messages or ()
+        new_messages = messages[length:]
         if action is not None:
             assert action.conversation is not None
             conversation = action.conversation.copy()
-            opening = conversation.observe(shown(new, self.chat))
+            opening = conversation.observe(as_chat_messages(new_messages, self.chat))
         else:
-            prompt_messages = shown(messages, self.chat)
+            prompt_messages = as_chat_messages(messages, self.chat)
             if self.system is not None and all(m["role"] != "system" for m in messages):
-                prompt_messages = shown([{"role": "system", "content": self.system}, *messages], self.chat)
-            conversation, opening = self.chat.start(prompt_messages, asked.tools), ContextUpdate((), rebuilt=True)
-        ids, new_text = tuple(conversation.context), "\n".join(m["content"] for m in new)
+                prompt_messages = as_chat_messages([{"role": "system", "content": self.system}, *messages], self.chat)
+            conversation, opening = self.chat.start(prompt_messages, request.tools), ContextUpdate((), rebuilt=True)
+        ids, new_text = tuple(conversation.context), "\n".join(m["content"] for m in new_messages)
         if opening.rebuilt:
             opening = ContextUpdate(ids, rebuilt=True)
         return Draft(action, opening, ids, new_text, conversation, marks=marks)
 
-    def _going_on(self, action: Said | None) -> tuple[Said | None, int]:
-        """The action to go on from, unless another call has, and the number of the context."""
-        if action is None or action.continued:
+    def _enter_context(self, action: RecordedAction | None) -> tuple[RecordedAction | None, int]:
+        """Continue the action's context, or open a new one if another call continues it already."""
+        if action is None or action.is_continued:
             self._lanes += 1
             return None, self._lanes - 1
-        action.continued = True
+        action.is_continued = True
         return action, action.thread.number
 
-    def _continuation(self, part: str | tuple[int, ...], action: Said | None) -> Draft:
-        """The prompt of a completion: a text is taken as it stands, names of special tokens included."""
+    def _completion_draft(self, part: str | tuple[int, ...], action: RecordedAction | None) -> Draft:
+        """Draft of a completion: a text is tokenised as it stands, names of special tokens included."""
         new_text = ""
         if isinstance(part, str):
             new_text = part[len((action and action.text) or "") :]
-            ids = self._encode_start(part) if action is None else action.ids + self._rest(action, new_text)
+            ids = (
+                self._encode_start(part) if action is None else action.ids + self._encode_continuation(action, new_text)
+            )
         else:
             self._check_ids(part if action is None else part[len(action.ids) :])
             ids = part
@@ -306,87 +323,97 @@ class History:
         opening = ContextUpdate(ids if action is None else ids[len(action.ids) :], rebuilt=action is None)
         return Draft(action, opening, ids, new_text, part=part)
 
-    def _check_size(self, asked: Asked) -> None:
-        """`Refused` for a call that is far too long for a context, before time is spent on its tokens."""
+    def _check_size(self, request: CallRequest) -> None:
+        """Refuse a call that is far too long for a context, before time is spent on tokenising it."""
         if self.limit is None:
             return
-        longest = max((len(p) for p in asked.prompts if not isinstance(p, str)), default=0)
+        longest = max((len(p) for p in request.prompts if not isinstance(p, str)), default=0)
         if longest >= self.limit:
             raise too_long(f"{longest} tokens", self.limit)
-        size = max((len(p) for p in asked.prompts if isinstance(p, str)), default=0)
-        for message in asked.messages or ():
+        size = max((len(p) for p in request.prompts if isinstance(p, str)), default=0)
+        for message in request.messages or ():
             size += len(message["content"]) + sum(len(json.dumps(c)) for c in message.get("tool_calls", ()))
-        size += sum(len(json.dumps(tool)) for tool in asked.tools)
+        size += sum(len(json.dumps(tool)) for tool in request.tools)
         if size >= self.limit * LONG_TOKEN:
             raise too_long(f"{size} characters", self.limit)
 
     def _encode_start(self, text: str) -> tuple[int, ...]:
-        """Ids of a text that begins a context: bos stands once before it."""
+        """Tokenise a text that begins a context, with one bos before it."""
         ids, bos = self.tokens.encode(text), self.tokens.bos
         return ids if bos and ids[: len(bos)] == bos else bos + ids
 
     def _check_ids(self, ids: Sequence[int]) -> None:
-        """`Refused` for ids that are no tokens of the policy's."""
+        """Refuse ids outside the policy's vocabulary."""
         size = max(len(self.tokens.tokenizer), 1 + max(self.tokens.markers.values(), default=0))
         if ids and max(ids) >= size:
             raise Refused(f"prompt has the token id {short_repr(max(ids))}; there are 0 to {size - 1}", param="prompt")
 
-    def _rest(self, action: Said, text: str) -> tuple[int, ...]:
-        """Ids of what a client put behind an action; what the action ended with already is not there twice."""
+    def _encode_continuation(self, action: RecordedAction, text: str) -> tuple[int, ...]:
+        """Tokenise a client's text behind an action, without the stop text or end token that ended the action."""
         ids = self.tokens.encode_after(text.removeprefix(action.stop) if action.stop else text)
-        return ids[1:] if action.closed is not None and ids[:1] == (action.closed,) else ids
+        return ids[1:] if action.end_token is not None and ids[:1] == (action.end_token,) else ids
 
     # ------------------------------------------------------------ after sampling
     def take(self, prompt: Prompt, completions: Sequence[Completion], turns: Sequence[dict[str, Any]]) -> list[Choice]:
-        """The samples of a prompt, written down. `turns`: of each, the fields of its turn that are the engine's."""
-        return [self._said(prompt, c, turn, i) for i, (c, turn) in enumerate(zip(completions, turns, strict=True))]
+        """Record the samples of a prompt; `turns` holds the engine's fields of each sample's turn."""
+        return [
+            self._record_sample(prompt, c, turn, i) for i, (c, turn) in enumerate(zip(completions, turns, strict=True))
+        ]
 
-    def _said(self, prompt: Prompt, completion: Completion, turn: dict[str, Any], number: int) -> Choice:
-        asked = prompt.asked
-        self._pay(asked)
-        if prompt.after is not None and number == 0:
+    def _record_sample(self, prompt: Prompt, completion: Completion, turn: dict[str, Any], sample_index: int) -> Choice:
+        """Record one sample as a turn, and as an action that later calls may continue."""
+        request = prompt.request
+        self._assign_reward(request)
+        # The first sample continues the thread; every further one is a branch, with the whole prompt as its context.
+        if prompt.after is not None and sample_index == 0:
             thread, opening = prompt.after.thread, prompt.opening
-        else:  # every further sample is a context of its own
-            self._lanes += number > 0
-            thread = Thread(self._lanes - 1 if number else prompt.lane, asked.agent)
+        else:
+            self._lanes += sample_index > 0
+            thread = Thread(self._lanes - 1 if sample_index else prompt.lane, request.agent)
             self.threads.append(thread)
             opening = ContextUpdate(prompt.ids, rebuilt=True)
         turn["context" if opening.rebuilt else "observation"] = list(opening.ids)
         turn["observation_text"] = prompt.new_text
-        turn["state"] = asked.state or f"{prompt.digest:014x}"
+        turn["state"] = request.state or f"{prompt.digest:014x}"
         thread.turns.append(turn)
         thread.times.append(self._clock)
         self._clock += 1
-        action = Said(thread, prompt.ids + tuple(completion.tokens))
-        text, action.closed = self.tokens.split_stop(completion.tokens, getattr(self.chat, "stop_ids", ()))
+        # A completion is matched by its text up to the stop text: the client gets nothing else to send back.
+        action = RecordedAction(thread, prompt.ids + tuple(completion.tokens))
+        text, action.end_token = self.tokens.split_stop(completion.tokens, getattr(self.chat, "stop_ids", ()))
         text = self.tokens.without_special(text)
         if prompt.conversation is None:
-            shown_text = until(text, asked.stop)
-            action.stop = next((s for s in asked.stop if text[len(shown_text) :].startswith(s)), "")
-            action.text = None if prompt.text is None else prompt.text + shown_text
-            self._texts.append(action)
-            return Choice(None, shown_text, completion, prompt)
+            returned_text = text_before_stop(text, request.stop)
+            action.stop = next((s for s in request.stop if text[len(returned_text) :].startswith(s)), "")
+            action.text = None if prompt.text is None else prompt.text + returned_text
+            self._completion_actions.append(action)
+            return Choice(None, returned_text, completion, prompt)
+        # A chat is matched by its messages with this reply. Each sample gets a copy of the conversation, as samples of
+        # one prompt end in different states.
         action.conversation = prompt.conversation.copy()
         reply = action.conversation.act(completion.tokens)
-        message = answer(reply, text, asked.stop, asked.parse)
-        mark = beginnings([*(asked.messages or ()), message], asked.tools)[-1]
-        self._chats.setdefault(mark, []).append(action)
+        message = answer(reply, text, request.stop, request.parse)
+        mark = prefix_digests([*(request.messages or ()), message], request.tools)[-1]
+        self._actions_by_digest.setdefault(mark, []).append(action)
         return Choice(message, message["content"], completion, prompt)
 
-    def _pay(self, asked: Asked) -> None:
-        """The reward that a call brings is that of its agent's newest action."""
-        own = [(t.times[-1], t.turns[-1]) for t in self.threads if t.agent == asked.agent]
-        if asked.reward is not None and own:
-            max(own, key=lambda entry: entry[0])[1]["reward"] = asked.reward
+    def _assign_reward(self, request: CallRequest) -> None:
+        """Give the reward that a call brings to its agent's latest action."""
+        turns_by_time = [(t.times[-1], t.turns[-1]) for t in self.threads if t.agent == request.agent]
+        if request.reward is not None and turns_by_time:
+            max(turns_by_time, key=lambda entry: entry[0])[1]["reward"] = request.reward
 
     # ------------------------------------------------------------ the record
     def turns(self) -> list[dict[str, Any]]:
-        """All turns in the order in which they were taken, each with its agent: contexts of one agent that were under
-        way at the same time have names of their own (agent, agent.2, ...)."""
+        """All turns in order of time, each with its agent's name.
+
+        Contexts of one agent that overlap in time get names of their own: agent, agent.2, ...
+        """
         ends: dict[str, list[int]] = {}  # agent -> last time of each of its lanes
         timed: list[tuple[int, dict[str, Any]]] = []
         for thread in self.threads:
             lanes = ends.setdefault(thread.agent, [])
+            # A context may take over a lane whose last turn came before its first.
             lane = next((i for i, end in enumerate(lanes) if end < thread.times[0]), len(lanes))
             lanes[lane : lane + 1] = [thread.times[-1]]
             name = thread.agent if lane == 0 else f"{thread.agent}.{lane + 1}"
@@ -394,6 +421,6 @@ class History:
         return [turn for _, turn in sorted(timed, key=lambda entry: entry[0])]
 
 
-def _open_one(found: Sequence[Said]) -> Said | None:
-    """Of equal actions the first that nobody has gone on from; else the newest."""
-    return next((s for s in found if not s.continued), found[-1] if found else None)
+def _first_open(actions: Sequence[RecordedAction]) -> RecordedAction | None:
+    """First of equal actions that no call continues; else the newest."""
+    return next((s for s in actions if not s.is_continued), actions[-1] if actions else None)

@@ -1,4 +1,4 @@
-"""The endpoint on loopback: a Starlette application in a thread of its own."""
+"""HTTP endpoint on loopback: a Starlette application in a thread of its own."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gxpo.base.errors import ConfigError, need
 from gxpo.sampling.serve import connections, reply, request, strict_json
+from gxpo.sampling.serve.connections import check_origin, host_names
 from gxpo.sampling.serve.history import Draft, History
-from gxpo.sampling.serve.origin import check_origin, host_names
 from gxpo.sampling.serve.outcome import Nonsense, outcome_of
 from gxpo.sampling.serve.queue import Attempt, Call, CallQueue
-from gxpo.sampling.serve.refusal import TOO_LONG, Refused
-from gxpo.sampling.serve.request import Asked
+from gxpo.sampling.serve.request import TOO_LONG, CallRequest, Refused
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -26,19 +25,19 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 LARGEST = 1 << 23  # bytes of a body
 DRAINED = 1 << 26  # bytes of a refused body that are read all the same
-LARGEST_TOGETHER = 1 << 28  # bytes of bodies that are being read or prepared
-LIGHT = 1 << 17  # bytes of a body that is prepared in no time, and waits for no heavier one
-THREADS = 2  # that prepare light calls, and as many heavy ones
+LARGEST_TOGETHER = 1 << 28  # bytes of all bodies that are being read or parsed
+LIGHT = 1 << 17  # bytes of a body that is parsed quickly, and does not wait for larger ones
+THREADS = 2  # for light calls, and as many for heavy ones
 
 T = TypeVar("T")
 
 
 class Server:
-    """Serves a queue's calls from its making until `close`.
+    """HTTP server of a queue's calls, from construction until `close`.
 
-    decode  token ids to text
-    port    0: a free one
-    hosts   names under which it answers beside those of loopback
+    decode  converts token ids to text
+    port    0: any free port
+    hosts   host names under which it answers beside those of loopback
     """
 
     def __init__(
@@ -46,6 +45,7 @@ class Server:
     ) -> None:
         uvicorn, self._bodies = need("uvicorn", "serve"), Bodies()
         app = application(queue, decode, self._bodies, hosts)
+        # Bound here rather than by uvicorn, so that the port is known and an error is raised in the caller's thread.
         try:
             self._socket = socket.create_server((HOST, port), backlog=1024)
         except OSError as error:
@@ -68,11 +68,11 @@ class Server:
 
     @property
     def base_url(self) -> str:
-        """What OpenAI's clients are given."""
+        """Base URL for OpenAI's clients."""
         return f"http://{HOST}:{self.port}/v1"
 
     def close(self, *, wait: bool = True) -> None:
-        """Answer no more calls. Without `wait` the thread ends by itself in some tenths of a second."""
+        """Stop answering calls; without `wait` the thread ends by itself within some tenths of a second."""
         self._server.should_exit = True
         self._bodies.close()
         if wait:
@@ -80,21 +80,20 @@ class Server:
 
 
 class Bodies:
-    """Bodies of requests: read within limits, and made into calls by threads of their own, so that the endpoint answers
-    others in the meantime."""
+    """Reader of request bodies within limits, with threads that parse them while the endpoint answers other clients."""
 
     def __init__(self) -> None:
         self._light = ThreadPoolExecutor(THREADS, thread_name_prefix="gxpo-serve-light")
         self._heavy = ThreadPoolExecutor(THREADS, thread_name_prefix="gxpo-serve-heavy")
-        self._size = 0  # bytes of all that are under way
+        self._size = 0  # bytes of all bodies in progress
 
     def close(self) -> None:
-        """Prepare no more calls."""
+        """Stop the threads; bodies that wait are dropped."""
         for pool in (self._light, self._heavy):
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, http: Request, prepare: Callable[[bytearray], T]) -> T:
-        """Return what `prepare` makes of the body; of a large one only so much is taken that its client reads why."""
+        """Read a body and return `prepare(body)`; one that is too large is drained and refused."""
         from starlette.requests import ClientDisconnect
 
         body = bytearray()
@@ -103,7 +102,7 @@ class Bodies:
             announced = http.headers.get("content-length", "")
             if announced.isdecimal() and int(announced[:20]) > DRAINED:
                 raise _too_large()
-            # what is too large is still taken and forgotten: a client that finds its connection closed never reads why
+            # A client whose connection closes while it still sends never reads the refusal, so the rest is drained.
             async for piece in http.stream():
                 size += len(piece)
                 if size > DRAINED:
@@ -125,7 +124,7 @@ class Bodies:
 
 
 def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: frozenset[str]) -> ASGIApp:
-    """The routes: `/v1/...` with a key as bearer token, `/KEY/v1/...` for clients that can't send one."""
+    """Build the application: `/v1/...` with a key as bearer token, `/KEY/v1/...` for clients that can't send one."""
     need("starlette", "serve")
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
@@ -133,6 +132,7 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
     from starlette.routing import Route
 
     def refused(_: Request, error: Exception) -> Response:
+        # Every error, even one of the framework or a bug, has OpenAI's format: clients fail to parse any other.
         if isinstance(error, HTTPException):
             error = Refused(f"there is no such route or method: {error.detail}", status=error.status_code)
         if not isinstance(error, Refused):
@@ -141,6 +141,7 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
 
     async def complete(http: Request, *, chat: bool) -> Response:
         attempt = queue.attempt(_key(http))
+        # An agent that breaks on a full context is the policy's failure, so the attempt remembers the refusal.
         try:
             call_request, drafts = await bodies.read(http, lambda body: prepare_call(attempt.history, body, chat))
         except Refused as error:
@@ -186,6 +187,7 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
     )
     names = host_names((), "") | hosts
 
+    # Hosts and origins are checked before routing, so that no route can forget it.
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             check_origin(scope.get("headers", ()), names)
@@ -198,18 +200,21 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
 
 
 def _key(http: Request) -> str | None:
+    """API key of a request, from the path or the bearer token."""
     if "key" in http.path_params:
         return http.path_params["key"]
     kind, _, key = http.headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else None
 
 
-def prepare_call(history: History, body: bytearray, chat: bool) -> tuple[Asked, list[Draft]]:
+def prepare_call(history: History, body: bytearray, chat: bool) -> tuple[CallRequest, list[Draft]]:
+    """Parse a call and tokenise its prompts, away from the event loop."""
     call_request = request.read(parse_body(body), chat=chat)
     return call_request, history.drafts(call_request)
 
 
 def read_outcome(body: bytearray) -> Any:
+    """Parse and check the body of `/v1/reward`."""
     value = parse_body(body)
     try:
         outcome_of(value)
@@ -219,6 +224,7 @@ def read_outcome(body: bytearray) -> Any:
 
 
 def parse_body(body: bytearray) -> Any:
+    """Parse a body as strict JSON, or raise `Refused`."""
     try:
         return strict_json.parse(body)
     except strict_json.Malformed as error:
@@ -230,16 +236,17 @@ def _too_large() -> Refused:
 
 
 async def _answer(http: Request, queue: CallQueue, call: Call) -> Any:
-    """The answer to a call; a client that goes away before is not answered."""
-    answer, gone = asyncio.wrap_future(call.answer), asyncio.ensure_future(_gone(http))
-    done, _ = await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+    """Wait for the answer of a call; withdraw the call if its client disconnects before."""
+    answer, disconnected = asyncio.wrap_future(call.answer), asyncio.ensure_future(_until_disconnected(http))
+    done, _ = await asyncio.wait({answer, disconnected}, return_when=asyncio.FIRST_COMPLETED)
     if answer not in done:
         queue.withdraw(call)
         raise Refused("the client has gone", status=499)
-    gone.cancel()
+    disconnected.cancel()
     return answer.result()
 
 
-async def _gone(http: Request) -> None:
+async def _until_disconnected(http: Request) -> None:
+    """Return when the client has disconnected."""
     while (await http.receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""Parse what an agent returns: a reward, a verdict, or an answer to be scored."""
+"""Parse an agent's result: a reward, a verdict, or an answer to be scored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from gxpo.sampling.serve import strict_json
 
 KEYS = ("reward", "success", "answer", "rewards", "info")
-COMPONENT = "agent"  # the component of the outcome that an agent's own reward is
+COMPONENT = "agent"  # name of an agent's own reward among the components of the outcome
 LONGEST = 1 << 20  # characters of `info` as JSON, and of an answer
 MOST_REWARDS = 64  # named values
 LONGEST_NAME = 200  # characters
@@ -21,17 +21,17 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 class Nonsense(Exception):
-    """An agent's result can't be read; the message says why, in a line."""
+    """An agent's result can't be parsed; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """An agent's result.
+    """Result of an agent's episode.
 
-    reward   None: the run's reward judges the answer
-    success  the verdict
-    answer   what is judged; None: what the policy said last
-    rewards  further named values, recorded
+    reward   None: the run's reward function scores the answer
+    success  verdict
+    answer   text to be scored; None: the policy's last reply
+    rewards  further named values, recorded only
     """
 
     reward: float | None = None
@@ -42,14 +42,15 @@ class Outcome:
 
 
 def outcome_of(value: Any) -> Outcome:
-    """The outcome that a returned value means: a number is the reward, a truth value the verdict too, a text the
-    answer, and a mapping may have `KEYS`. Raises `Nonsense`.
+    """Parse a returned value: a number is the reward, a boolean reward and verdict, a text the answer, and a mapping
+    may have `KEYS`. Raises `Nonsense`.
 
     >>> outcome_of(True)
     Outcome(reward=1.0, success=True, answer=None, rewards={}, info={})
     >>> outcome_of({"answer": "42"}).answer
     '42'
     """
+    # Booleans come before numbers: in Python they are numbers, too.
     value = _plain(value)
     if value is None:
         return Outcome()
@@ -76,7 +77,7 @@ def outcome_of(value: Any) -> Outcome:
 
 
 def number_of(value: Any) -> float | None:
-    """The finite number that a value is, or that its text writes; None where it is neither.
+    """Convert a number or its text to a finite float; None if that is impossible.
 
     >>> number_of("0.5"), number_of(10**400), number_of("1_0")
     (0.5, None, None)
@@ -85,42 +86,42 @@ def number_of(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except Exception:  # of any class's own conversion; a whole number may be too large
+    except Exception:  # a class's own conversion may raise anything; a whole number may be too large
         return None
     return number if math.isfinite(number) else None
 
 
 def short_repr(value: Any) -> str:
-    """A value as an error names it: short, and whatever its own way to write it does.
+    """Short representation of a value for an error message, even if its own `__repr__` fails.
 
     >>> short_repr("x" * 100)
     "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
     """
     try:
         text = repr(value[:100] if isinstance(value, str | list | tuple) else value)
-    except Exception:  # a whole number of more than 4300 digits is not written at all
+    except Exception:  # such as that of a whole number of more than 4300 digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def last_line(output: bytes, whole: bool = True) -> Any:
-    """The value that a program printed last, in JSON; None: it printed nothing. `strict_json.Malformed` for a last line
-    that is no JSON.
+def last_line(output: bytes, is_whole: bool = True) -> Any:
+    """Parse the last line of a program's output as JSON; None if it printed nothing. `strict_json.Malformed` if the
+    line is not JSON.
 
-    whole  the output begins where the program's did
+    is_whole  True if nothing was dropped from the beginning of the output
 
     >>> last_line(b"working...\\n0.5\\n"), last_line(b"\\n")
     (0.5, None)
     """
     text = output.rstrip()
     begin = text.rfind(b"\n") + 1
-    if begin == 0 and not whole:
+    if begin == 0 and not is_whole:
         raise strict_json.Malformed(f"it is longer than {len(output)} bytes")
     return strict_json.parse(text[begin:]) if text else None
 
 
 def _plain(value: Any) -> Any:
-    """A number of a tensor or an array as Python's."""
+    """Convert a tensor or array of one number to Python's; return other values as they are."""
     if isinstance(value, Mapping) or not hasattr(value, "item"):
         return value
     try:
@@ -130,6 +131,7 @@ def _plain(value: Any) -> Any:
 
 
 def _finite(value: Any, name: str) -> float:
+    """Convert to a finite number, or raise `Nonsense`."""
     number = number_of(value)
     if number is None:
         raise Nonsense(f"{name} is {short_repr(value)}, not a finite number")
@@ -137,6 +139,7 @@ def _finite(value: Any, name: str) -> float:
 
 
 def _verdict(value: Any) -> bool:
+    """Convert true, false, 1 or 0 to a boolean, or raise `Nonsense`."""
     value = _plain(value)
     if not isinstance(value, bool | numbers.Real) or value not in (0, 1):
         raise Nonsense(f"success is {short_repr(value)}, not true or false")
@@ -144,10 +147,11 @@ def _verdict(value: Any) -> bool:
 
 
 def _answer(value: Any) -> str:
+    """Convert to a text that UTF-8 can hold, of bounded length, or raise `Nonsense`."""
     try:
         text = str(value)
         strict_json.check_texts(text)
-    except Exception as error:  # of any class's own conversion
+    except Exception as error:  # a class's own conversion may raise anything
         raise Nonsense(f"the answer can't be written as text: {error}") from error
     if len(text) > LONGEST:
         raise Nonsense(f"the answer has {len(text)} characters, more than {LONGEST}")
@@ -155,6 +159,7 @@ def _answer(value: Any) -> str:
 
 
 def _rewards(value: Any) -> dict[str, float]:
+    """Validate further named rewards, or raise `Nonsense`."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or len(value) > MOST_REWARDS:
@@ -168,6 +173,7 @@ def _rewards(value: Any) -> dict[str, float]:
 
 
 def _info(value: Any) -> dict[str, Any]:
+    """Copy info through JSON, so that the record can be written, or raise `Nonsense`."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):

@@ -1,7 +1,8 @@
-"""Queue of calls that wait for the policy: batched over all episodes, or answered as they come."""
+"""Queue of agents' calls, batched over all episodes or answered as they come, and their answers by the policy."""
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import threading
 import time
@@ -11,29 +12,30 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from gxpo.parts.protocols import StreamKey
-from gxpo.sampling.serve.history import Choice, Draft, History
-from gxpo.sampling.serve.refusal import Refused
-from gxpo.sampling.serve.request import Asked
+from gxpo.base.usercode import described
+from gxpo.parts.protocols import Completion, Request, Sampling, Session, StreamKey
+from gxpo.sampling.serve.history import Choice, Draft, History, Prompt
+from gxpo.sampling.serve.request import TOO_LONG, CallRequest, Refused, too_long
 
 SETTLE = 0.004  # seconds for the other calls of an episode that makes several at once
 BODY = "sk-gxpo-"
-IDLE = 600.0  # seconds without a call after which an episode of a newcomer is over
-MOST_EPISODES = 4096  # of newcomers, under way at once
+IDLE = 600.0  # seconds without a call after which a newcomer's episode is over
+MOST_EPISODES = 4096  # concurrent episodes of newcomers
 LONGEST_KEY = 256  # characters
 
 
 @dataclass(eq=False)
 class Attempt:
-    """One episode of an agent.
+    """Episode of an agent.
 
-    key      what its calls are told by; `number`, its place among the episodes
-    stream   of its random numbers; `name`, of what the engine keeps
-    calls    samples so far; `waiting`, calls that are not answered yet
-    posted   what was sent to /v1/reward; `post_error`, why the last that was sent there can't be read
-    record_future  done once a newcomer's episode has been written down
-    limit    the limit that a call ran into: "calls" or "context"
-    spent    seconds of the agent's own, `since` when it began to work (None: it waits for the policy)
+    key      API key of its calls;   number  its index among the episodes
+    name     prefix of its caches in the engine;   stream  key of its random numbers
+    calls    samples so far;   waiting  calls not answered yet
+    posted   body of its POST to /v1/reward;   post_error  why the latest body there can't be parsed
+    record_future  done once a newcomer's episode has been recorded
+    limit    limit that a call ran into: "calls" or "context"
+    over     True if further calls are refused;   late  True if it kept others waiting beyond `patience`
+    spent    seconds of the agent's own work;   since  start of its current work (None: it waits for the policy)
     """
 
     key: str
@@ -53,22 +55,22 @@ class Attempt:
     since: float | None = None
 
     def own_seconds(self, now: float) -> float:
-        """The time that the agent has taken, without what it has waited for the policy."""
+        """Seconds of the agent's own work, without its waits for the policy."""
         return self.spent + (0.0 if self.since is None else now - self.since)
 
 
 @dataclass(eq=False)
 class Call:
-    """A call that waits for its answer. drafts: its prompts in token ids, where they have been made already."""
+    """Call that waits for its answer; `drafts`: its prompts in token ids, if they have been tokenised already."""
 
     attempt: Attempt
-    asked: Asked
-    came: float
+    request: CallRequest
+    arrival_time: float
     drafts: Sequence[Draft] | None = None
     answer: Future[list[Choice]] = field(default_factory=Future)
 
-    def give(self, answer: list[Choice] | Refused) -> None:
-        """The answer, unless the client has gone."""
+    def resolve(self, answer: list[Choice] | Refused) -> None:
+        """Set the answer, unless the client has disconnected."""
         with suppress(InvalidStateError):
             if isinstance(answer, Refused):
                 self.answer.set_exception(answer)
@@ -77,17 +79,17 @@ class Call:
 
 
 class CallQueue:
-    """Where calls wait. Used by the server's thread and the agents', and by the one that samples.
+    """Queue of calls, shared by the server's thread, the agents' threads and the thread that samples.
 
     patience    seconds that calls wait for the other episodes; 0: they are answered as they come
-    most_calls  samples that an episode may ask for
-    newcomer    makes the attempt of a key that is not known, or whose episode is over; None: it is refused. Then a
-                reward that is posted ends its episode, and so do `IDLE` seconds without a call
-    clock       seconds
+    most_calls  limit on an episode's samples
+    newcomer    makes the attempt of an unknown key, or of one whose episode is over; None: such keys are refused. With
+                newcomers, a posted reward ends the episode, and so do `IDLE` seconds without a call
+    clock       returns the time in seconds
 
-    As long as every episode asks once at a time, all of them are answered together, whichever was first: what is
-    sampled together does not depend on the clock. An episode that keeps the others waiting for longer than `patience`
-    is not waited for until it asks again; `unawaited` counts the batches that went without one.
+    As long as every episode makes one call at a time, the calls of all episodes are answered in one batch, in whatever
+    order they arrive: the batch does not depend on timing. An episode that keeps the others waiting for longer than
+    `patience` is left out until its next call; `unawaited` counts the batches that went without one.
     """
 
     def __init__(
@@ -105,18 +107,18 @@ class CallQueue:
         self._pending: list[Call] = []
         self._ended: list[Attempt] = []
         self._changed = threading.Condition()  # re-entrant
-        self._parallel = newcomer is not None  # an episode has made two calls at once
+        self._parallel = newcomer is not None  # True once an episode has made two calls at once
         self._closed = False
 
-    # ------------------------------------------------------------ of the agents
+    # ------------------------------------------------------------ episodes
     def open(self, attempt: Attempt) -> None:
-        """The episode begins."""
+        """Begin an episode."""
         with self._changed:
             attempt.since = self.clock()
             self._attempts[attempt.key] = attempt
 
     def end(self, attempt: Attempt) -> None:
-        """The episode is over: its further calls are refused."""
+        """End an episode: its waiting and further calls are refused."""
         with self._changed:
             if attempt.over:
                 return
@@ -124,18 +126,18 @@ class CallQueue:
             self._ended.append(attempt)
             for call in [c for c in self._pending if c.attempt is attempt]:
                 self._pending.remove(call)
-                call.give(_over())
+                call.resolve(_episode_over())
             self._changed.notify_all()
 
     def close(self) -> None:
-        """All episodes are over."""
+        """End all episodes."""
         self._closed = True
         for attempt in list(self._attempts.values()):
             self.end(attempt)
 
-    # ------------------------------------------------------------ of the server
+    # ------------------------------------------------------------ for the server
     def attempt(self, key: str | None) -> Attempt:
-        """The episode of a key; `Refused` (401) where there is none under way."""
+        """Find the episode of a key; `Refused` (401) if none is running under it."""
         with self._changed:
             attempt = self._attempts.get(key or "")
             if (attempt is None or attempt.over) and key and self.newcomer is not None and not self._closed:
@@ -149,10 +151,11 @@ class CallQueue:
                 code="invalid_api_key",
             )
         if attempt.over:
-            raise _over()
+            raise _episode_over()
         return attempt
 
     def _begin_episode(self, key: str, newcomer: Callable[[str], Attempt]) -> Attempt:
+        """Begin a newcomer's episode; at the limit, the one that has been idle for longest ends."""
         if len(key) > LONGEST_KEY or not key.isprintable():
             raise Refused(
                 f"an API key is a text of at most {LONGEST_KEY} printable characters",
@@ -171,7 +174,7 @@ class CallQueue:
         return attempt
 
     def post(self, attempt: Attempt, posted: Any) -> None:
-        """Note down the outcome that the agent has posted."""
+        """Record the outcome that the agent has posted."""
         if self.newcomer is not None and not attempt.history.threads:
             raise Refused(
                 "no reply has been given under this key since its last episode ended: there is nothing to reward",
@@ -182,21 +185,22 @@ class CallQueue:
         if self.newcomer is not None:
             self.end(attempt)
 
-    def submit(self, attempt: Attempt, asked: Asked, drafts: Sequence[Draft] | None = None) -> Call:
-        """The call waits; its answer comes to `Call.answer`."""
+    def submit(self, attempt: Attempt, request: CallRequest, drafts: Sequence[Draft] | None = None) -> Call:
+        """Add a call to the queue; its answer will be set on `Call.answer`."""
         with self._changed:
             if attempt.over:
-                raise _over()
-            if attempt.calls + asked.size > self.most_calls:
+                raise _episode_over()
+            if attempt.calls + request.size > self.most_calls:
                 attempt.limit = attempt.limit or "calls"
                 raise Refused(
                     f"an episode may ask for {self.most_calls} replies, and this one has had {attempt.calls} "
                     "(rollout.max_calls)",
                     code="call_limit_exceeded",
                 )
-            attempt.calls += asked.size
-            call = Call(attempt, asked, self.clock(), drafts)
+            attempt.calls += request.size
+            call = Call(attempt, request, self.clock(), drafts)
             self._pending.append(call)
+            # The agent's clock stops here: it must not run out of time because the policy is slow.
             if attempt.since is not None:
                 attempt.spent += self.clock() - attempt.since
             attempt.since, attempt.late = None, False
@@ -206,26 +210,34 @@ class CallQueue:
         return call
 
     def withdraw(self, call: Call) -> None:
-        """The client has gone away: where the call still waits, it is dropped."""
+        """Drop a waiting call whose client has disconnected."""
         with self._changed:
             if call in self._pending:
                 self._pending.remove(call)
-                call.attempt.calls -= call.asked.size
-                self._answered(call)
+                call.attempt.calls -= call.request.size
+                self._finish(call)
 
-    # ------------------------------------------------------------ of the one that samples
+    # ------------------------------------------------------------ for the thread that samples
     def take(self, until: float | None = None) -> list[Call]:
-        """The calls to answer now, in an order that does not depend on when they came. None of them: an episode is
-        over (`collect`), or it is `until` (of `clock`)."""
+        """Wait for the next batch of calls, in an order that does not depend on their arrival.
+
+        Empty if an episode ended (see `collect`), or at the time `until`.
+        """
         with self._changed:
             while not self._ended:
                 now = self.clock()
-                due = self._due(now)
+                due = self._due_time(now)
                 if due is not None and due <= now:
+                    # An episode's single call is ordered by the episode alone; only concurrent ones are sorted by
+                    # their contents, which takes time for long conversations.
                     calls, self._pending = self._pending, []
-                    several = {c.attempt.number for c in calls if c.attempt.waiting > 1}
+                    parallel_numbers = {c.attempt.number for c in calls if c.attempt.waiting > 1}
                     return sorted(
-                        calls, key=lambda c: (c.attempt.number, c.asked.order if c.attempt.number in several else "")
+                        calls,
+                        key=lambda c: (
+                            c.attempt.number,
+                            c.request.order if c.attempt.number in parallel_numbers else "",
+                        ),
                     )
                 if until is not None and now >= until:
                     break
@@ -233,7 +245,7 @@ class CallQueue:
             return []
 
     def collect(self) -> list[Attempt]:
-        """The episodes that are over since this was last asked."""
+        """Return the episodes that ended since the last call."""
         with self._changed:
             if self.newcomer is not None:
                 self._end_idle(self.clock())
@@ -241,7 +253,7 @@ class CallQueue:
             return ended
 
     def _end_idle(self, now: float) -> None:
-        """End the episodes of newcomers that have not called for long, and forget those that are over."""
+        """End newcomers' episodes without a call for `IDLE` seconds, and forget those that are over."""
         for key, attempt in list(self._attempts.items()):
             if attempt.since is not None and now - attempt.since >= IDLE and not attempt.over:
                 attempt.over = True
@@ -249,27 +261,30 @@ class CallQueue:
             if attempt.over:
                 del self._attempts[key]
 
-    def _due(self, now: float) -> float | None:
-        """When the calls that wait are to be answered, as far as is known now; None: none wait."""
+    def _due_time(self, now: float) -> float | None:
+        """Time at which to answer the waiting calls, as far as is known now; None if none wait."""
         if not self._pending:
             return None
-        settled = self._pending[-1].came + (SETTLE if self._parallel else 0.0)
+        # An episode that makes parallel calls sends them within milliseconds: answer them in one batch.
+        settled_at = self._pending[-1].arrival_time + (SETTLE if self._parallel else 0.0)
         others = [a for a in self._attempts.values() if not a.over and not a.waiting and not a.late]
         if not others or not self.patience:
-            return settled
-        if now < (patient := self._pending[0].came + self.patience):
-            return patient
+            return settled_at
+        if now < (patient_until := self._pending[0].arrival_time + self.patience):
+            return patient_until
+        # The patience is over: go on without the episodes that have made no call.
         for attempt in others:
             attempt.late = True
         self.unawaited += 1
-        return settled
+        return settled_at
 
     def answered(self, call: Call) -> None:
-        """The answer has been given."""
+        """Count a call as answered; its agent's own time starts."""
         with self._changed:
-            self._answered(call)
+            self._finish(call)
 
-    def _answered(self, call: Call) -> None:
+    def _finish(self, call: Call) -> None:
+        """Start the agent's clock again if none of its calls waits any more."""
         attempt = call.attempt
         attempt.waiting -= 1
         if attempt.waiting == 0:
@@ -277,9 +292,91 @@ class CallQueue:
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """Random API key that nobody can guess."""
     return BODY + secrets.token_hex(16)
 
 
-def _over() -> Refused:
+def _episode_over() -> Refused:
     return Refused("this episode is over", status=401, code="episode_over")
+
+
+# ---------------------------------------------------------------- answers
+@dataclass(frozen=True)
+class _PromptSamples:
+    """Prompt of a call with its sampling request and settings."""
+
+    call: Call
+    prompt: Prompt
+    request: Request
+    sampling: Sampling
+
+
+def respond(
+    queue: CallQueue, calls: Sequence[Call], session: Session, fields: Callable[[Completion], dict[str, Any]]
+) -> None:
+    """Sample replies to calls and answer the clients; calls with equal settings are sampled in one batch.
+
+    fields  maps a completion to the fields of its turn in the record
+    """
+    # A call that is refused here was never sampled, so its samples do not count against the limit.
+    jobs: list[_PromptSamples] = []
+    for call in calls:
+        try:
+            jobs += _samples_of(call, session)
+        except Refused as refused:
+            if refused.code == TOO_LONG:
+                call.attempt.limit = call.attempt.limit or "context"
+            call.attempt.calls -= call.request.size
+            queue.answered(call)
+            call.resolve(refused)
+    # Max tokens and stop texts differ between calls, and an engine takes one setting for a batch.
+    completions_by_job: dict[_PromptSamples, list[Completion]] = {}
+    for sampling in dict.fromkeys(job.sampling for job in jobs):
+        batch = [job for job in jobs if job.sampling == sampling]
+        completions_by_job |= zip(batch, session.sample([job.request for job in batch], sampling), strict=True)
+    # All samples of a call are recorded and answered together: a client gets one response.
+    for call in dict.fromkeys(job.call for job in jobs):
+        samples = [(job.prompt, completions_by_job[job]) for job in jobs if job.call is call]
+        answer = _record_samples(call, samples, fields)
+        call.attempt.history.overridden += bool(call.request.overridden)
+        queue.answered(call)
+        call.resolve(answer)
+
+
+def _record_samples(
+    call: Call, samples: Sequence[tuple[Prompt, list[Completion]]], fields: Callable[[Completion], dict[str, Any]]
+) -> list[Choice] | Refused:
+    """Record the samples and convert them for the client.
+
+    A sample that can't be parsed as a reply is recorded all the same, and fails this call alone.
+    """
+    choices: list[Choice] = []
+    try:
+        for prompt, completions in samples:
+            choices += call.attempt.history.take(prompt, completions, [fields(c) for c in completions])
+    except Exception as error:
+        return Refused(f"the reply can't be read: {described(error)}", status=500)
+    return choices
+
+
+def _samples_of(call: Call, session: Session) -> list[_PromptSamples]:
+    """Build the sampling requests of a call; `Refused` if a prompt fills the whole context."""
+    request, attempt, limit = call.request, call.attempt, session.episode.max_context
+    prompts = attempt.history.prompts(request, call.drafts)
+    if longest := max((len(p.ids) for p in prompts if len(p.ids) >= limit), default=0):
+        for prompt in prompts:
+            attempt.history.drop(prompt)
+        raise too_long(f"{longest} tokens", limit)
+    jobs = []
+    for prompt in prompts:
+        # The reply is limited by the client, the run, and the room that is left in the context.
+        room = min(request.max_tokens or limit, session.sampling.max_new_tokens, limit - len(prompt.ids))
+        stop = tuple(dict.fromkeys((*session.sampling.stop, *request.stop)))
+        sampling = dataclasses.replace(session.sampling, max_new_tokens=room, stop=stop)
+        streams = tuple(
+            dataclasses.replace(attempt.stream, path=(*attempt.stream.path, digest), turn=1 + number)
+            for digest, number in attempt.history.streams(prompt, request.n)
+        )
+        keep = (f"{attempt.name}/{prompt.lane}",) if request.n == 1 else ()
+        jobs.append(_PromptSamples(call, prompt, Request(prompt.ids, streams, keep=keep), sampling))
+    return jobs

@@ -1,4 +1,4 @@
-"""Replies in the shapes of OpenAI's API: whole, or as server-sent events."""
+"""Responses in the format of OpenAI's API: as one body, or as server-sent events."""
 
 from __future__ import annotations
 
@@ -9,74 +9,78 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gxpo.sampling.serve.history import Choice
-from gxpo.sampling.serve.request import POLICY, Asked
+from gxpo.sampling.serve.request import POLICY, CallRequest
 
 Decode = Callable[[Sequence[int]], str]
 
 
 def models() -> dict[str, Any]:
-    """`/v1/models`: there is one."""
+    """Body of `/v1/models`, a list of one."""
     return {"object": "list", "data": [model()]}
 
 
 def model() -> dict[str, Any]:
-    """What is said of the policy."""
+    """Entry of the policy in `/v1/models`."""
     return {"id": POLICY, "object": "model", "created": 0, "owned_by": "gxpo"}
 
 
-def body(asked: Asked, choices: Sequence[Choice], decode: Decode) -> dict[str, Any]:
-    """The whole reply. With `return_token_ids` also the ids that the policy read and wrote."""
-    chat = asked.messages is not None
-    said = [_choice(i, choice, asked, decode) for i, choice in enumerate(choices)]
-    whole = _head(asked, choices, "chat.completion" if chat else "text_completion")
-    whole |= {"choices": said, "usage": _usage(asked, choices)}
-    if asked.token_ids:
-        whole["prompt_token_ids"] = list(choices[0].prompt.ids)
-    return whole
+def body(request: CallRequest, choices: Sequence[Choice], decode: Decode) -> dict[str, Any]:
+    """Body of a response; with `return_token_ids`, prompt and sampled ids are included."""
+    chat = request.messages is not None
+    choice_bodies = [_choice(i, choice, request, decode) for i, choice in enumerate(choices)]
+    response = _head(request, choices, "chat.completion" if chat else "text_completion")
+    response |= {"choices": choice_bodies, "usage": _usage(request, choices)}
+    if request.token_ids:
+        response["prompt_token_ids"] = list(choices[0].prompt.ids)
+    return response
 
 
-def events(asked: Asked, choices: Sequence[Choice], decode: Decode) -> Iterator[str]:
-    """The reply as server-sent events. All of it has been sampled by then: a choice comes in one piece."""
-    chat = asked.messages is not None
-    head = _head(asked, choices, "chat.completion.chunk" if chat else "text_completion")
+def events(request: CallRequest, choices: Sequence[Choice], decode: Decode) -> Iterator[str]:
+    """Server-sent events of a response; sampling is complete by then, so each choice comes in one piece."""
+    chat = request.messages is not None
+    head = _head(request, choices, "chat.completion.chunk" if chat else "text_completion")
 
-    def chunk(said: list[dict[str, Any]], **more: Any) -> str:
-        return f"data: {json.dumps({**head, 'choices': said, **more})}\n\n"
+    def chunk(choices: list[dict[str, Any]], **more: Any) -> str:
+        return f"data: {json.dumps({**head, 'choices': choices, **more})}\n\n"
 
     for i, choice in enumerate(choices):
-        whole = _choice(i, choice, asked, decode)
-        finish = whole["finish_reason"]
+        choice_body = _choice(i, choice, request, decode)
+        finish = choice_body["finish_reason"]
         if not chat:
-            yield chunk([whole])
+            yield chunk([choice_body])
             continue
-        delta = dict(whole.pop("message"))
+        # Clients expect a role first, then content, then the finish reason in a delta without content.
+        delta = dict(choice_body.pop("message"))
         for number, call in enumerate(delta.get("tool_calls") or ()):
             call["index"] = number
         yield chunk([{"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
-        yield chunk([{**whole, "delta": {k: v for k, v in delta.items() if k != "role"}, "finish_reason": None}])
+        yield chunk([{**choice_body, "delta": {k: v for k, v in delta.items() if k != "role"}, "finish_reason": None}])
         yield chunk([{"index": i, "delta": {}, "finish_reason": finish}])
-    if asked.usage:
-        yield chunk([], usage=_usage(asked, choices))
+    if request.usage:
+        yield chunk([], usage=_usage(request, choices))
     yield "data: [DONE]\n\n"
 
 
-def _head(asked: Asked, choices: Sequence[Choice], kind: str) -> dict[str, Any]:
+def _head(request: CallRequest, choices: Sequence[Choice], kind: str) -> dict[str, Any]:
+    """Fields that every body and event begins with."""
     return {
-        "id": f"{'chatcmpl' if asked.messages is not None else 'cmpl'}-{uuid.uuid4().hex}",
+        "id": f"{'chatcmpl' if request.messages is not None else 'cmpl'}-{uuid.uuid4().hex}",
         "object": kind,
         "created": int(time.time()),
-        "model": asked.model,
+        "model": request.model,
         "system_fingerprint": f"policy-{choices[0].completion.policy_version}",
     }
 
 
-def _usage(asked: Asked, choices: Sequence[Choice]) -> dict[str, int]:
+def _usage(request: CallRequest, choices: Sequence[Choice]) -> dict[str, int]:
+    """Token counts; prompts that several samples share count once."""
     prompts = {id(c.prompt): len(c.prompt.ids) for c in choices}
-    read, written = sum(prompts.values()), sum(len(c.completion.tokens) for c in choices)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    n_prompt, n_completion = sum(prompts.values()), sum(len(c.completion.tokens) for c in choices)
+    return {"prompt_tokens": n_prompt, "completion_tokens": n_completion, "total_tokens": n_prompt + n_completion}
 
 
-def _choice(index: int, choice: Choice, asked: Asked, decode: Decode) -> dict[str, Any]:
+def _choice(index: int, choice: Choice, request: CallRequest, decode: Decode) -> dict[str, Any]:
+    """Entry of `choices` for one sample."""
     finish = "length" if choice.completion.finish == "length" else "stop"
     out: dict[str, Any] = {"index": index, "logprobs": None}
     if choice.message is None:
@@ -89,19 +93,21 @@ def _choice(index: int, choice: Choice, asked: Asked, decode: Decode) -> dict[st
         if (thought := choice.message.get("reasoning")) is not None:
             message["reasoning_content"] = thought
         out |= {"message": message, "finish_reason": "tool_calls" if calls else finish}
-    if asked.logprobs:
+    if request.logprobs:
         out["logprobs"] = _logprobs(choice, decode)
-    if asked.token_ids:
+    if request.token_ids:
         out["token_ids"] = list(choice.completion.tokens)
     return out
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """Tool call in OpenAI's format, its arguments as JSON text."""
     arguments = json.dumps(call["arguments"], ensure_ascii=False)
     return {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": arguments}}
 
 
 def _logprobs(choice: Choice, decode: Decode) -> dict[str, Any]:
+    """Log-probs of the sampled tokens, in the format of chats or of completions."""
     texts = [decode([token]) for token in choice.completion.tokens]
     values = choice.completion.logprobs
     if choice.message is None:

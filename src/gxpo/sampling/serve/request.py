@@ -1,4 +1,4 @@
-"""Parse bodies of `/v1/chat/completions` and `/v1/completions`: what is used, what the run decides, what is refused."""
+"""Parse bodies of `/v1/chat/completions` and `/v1/completions`: parameters used, left to the run, and refused."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from gxpo.base.usercode import one_line
 from gxpo.parts.protocols import Message
 from gxpo.sampling.serve.outcome import number_of, short_repr
-from gxpo.sampling.serve.refusal import Refused
 from gxpo.sampling.serve.strict_json import Malformed, parse
 
 POLICY = "policy"  # the model's name in `/v1/models`
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-# Limits of a call. What is within them is read in well under a second.
+# Limits of a call; calls within them are parsed in well under a second.
 SAMPLES = 128  # of all prompts together
 MESSAGES = 4096
 PARTS = 1024  # of a message's content; calls of a message
@@ -28,14 +28,14 @@ LARGEST_COUNT = 1 << 30
 
 # The run decides how tokens are drawn: log-probs and ratios are those of its settings.
 SAMPLING = ("temperature", "top_p", "top_k")
-# They change nothing of the text's distribution, or can't be known here.
+# These do not change the distribution of the text, or have no meaning here.
 IGNORED = frozenset(
     {
         *("user", "store", "parallel_tool_calls", "reasoning_effort", "seed", "service_tier", "prompt_cache_key"),
         *("prompt_cache_retention", "safety_identifier", "verbosity"),
     }
 )
-# Anything but this value would change the distribution, or ask for what the engine does not keep.
+# Any other value would change the distribution, or request something that the engine does not record.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -57,18 +57,47 @@ USED = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A call, checked.
+# ---------------------------------------------------------------- errors
+class Refused(Exception):
+    """Call that gets an error response: an HTTP `status`, with `code` and `param` as in OpenAI's API."""
 
-    messages   of a chat, as the client sent them; None: `prompts` are to be continued, texts or token ids
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+    def body(self) -> dict[str, Any]:
+        """JSON of the response."""
+        kind = {401: "authentication_error", 403: "permission_error"}.get(self.status, "invalid_request_error")
+        kind = "server_error" if self.status >= 500 else kind
+        return {"error": {"message": one_line(str(self)), "type": kind, "param": self.param, "code": self.code}}
+
+
+TOO_LONG = "context_length_exceeded"
+
+
+def too_long(prompt: str, limit: int) -> Refused:
+    """Build the error for a prompt that leaves no room for a reply; `prompt` is its size, as "99 tokens"."""
+    return Refused(
+        f"This model's maximum context length is {limit} tokens, and the prompt has {prompt}: shorten the messages "
+        "(env.max_context, or the model's positions)",
+        code=TOO_LONG,
+        param="messages",
+    )
+
+
+# ---------------------------------------------------------------- calls
+@dataclass(frozen=True)
+class CallRequest:
+    """Validated call of the API.
+
+    messages   of a chat, as the client sent them; None: a completion of `prompts`, which are texts or token ids
     tools      in OpenAI's form
-    parse      whether calls of tools are read out of the reply
+    parse      True if tool calls are parsed from the reply
     n          samples of each prompt
-    stop       texts that end the reply; they are not in it
-    max_tokens tokens of the reply at most; None: as many as the run allows
-    overridden sampling settings that the client asked for, and that the run decides
-    agent      who speaks; `state`, what the action is taken in; `reward`, of the action before
+    stop       texts that end the reply and are not part of it
+    max_tokens limit on the reply; None: the run's
+    overridden sampling settings that the client requested and the run overrides
+    agent      name of the acting agent;   state  environment state it acts in;   reward  of its action before
     """
 
     messages: tuple[Message, ...] | None = None
@@ -90,55 +119,57 @@ class Asked:
 
     @cached_property
     def order(self) -> str:
-        """What calls of one episode that came together are sorted by."""
+        """Sort key of an episode's concurrent calls, from their contents alone."""
         return json.dumps([self.messages, self.prompts, self.n], default=list)
 
     @property
     def size(self) -> int:
-        """Samples in all."""
+        """Number of samples of all prompts together."""
         return self.n * max(1, len(self.prompts))
 
 
-def read(body: Any, *, chat: bool) -> Asked:
-    """The call in a JSON body; `Refused` (400) names the parameter and what to change."""
+def read(body: Any, *, chat: bool) -> CallRequest:
+    """Parse a JSON body into a call; `Refused` (400) names the parameter and what to change."""
     if not isinstance(body, Mapping):
         raise Refused("the body is not a JSON object")
-    given = {name: value for name, value in body.items() if value is not None}
-    _check_names(given, "messages" if chat else "prompt")
-    metadata = _metadata(given)
-    model = _text(given, "model", POLICY)
-    named = model.removeprefix(f"{POLICY}/") if model.startswith(f"{POLICY}/") else ""
-    tools, parse = _tools(given) if chat else ((), False)
+    # null means that a parameter is not set.
+    fields = {name: value for name, value in body.items() if value is not None}
+    _check_names(fields, "messages" if chat else "prompt")
+    metadata = _metadata(fields)
+    model = _text(fields, "model", POLICY)
+    # A model "policy/NAME" names the agent in calls without metadata.
+    agent_of_model = model.removeprefix(f"{POLICY}/") if model.startswith(f"{POLICY}/") else ""
+    tools, parse = _tools(fields) if chat else ((), False)
     most_tokens = [
-        _count(given, name, LARGEST_COUNT) for name in ("max_completion_tokens", "max_tokens") if name in given
+        _count(fields, name, LARGEST_COUNT) for name in ("max_completion_tokens", "max_tokens") if name in fields
     ]
-    prompts = () if chat else _prompts(given["prompt"])
-    n = _count(given, "n", SAMPLES) if "n" in given else 1
+    prompts = () if chat else _prompts(fields["prompt"])
+    n = _count(fields, "n", SAMPLES) if "n" in fields else 1
     if n * len(prompts) > SAMPLES:
         raise Refused(f"{len(prompts)} prompts times n={n} is more than {SAMPLES} samples of a call", param="prompt")
-    return Asked(
-        messages=_messages(given["messages"]) if chat else None,
+    return CallRequest(
+        messages=_messages(fields["messages"]) if chat else None,
         prompts=prompts,
         tools=tools,
         parse=parse,
         n=n,
-        stop=_stop(given.get("stop", ())),
+        stop=_stop(fields.get("stop", ())),
         max_tokens=most_tokens[0] if most_tokens else None,
-        logprobs=_logprobs(given, chat),
-        token_ids=_flag(given, "return_token_ids"),
-        stream=_flag(given, "stream"),
-        usage=_usage(given),
+        logprobs=_logprobs(fields, chat),
+        token_ids=_flag(fields, "return_token_ids"),
+        stream=_flag(fields, "stream"),
+        usage=_usage(fields),
         model=model,
-        overridden=_overridden(given),
-        agent=metadata.get("agent") or named or "agent",
+        overridden=_overridden(fields),
+        agent=metadata.get("agent") or agent_of_model or "agent",
         state=metadata.get("state") or None,
         reward=metadata.get("reward"),
     )
 
 
-def _check_names(given: Mapping[str, Any], needed: str) -> None:
-    """Refuses what is not known, and what would break the ratios that training computes."""
-    for name, value in given.items():
+def _check_names(fields: Mapping[str, Any], needed: str) -> None:
+    """Refuse unknown parameters, and those that would make the recorded log-probs other than the sampler's."""
+    for name, value in fields.items():
         if name in NEUTRAL and not any(value == x and type(value) in _types_like(x) for x in NEUTRAL[name]):
             raise Refused(
                 f"{name} is not supported here: it changes what is sampled, or needs what is not kept; leave it out",
@@ -146,33 +177,33 @@ def _check_names(given: Mapping[str, Any], needed: str) -> None:
                 code="unsupported_parameter",
             )
         if name not in USED and name not in IGNORED and name not in NEUTRAL and name not in SAMPLING:
-            more = "; set chat.kwargs in the run's configuration" if name == "chat_template_kwargs" else ""
+            hint = "; set chat.kwargs in the run's configuration" if name == "chat_template_kwargs" else ""
             short = name[:LONGEST_NAME]
-            raise Refused(f"unknown parameter {short!r}: leave it out{more}", param=short, code="unknown_parameter")
-    if needed not in given:
+            raise Refused(f"unknown parameter {short!r}: leave it out{hint}", param=short, code="unknown_parameter")
+    if needed not in fields:
         raise Refused(f"{needed!r} is missing", param=needed, code="missing_required_parameter")
 
 
 def _types_like(value: Any) -> tuple[type, ...]:
-    """Types that write the value in JSON: 0 and 0.0 are equal, and so is false, which is another thing."""
+    """Types in which a client may write this value: 0 or 0.0, but not false, which equals both in Python."""
     return (int, float) if type(value) is int else (type(value),)
 
 
-def _overridden(given: Mapping[str, Any]) -> dict[str, float]:
-    """Settings of sampling, which are the run's to decide."""
+def _overridden(fields: Mapping[str, Any]) -> dict[str, float]:
+    """Requested sampling settings, which the run overrides; one that is no number is refused."""
     for name in (*SAMPLING, "seed"):
-        if name in given and not _is_number(given[name]):
+        if name in fields and not _is_number(fields[name]):
             raise Refused(f"{name} is a number", param=name)
-    return {name: given[name] for name in SAMPLING if name in given}
+    return {name: fields[name] for name in SAMPLING if name in fields}
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _logprobs(given: Mapping[str, Any], chat: bool) -> bool:
-    """A flag of chats, and of completions the number of alternatives, of which there are none."""
-    value = given.get("logprobs", False)
+def _logprobs(fields: Mapping[str, Any], chat: bool) -> bool:
+    """Parse `logprobs`: a flag in chats, in completions a number of alternatives, of which none are recorded."""
+    value = fields.get("logprobs", False)
     if isinstance(value, bool):
         return value
     if chat:
@@ -182,123 +213,131 @@ def _logprobs(given: Mapping[str, Any], chat: bool) -> bool:
     return True
 
 
-def _usage(given: Mapping[str, Any]) -> bool:
-    options = given.get("stream_options", {})
+def _usage(fields: Mapping[str, Any]) -> bool:
+    """Parse `stream_options`: True if the stream ends with token counts."""
+    options = fields.get("stream_options", {})
     if not isinstance(options, Mapping):
         raise Refused("stream_options is an object", param="stream_options")
     return _flag({k: v for k, v in options.items() if v is not None}, "include_usage", "stream_options.include_usage")
 
 
-def _tools(given: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], bool]:
-    """Tools, and whether calls are read. A call can't be forced: "required" and a named tool are as "auto"."""
-    tools = given.get("tools", [])
+def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], bool]:
+    """Parse tools and `tool_choice`; the flag is True if tool calls are parsed from the reply.
+
+    A call can't be forced, so "required" and a named tool are treated as "auto".
+    """
+    tools = fields.get("tools", [])
     if not isinstance(tools, list) or len(tools) > TOOLS:
         raise Refused(f"tools is a list of at most {TOOLS}", param="tools")
     for i, tool in enumerate(tools):
         _check_tool(tool, f"tools[{i}]")
-    choice = given.get("tool_choice", "auto")
+    choice = fields.get("tool_choice", "auto")
     if not isinstance(choice, Mapping) and choice not in ("auto", "none", "required"):
         raise Refused("tool_choice is auto, none, required or a function", param="tool_choice")
     return tuple(tools), choice != "none"
 
 
-def _check_tool(tool: Any, where: str) -> None:
+def _check_tool(tool: Any, path: str) -> None:
+    """Refuse a tool that a chat template could fail on."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not _is_name(function.get("name")):
-        raise Refused(f'{where} is not {{"type": "function", "function": {{"name": ...}}}}', param="tools")
+        raise Refused(f'{path} is not {{"type": "function", "function": {{"name": ...}}}}', param="tools")
     if not isinstance(tool.get("type", "function"), str) or not isinstance(function.get("description") or "", str):
-        raise Refused(f"{where} has a type or a description that is no text", param="tools")
+        raise Refused(f"{path} has a type or a description that is no text", param="tools")
     schema = function.get("parameters")
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(schema, Mapping | None) or not isinstance(properties, Mapping | None):
-        raise Refused(f"{where}.function.parameters is no JSON Schema of an object", param="tools")
+        raise Refused(f"{path}.function.parameters is no JSON Schema of an object", param="tools")
     for name, each in (properties or {}).items():
         if not isinstance(each, Mapping):
-            raise Refused(f"{where}.function.parameters: the property {name[:80]!r} is no JSON Schema", param="tools")
+            raise Refused(f"{path}.function.parameters: the property {name[:80]!r} is no JSON Schema", param="tools")
 
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME
 
 
-def _messages(given: Any) -> tuple[Message, ...]:
-    if not isinstance(given, list) or not 0 < len(given) <= MESSAGES:
+def _messages(value: Any) -> tuple[Message, ...]:
+    """Parse the list of messages."""
+    if not isinstance(value, list) or not 0 < len(value) <= MESSAGES:
         raise Refused(f"messages is a list of 1 to {MESSAGES} messages", param="messages")
-    return tuple(_message(m, f"messages[{i}]") for i, m in enumerate(given))
+    return tuple(_message(m, f"messages[{i}]") for i, m in enumerate(value))
 
 
-def _message(given: Any, where: str) -> Message:
-    """A message in the form that chat templates know: contents are texts, arguments of calls are mappings."""
-    role = given.get("role") if isinstance(given, Mapping) else None
+def _message(value: Any, path: str) -> Message:
+    """Convert a message to the form of chat templates: contents are texts, arguments of tool calls are mappings."""
+    role = value.get("role") if isinstance(value, Mapping) else None
     if not isinstance(role, str) or role not in ROLES:
-        raise Refused(f"{where} has no role that is known: {', '.join(ROLES)}", param=where)
-    message: dict[str, Any] = {"role": ROLES[role], "content": _content(given.get("content"), where)}
+        raise Refused(f"{path} has no role that is known: {', '.join(ROLES)}", param=path)
+    message: dict[str, Any] = {"role": ROLES[role], "content": _content(value.get("content"), path)}
     for name in ("name", "tool_call_id"):
-        value = given.get(name)
-        if not isinstance(value, str | None) or len(value or "") > LONGEST_NAME:
-            raise Refused(f"{where}.{name} is a text of at most {LONGEST_NAME} characters", param=where)
-        if value is not None and message["role"] in ("user", "tool"):
-            message[name] = value
-    calls = given.get("tool_calls")
+        text = value.get(name)
+        if not isinstance(text, str | None) or len(text or "") > LONGEST_NAME:
+            raise Refused(f"{path}.{name} is a text of at most {LONGEST_NAME} characters", param=path)
+        if text is not None and message["role"] in ("user", "tool"):
+            message[name] = text
+    calls = value.get("tool_calls")
     if calls is not None and (not isinstance(calls, list) or len(calls) > PARTS):
-        raise Refused(f"{where}.tool_calls is a list of at most {PARTS}", param=where)
+        raise Refused(f"{path}.tool_calls is a list of at most {PARTS}", param=path)
     if calls:
         if message["role"] != "assistant":
-            raise Refused(f"{where}.tool_calls is a list of the assistant's", param=where)
-        message["tool_calls"] = [_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)]
+            raise Refused(f"{path}.tool_calls is a list of the assistant's", param=path)
+        message["tool_calls"] = [_call(c, f"{path}.tool_calls[{i}]") for i, c in enumerate(calls)]
     return message
 
 
-def _content(given: Any, where: str) -> str:
-    """A text; parts of text are joined by newlines."""
-    if given is None:
+def _content(value: Any, path: str) -> str:
+    """Parse a message's content: a text, or parts of text, which are joined by newlines."""
+    if value is None:
         return ""
-    if isinstance(given, str):
-        return given
-    parts = given if isinstance(given, list) else [given]
+    if isinstance(value, str):
+        return value
+    parts = value if isinstance(value, list) else [value]
     if len(parts) > PARTS:
-        raise Refused(f"{where}.content has more than {PARTS} parts", param=where)
+        raise Refused(f"{path}.content has more than {PARTS} parts", param=path)
     for part in parts:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise Refused(f"{where}.content has a part of type {short_repr(kind)}: only text can be read", param=where)
+            raise Refused(f"{path}.content has a part of type {short_repr(kind)}: only text can be read", param=path)
     return "\n".join(part["text"] for part in parts)
 
 
-def _call(given: Any, where: str) -> dict[str, Any]:
-    function = given.get("function") if isinstance(given, Mapping) else None
+def _call(value: Any, path: str) -> dict[str, Any]:
+    """Parse a tool call that an earlier reply made and the client sends back."""
+    function = value.get("function") if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not _is_name(function.get("name")):
-        raise Refused(f"{where} has no function with a name", param=where)
+        raise Refused(f"{path} has no function with a name", param=path)
     arguments = function.get("arguments")
     try:
         arguments = (
             parse(arguments) if isinstance(arguments, str) and arguments else {} if arguments == "" else arguments
         )
     except Malformed as error:
-        raise Refused(f"{where}.function.arguments is not a JSON object: {error}", param=where) from error
+        raise Refused(f"{path}.function.arguments is not a JSON object: {error}", param=path) from error
     if not isinstance(arguments, dict | None):
-        raise Refused(f"{where}.function.arguments is not a JSON object", param=where)
-    name = given.get("id")
+        raise Refused(f"{path}.function.arguments is not a JSON object", param=path)
+    name = value.get("id")
     if not isinstance(name, str | None) or len(name or "") > LONGEST_NAME:
-        raise Refused(f"{where}.id is a text of at most {LONGEST_NAME} characters", param=where)
+        raise Refused(f"{path}.id is a text of at most {LONGEST_NAME} characters", param=path)
     return {"id": name or "", "name": function["name"], "arguments": arguments or {}}
 
 
-def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
-    """A text, token ids, or a list of either."""
-    prompts = [given] if isinstance(given, str) or (isinstance(given, list) and _are_ids(given)) else given
+def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    """Parse `prompt`: a text, token ids, or a list of either."""
+    prompts = [value] if isinstance(value, str) or (isinstance(value, list) and _are_ids(value)) else value
     if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) or _are_ids(p) for p in prompts):
         raise Refused("prompt is a text, token ids, or a list of them", param="prompt")
     return tuple(p if isinstance(p, str) else tuple(p) for p in prompts)
 
 
-def _are_ids(given: Any) -> bool:
-    """Tell token ids from anything else; `History` knows how many there are."""
-    return isinstance(given, list) and bool(given) and all(type(x) is int and x >= 0 for x in given)
+def _are_ids(value: Any) -> bool:
+    """Return True for a list of token ids; `History` checks them against the vocabulary."""
+    return isinstance(value, list) and bool(value) and all(type(x) is int and x >= 0 for x in value)
 
 
-def _stop(given: Any) -> tuple[str, ...]:
-    texts: list[Any] = [given] if isinstance(given, str) else list(given) if isinstance(given, list | tuple) else [None]
+def _stop(value: Any) -> tuple[str, ...]:
+    """Parse `stop`: a text or a list of texts."""
+    texts: list[Any] = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else [None]
     if len(texts) > STOPS or not all(isinstance(s, str) and 0 < len(s) <= LONGEST_STOP for s in texts):
         raise Refused(
             f"stop is a text or a list of at most {STOPS} texts, each of 1 to {LONGEST_STOP} characters", param="stop"
@@ -306,9 +345,9 @@ def _stop(given: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of `metadata` that is read here: a name, a state, a number."""
-    metadata = given.get("metadata", {})
+def _metadata(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse the keys of `metadata` that are used: agent, state and reward."""
+    metadata = fields.get("metadata", {})
     if not isinstance(metadata, Mapping):
         raise Refused("metadata is an object", param="metadata")
     out: dict[str, Any] = {name: x for name in ("agent", "state", "reward") if (x := metadata.get(name)) is not None}
@@ -323,22 +362,22 @@ def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _text(given: Mapping[str, Any], name: str, default: str) -> str:
-    value = given.get(name, default)
+def _text(fields: Mapping[str, Any], name: str, default: str) -> str:
+    value = fields.get(name, default)
     if not isinstance(value, str) or len(value) > LONGEST_NAME:
         raise Refused(f"{name} is a text of at most {LONGEST_NAME} characters", param=name)
     return value
 
 
-def _flag(given: Mapping[str, Any], name: str, label: str = "") -> bool:
-    value = given.get(name, False)
+def _flag(fields: Mapping[str, Any], name: str, label: str = "") -> bool:
+    value = fields.get(name, False)
     if not isinstance(value, bool):
         raise Refused(f"{label or name} is true or false", param=name)
     return value
 
 
-def _count(given: Mapping[str, Any], name: str, most: int) -> int:
-    value = given[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise Refused(f"{name} is a whole number from 1 to {most}", param=name)
+def _count(fields: Mapping[str, Any], name: str, maximum: int) -> int:
+    value = fields[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+        raise Refused(f"{name} is a whole number from 1 to {maximum}", param=name)
     return value

@@ -1,4 +1,4 @@
-"""Parse JSON that others wrote: what Python's parser would guess, round or choke on is an error of one line."""
+"""Strict parser for untrusted JSON: whatever Python's parser would guess, round or crash on is a one-line error."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ NUMBERS = frozenset({int, float, bool})
 
 
 class Malformed(ValueError):
-    """A text is not JSON, or JSON that can't be taken as it stands; the message is one line."""
+    """A text is not JSON, or JSON with an ambiguous or unrepresentable value; the message is one line."""
 
 
 def parse(text: str | bytes | bytearray) -> Any:
-    """Return the value of a JSON text.
+    """Parse a JSON text.
 
-    `Malformed` for what is no JSON or no UTF-8, for a key that stands twice in an object, for NaN, Infinity and numbers
-    that no float holds, for half a surrogate pair, and for brackets nested deeper than `DEPTH`.
+    `Malformed` for invalid JSON or UTF-8, for an object with a duplicate key, for NaN, Infinity and numbers that no
+    float holds, for half a surrogate pair, and for brackets nested deeper than `DEPTH`.
 
     >>> parse('{"reward": 0.5}')
     {'reward': 0.5}
@@ -29,13 +29,14 @@ def parse(text: str | bytes | bytearray) -> Any:
         value = json.loads(
             text, parse_float=_finite, parse_constant=_not_a_number, object_pairs_hook=_object_of_distinct_keys
         )
+    # Order matters: the other exceptions are, like Malformed, subclasses of ValueError.
     except Malformed:
         raise
     except UnicodeDecodeError as error:
         raise Malformed(f"byte {error.start + 1} is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise Malformed(f"{error.msg}: line {error.lineno} column {error.colno}") from None
-    except ValueError:  # Python converts no longer ones
+    except ValueError:  # Python refuses to convert longer ones
         raise Malformed("a whole number has more than 4300 digits") from None
     except RecursionError:
         raise Malformed(f"brackets are nested deeper than {DEPTH}") from None
@@ -44,7 +45,8 @@ def parse(text: str | bytes | bytearray) -> Any:
 
 
 def check_texts(value: Any) -> None:
-    """Raise `Malformed` where a text of a JSON value is no Unicode, or its brackets are nested deeper than `DEPTH`."""
+    """Raise `Malformed` if a text in a JSON value is not Unicode, or its brackets are nested deeper than `DEPTH`."""
+    # A stack of its own instead of recursion: nested values from outside must not exhaust Python's.
     todo: list[tuple[Iterable[Any], int]] = [([value], 0)]
     while todo:
         items, depth = todo.pop()
@@ -58,11 +60,13 @@ def check_texts(value: Any) -> None:
                 for key in item:
                     _check_text(key)
                 todo.append((item.values(), depth + 1))
+            # Long lists of numbers, as token ids are, need no look at each item.
             elif isinstance(item, list) and not {*map(type, item)} <= NUMBERS:
                 todo.append((item, depth + 1))
 
 
 def _check_text(text: str) -> None:
+    """Raise `Malformed` for a text that UTF-8 can't encode."""
     if text.isascii():
         return
     try:

@@ -1,11 +1,9 @@
-"""Sampling from transformers models."""
-
-from types import SimpleNamespace
+"""In-process engine: log-probs, streams, stop conditions, other architectures, bfloat16, exhausted memory."""
 
 import numpy as np
 import pytest
 import torch
-from tests.sampling.engines.conversations import forced
+from tests.sampling.engines.conversations import forced, play, ragged
 from tests.sampling.engines.letters import letters, llama
 from transformers import (
     Gemma2Config,
@@ -17,11 +15,9 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
 )
-from transformers.cache_utils import DynamicLayer
 
 from gxpo.base.errors import ModelError
 from gxpo.parts.protocols import Request, Sampling, StreamKey
-from gxpo.sampling.engines.cache import check_rows
 from gxpo.sampling.engines.torch import TorchEngine
 
 PROMPTS = [(5, 6, 7, 8, 9, 10), (11,), (12, 13, 14), (11, 12), (20, 21, 22, 23, 24, 25, 26, 27, 28)]
@@ -52,10 +48,10 @@ def flat(answered):
 def test_logprobs_are_those_of_a_teacher_forced_forward(sampling, batch_rows):
     # T29, T31: ragged prompts, shared prompts, rows that end early, temperature and truncated support
     model = llama()
-    asked = [*requests(), Request(PROMPTS[0], (StreamKey(1, 0, "again", 0),))]
-    answered = TorchEngine(model, batch_rows=batch_rows).sample(asked, sampling)
-    assert [len(a) for a in answered] == [len(r.streams) for r in asked]
-    for request, completions in zip(asked, answered, strict=True):
+    batch = [*requests(), Request(PROMPTS[0], (StreamKey(1, 0, "again", 0),))]
+    answered = TorchEngine(model, batch_rows=batch_rows).sample(batch, sampling)
+    assert [len(a) for a in answered] == [len(r.streams) for r in batch]
+    for request, completions in zip(batch, answered, strict=True):
         for c in completions:
             assert len(c.tokens) == len(c.logprobs) and 1 <= len(c.tokens) <= 12
             expected = forced(model, request.prompt, c, sampling.temperature)
@@ -95,9 +91,9 @@ def test_frequencies_are_the_probabilities():
         p = model(torch.tensor([PROMPTS[0]])).logits[0, -1].double().softmax(0)
     n = 4000
     streams = tuple(StreamKey(0, 0, "t", i) for i in range(n))
-    ((*drawn,),) = TorchEngine(model, batch_rows=n).sample([Request(PROMPTS[0], streams)], Sampling(max_new_tokens=1))
-    seen = torch.bincount(torch.tensor([c.tokens[0] for c in drawn]), minlength=31)
-    chi_square = float(((seen - n * p).square() / (n * p)).sum())
+    ((*samples,),) = TorchEngine(model, batch_rows=n).sample([Request(PROMPTS[0], streams)], Sampling(max_new_tokens=1))
+    counts = torch.bincount(torch.tensor([c.tokens[0] for c in samples]), minlength=31)
+    chi_square = float(((counts - n * p).square() / (n * p)).sum())
     assert chi_square < 59.7  # 30 degrees of freedom, 0.1 per cent
 
 
@@ -118,7 +114,7 @@ def test_greedy_is_the_argmax_at_every_token():
         assert set(completion.logprobs) == {0.0}
 
 
-def test_stop_ids_and_strings_end_the_action_with_the_completing_token():
+def test_stop_ids_and_strings_end_with_the_completing_token():
     model, tokenizer = llama(), letters()
     free = TorchEngine(model, stop_ids=[]).sample(requests(6), Sampling(max_new_tokens=20))
     ids = TorchEngine(model, stop_ids=[]).sample(requests(6), Sampling(max_new_tokens=20, stop_ids=(7, 9)))
@@ -181,7 +177,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_architectures(name):
+def test_other_architectures_give_the_logprobs_of_a_forward(name):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = OTHERS[name]().eval()
@@ -191,7 +187,7 @@ def test_other_architectures(name):
             assert np.allclose(c.logprobs, forced(model, request.prompt, c, 0.9), rtol=0, atol=1e-5)
 
 
-def test_refusals():
+def test_impossible_requests_are_refused():
     engine = TorchEngine(llama())
     with pytest.raises(ModelError, match="empty prompt"):
         engine.sample([Request((), (StreamKey(0, 0, "t", 0),))], Sampling())
@@ -201,10 +197,86 @@ def test_refusals():
         engine.sample(requests(), Sampling(top_p=0.0))
     with pytest.raises(ModelError, match="MambaForCausalLM keeps no cache whose rows"):
         TorchEngine(MambaForCausalLM(MambaConfig(vocab_size=31, hidden_size=16, num_hidden_layers=1, state_size=4)))
-    layer = DynamicLayer()
-    check_rows(SimpleNamespace(layers=[layer]), "Plain")
-    layer.conv_states = None  # as a layer with attention and a recurrent state has, which selects rows of the former
-    with pytest.raises(ModelError, match="Mixed keeps no cache whose rows"):
-        check_rows(SimpleNamespace(layers=[layer]), "Mixed")
     assert engine.sample([], Sampling()) == []
     assert engine.sample([Request((5,), ())], Sampling(max_new_tokens=2)) == [[]]
+
+
+# ---------------------------------------------------------------- bfloat16
+# bfloat16 rounds to 8 bits: a logit between 4 and 8, the largest here, to 1/64 either way. A forward pass of a whole
+# sequence and one token by token round differently in both layers, and temperature 0.7 stretches what comes of it.
+BFLOAT16_TOLERANCE = 0.1
+
+
+def bfloat16(seed):
+    return llama(seed).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_bfloat16_logprobs_are_computed_in_float32(temperature):
+    model, prompt = bfloat16(0), (5, 6, 7, 8, 9)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt]), logits_to_keep=1).logits[0, -1]
+    assert logits.dtype == torch.bfloat16
+    expected = (logits.float() / temperature).log_softmax(0)
+    streams = tuple(StreamKey(0, 0, "t", i) for i in range(64))
+    engine = TorchEngine(model, kernels="transformers")
+    (answers,) = engine.sample([Request(prompt, streams)], Sampling(temperature, max_new_tokens=1))
+    assert len({c.tokens[0] for c in answers}) > 3
+    for c in answers:
+        assert c.logprobs[0] == pytest.approx(float(expected[c.tokens[0]]), abs=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("sampling", [Sampling(max_new_tokens=12), Sampling(0.7, top_k=9, max_new_tokens=12)])
+def test_bfloat16_sampling_agrees_with_a_full_forward_pass(seed, sampling):
+    model = bfloat16(seed)
+    engine = TorchEngine(model)
+    for episode in play(engine, ragged(seed, 10), sampling, keep=True):
+        for prompt, c in zip(episode.prompts, episode.said, strict=True):
+            expected = forced(model, prompt, c, sampling.temperature)
+            assert np.allclose(c.logprobs, expected, rtol=0, atol=BFLOAT16_TOLERANCE)
+    assert engine.reused_tokens > 0
+
+
+# ---------------------------------------------------------------- memory
+ONE_REQUEST = [Request((5, 6, 7), (StreamKey(0, 0, "t", 0),))]
+
+
+def failing(failure):
+    """An engine whose model fails in this way on every prompt of more than one token."""
+    model = llama()
+
+    def fail(_, args, kwargs):
+        if kwargs["input_ids"].numel() > 1:
+            failure()
+
+    return TorchEngine(model, batch_rows=17, kernels="transformers"), model.register_forward_pre_hook(
+        fail, with_kwargs=True
+    )
+
+
+def device_is_full():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore of it")
+
+
+@pytest.mark.parametrize("failure", [lambda: torch.empty(1 << 60), device_is_full], ids=["cpu", "device"])
+def test_exhausted_memory_names_the_settings_to_lower(failure):
+    engine, hook = failing(failure)
+    with pytest.raises(ModelError) as caught:
+        engine.sample(ONE_REQUEST, Sampling(max_new_tokens=2))
+    message = str(caught.value)
+    for knob in ("sampling.batch_rows (17", "tasks.per_step", "rollout.group_size", "sampling.max_new_tokens"):
+        assert knob in message
+    assert "\n" not in message and "allocate" in message
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    hook.remove()
+    assert len(engine.sample(ONE_REQUEST, Sampling(max_new_tokens=2))[0]) == 1
+
+
+def test_other_errors_pass_unchanged():
+    def broken():
+        raise RuntimeError("shapes do not match")
+
+    engine, _ = failing(broken)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        engine.sample(ONE_REQUEST, Sampling(max_new_tokens=2))

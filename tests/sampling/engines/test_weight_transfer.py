@@ -1,15 +1,13 @@
-"""The learner's weights as the process of vLLM reads them."""
+"""The learner's weights under the names and in the file that vLLM's process reads."""
 
 import copy
-import sys
 
 import pytest
 import torch
 from tests.sampling.engines.letters import llama
 
 from gxpo.learning.lora import LoraSettings, merged, with_lora
-from gxpo.sampling.engines.in_vllm.gxpo_vllm import checksum, decode, encode
-from gxpo.sampling.engines.vllm_weights import SharedWeights, weights_of
+from gxpo.sampling.engines.weight_transfer import SharedWeights, weights_of
 
 
 def test_a_tied_head_is_sent_once():
@@ -25,18 +23,18 @@ def test_adapters_are_added_as_peft_merges_them(targets):
         for name, p in model.named_parameters():
             if "lora_" in name:
                 p.normal_(std=0.3)
-    found = {name: x.clone() for name, x in weights_of(model)}
+    sent = {name: x.clone() for name, x in weights_of(model)}
     plain = dict(merged(copy.deepcopy(model)).named_parameters())
-    assert found.keys() == plain.keys()
-    assert all(torch.allclose(found[name], plain[name], atol=1e-6) for name in plain)
-    assert not torch.equal(found["model.layers.0.self_attn.q_proj.weight"],
+    assert sent.keys() == plain.keys()
+    assert all(torch.allclose(sent[name], plain[name], atol=1e-6) for name in plain)
+    assert not torch.equal(sent["model.layers.0.self_attn.q_proj.weight"],
                            llama().model.layers[0].self_attn.q_proj.weight)  # fmt: skip
     with model.disable_adapter():
         assert all(torch.equal(x, dict(llama().named_parameters())[name]) for name, x in weights_of(model))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_file_holds_every_tensor_and_loses_its_name(dtype):
+def test_the_shared_file_holds_every_tensor_and_is_unlinked(dtype):
     model, shared = llama().to(dtype), SharedWeights()
     header, sums = shared.write(model)
     assert shared.path is not None
@@ -51,22 +49,3 @@ def test_the_file_holds_every_tensor_and_loses_its_name(dtype):
     shared.unlink()
     again, _ = shared.write(model)
     assert again["path"] is None and shared.path is None  # the memory stays; nobody has to open it again
-
-
-def test_a_checksum_tells_a_single_bit():
-    x = torch.randn(7, 5)
-    y = x.clone()
-    y.view(torch.int32)[3, 2] ^= 1
-    assert checksum(x) == checksum(x.clone()) == checksum(x.t().contiguous().t()) != checksum(y)
-    assert checksum(torch.zeros(0)) == 0
-
-
-def test_messages_come_back_as_they_were():
-    import array
-
-    raw = {"a": ("int32", array.array("i", [1, -2, 3]).tobytes()), "none": ("float32", b""),
-           "b": ("int64", array.array("q", [2**62]).tobytes())}  # fmt: skip
-    header, found = decode(encode({"do": "sample", "words": "été"}, raw))
-    assert (header["do"], header["words"]) == ("sample", "été")
-    assert {n: x.tolist() for n, x in found.items()} == {"a": [1, -2, 3], "none": [], "b": [2**62]}
-    assert sys.byteorder == "little"

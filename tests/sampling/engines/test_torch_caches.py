@@ -65,7 +65,7 @@ def test_grouped_queries(heads):
 
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 5), st.integers(0, 60), st.integers(1, 40))
-def test_nothing_depends_on_batches_or_on_what_found_room(seed, size, batch_rows, keep_tokens, prefill_tokens):
+def test_samples_depend_neither_on_batches_nor_on_the_cache(seed, size, batch_rows, keep_tokens, prefill_tokens):
     model = clean_llama()
     engine = TorchEngine(model, batch_rows=batch_rows, keep_tokens=keep_tokens, prefill_tokens=prefill_tokens)
     sampling = Sampling(max_new_tokens=4)
@@ -108,7 +108,7 @@ def growing_rope():
     ],
     ids=["llama", "learned positions", "sliding window", "growing rope"],
 )
-def test_stock_models_keep_what_can_be_kept(build, keeps):
+def test_stock_models_cache_what_their_layers_allow(build, keeps):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = build().eval()
@@ -121,7 +121,7 @@ def test_stock_models_keep_what_can_be_kept(build, keeps):
     assert keeps or engine.prefilled_tokens == without.prefilled_tokens
 
 
-def test_only_what_was_added_goes_through():
+def test_only_new_tokens_are_prefilled():
     engine = TorchEngine(llama(), stop_ids=[])
     three = ask((5, 6, 7, 8), "a", "b", "c")
     (answers,) = engine.sample([three], SHORT)
@@ -145,7 +145,7 @@ def test_names_that_share_a_prompt_share_its_prefill():
 
 
 @pytest.mark.parametrize("prompt", [(5, 6, 9, 8, 7), (5, 6, 7), (5,)], ids=["rebuilt", "the same", "shortened"])
-def test_a_prompt_that_does_not_begin_with_what_was_kept_is_prefilled_anew(prompt):
+def test_a_prompt_that_differs_from_its_cache_is_prefilled(prompt):
     model = llama()
     engine = TorchEngine(model, stop_ids=[])
     engine.sample([ask((5, 6, 7), "a", "b")], SHORT)
@@ -179,17 +179,17 @@ def test_one_continuation_serves_all_samples_of_its_prompt():
         assert np.allclose(d.logprobs, forced(model, prompt, d, 1.0), rtol=0, atol=1e-5)
 
 
-def test_keeping_can_be_switched_off():
+def test_caching_can_be_switched_off():
     engine = TorchEngine(llama(), keep_tokens=0)
     play(engine, ragged(5, 3), SHORT, keep=True)
     assert engine.kept_tokens == engine.reused_tokens == engine.dropped == engine.unkept == 0
 
 
-def test_no_dead_columns_are_held():
+def test_caches_hold_no_padding():
     engine = TorchEngine(llama())
     episodes = ragged(3, 9, turns=5)
     for _ in converse(engine, episodes, SAMPLINGS[0], keep=True):
-        held = engine._kept._by_name.values()
+        held = engine._prefixes._by_name.values()
         floats = sum(x.untyped_storage().nbytes() // 4 for kept in held for layer in kept.layers for x in layer)
         assert floats == engine.kept_tokens * 2 * 2 * 2 * 8  # layers, keys and values, heads, size
         assert engine.kept_tokens == sum(
