@@ -16,7 +16,7 @@ from tests.thorough import ALL, some
 import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError, TaskError
 from gxpo.environments import tasks
-from gxpo.environments.tasks import task_scores
+from gxpo.environments.tasks import sampler
 from gxpo.environments.tasks.listed import ListedTasks
 from gxpo.environments.tasks.sampled import SampledTasks, sampled
 from gxpo.environments.tasks.sampler import mixed
@@ -90,7 +90,7 @@ def test_history_resampling_keeps_what_is_mixed_or_all_wrong() -> None:
 def test_the_hardest_half_of_four_rates() -> None:
     """DRIVE's card: rates .9 .2 .5 0 keep 0 and .2, once all were drawn; then the harder of these."""
     rate = tensor(0.9, 0.2, 0.5, 0.0)
-    keep = task_scores.keep_hardest
+    keep = sampler.keep_hardest
     assert keep(rate, tensor(1, 1, 1, 1), phases=1).tolist() == [0, 1, 0, 1]
     assert keep(rate, tensor(1, 2, 1, 2)).tolist() == [0, 0, 0, 1]
     assert keep(rate, tensor(9, 9, 9, 9)).tolist() == [0, 0, 0, 1]
@@ -102,20 +102,20 @@ def test_three_rates_with_a_mean_of_seven_tenths_are_mastery() -> None:
     memory = TaskMemory(window=3, rows={"x": [0.6, 0.7, 0.8]})
     recent = tensor(*memory.predict(["x"]), 0.5)
     assert sum([0.6, 0.7, 0.8]) < 2.1
-    assert task_scores.first_unmastered(recent, mastered=0.7).tolist() == [0, 1]
-    assert task_scores.first_unmastered(tensor(0.69999, 0.5), mastered=0.7).tolist() == [1, 0]
-    assert task_scores.first_unmastered(tensor(0.9, 0.9)).tolist() == [0, 1]  # all mastered: the last
+    assert sampler.first_unmastered(recent, mastered=0.7).tolist() == [0, 1]
+    assert sampler.first_unmastered(tensor(0.69999, 0.5), mastered=0.7).tolist() == [1, 0]
+    assert sampler.first_unmastered(tensor(0.9, 0.9)).tolist() == [0, 1]  # all mastered: the last
 
 
 def test_the_softmax_of_the_std_and_the_gaussian() -> None:
     """CurES's card: temperature .1, rates .1 .5 .9; a Gaussian of width .2 and .1."""
-    found = mixed(task_scores.std(tensor(0.1, 0.5, 0.9), temperature=0.1), 0.0)
+    found = mixed(sampler.std(tensor(0.1, 0.5, 0.9), temperature=0.1), 0.0)
     assert found.tolist() == pytest.approx([0.106507, 0.786986, 0.106507], abs=1e-6)
-    assert task_scores.std(tensor(0.25, 0.5)).tolist() == pytest.approx([0.433013, 0.5], abs=1e-6)
+    assert sampler.std(tensor(0.25, 0.5)).tolist() == pytest.approx([0.433013, 0.5], abs=1e-6)
     rates = tensor(0.0, 0.25, 0.5, 0.75, 1.0)
     wanted = [0.043937, 0.457833, 1, 0.457833, 0.043937]
-    assert task_scores.gaussian(rates, width=0.2).tolist() == pytest.approx(wanted, abs=1e-6)
-    assert float(task_scores.gaussian(rates, width=0.1)[0]) == pytest.approx(3.73e-6, abs=1e-8)
+    assert sampler.gaussian(rates, width=0.2).tolist() == pytest.approx(wanted, abs=1e-6)
+    assert float(sampler.gaussian(rates, width=0.1)[0]) == pytest.approx(3.73e-6, abs=1e-8)
 
 
 def test_groups_whose_outcomes_and_likelihoods_differ() -> None:

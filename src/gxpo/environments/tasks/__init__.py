@@ -10,11 +10,11 @@ from gxpo.environments.tasks.charts import Charts
 from gxpo.environments.tasks.code import Code
 from gxpo.environments.tasks.countdown import Countdown
 from gxpo.environments.tasks.dataset import Dataset
+from gxpo.environments.tasks.epochs import PooledTasks
 from gxpo.environments.tasks.file import KINDS, TaskFile
 from gxpo.environments.tasks.listed import ListedTasks
 from gxpo.environments.tasks.np_hard import NPHard
 from gxpo.environments.tasks.points import Points
-from gxpo.environments.tasks.pooled import PooledTasks
 from gxpo.environments.tasks.reasoning_gym import ReasoningGym
 from gxpo.environments.tasks.shapes import Shapes
 from gxpo.environments.tasks.source import Arithmetic, GeneratedTasks, check_options
@@ -36,7 +36,7 @@ def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_
               "dataset:ID" of the hub, or the path of a .jsonl, .csv or .parquet file
     seed      of the training tasks; held-out tasks are the same for every seed
     options   of the source, e.g. {"digits": 3}; of one that generates tasks also `pool`, the number of training tasks
-              that there are (see `gxpo.environments.tasks.pooled`)
+              that there are (see `gxpo.environments.tasks.epochs.PooledTasks`)
     per_step  tasks the trainer draws a step; a file's epochs are cut by it
 
     Raises `TaskError` for an unknown name, a wrong option or a file that can't be used.

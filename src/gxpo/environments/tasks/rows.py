@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gxpo.base import cells
 from gxpo.base.errors import ModelError, TaskError
-from gxpo.environments.tasks import verl_rows
 from gxpo.models.chat.messages import normal_messages, without_prefill
 from gxpo.parts.protocols import Message, Task
 
+VERL_ANSWER = "reward_model.ground_truth"
+VERL_PICTURES = ("images", "videos")  # columns that verl's `<image>` and `<video>` in a text stand for
 SHOWN = 3  # places and kinds of faults in an error
 Row = tuple[str, str, Mapping[str, Any]]  # (where it stands, id where it has none, columns)
 
@@ -58,8 +61,8 @@ def tasks_of(rows: Iterable[Row | TaskError], columns: Columns, label: str, exam
     row and the field; nothing is half-loaded.
     """
     rows_or_errors = [row if isinstance(row, TaskError) else with_prompt(row, columns) for row in rows]
-    if columns.answer in (COLUMNS.answer, verl_rows.ANSWER):
-        rows_or_errors = verl_rows.with_answers(rows_or_errors, columns.answer, label)
+    if columns.answer in (COLUMNS.answer, VERL_ANSWER):
+        rows_or_errors = with_verl_answers(rows_or_errors, columns.answer, label)
     listed = [row for row in rows_or_errors if not isinstance(row, TaskError)]
     if not rows_or_errors:
         raise TaskError(f"{label}: no tasks in it{example}")
@@ -193,3 +196,96 @@ def messages(given: list[Any], where: str) -> tuple[Message, ...]:
                 "task source in Python (docs/vision.md)"
             )
     return tuple(conversation)
+
+
+# ---------------------------------------------------------------- verl's layout: the answer under `reward_model`
+def with_verl_answers(rows: Sequence[Any], column: str, label: str) -> list[Any]:
+    """The rows with an answer in `column`, where they are in verl's layout and lack it.
+
+    column  "answer", or the ground truth by its dotted name, which a list of one text becomes, too
+
+    Where some ground truth is not one text or number, no row gets an answer, and unless the column was named a warning
+    says which is first: a reward of the user's reads them in `info`. A row whose prompt shows pictures of a column
+    beside it becomes its error.
+    """
+    rows = [row if isinstance(row, TaskError) or not is_verl(row[2]) else _refuse_verl_pictures(row) for row in rows]
+    readable_rows = [row for row in rows if not isinstance(row, TaskError)]
+    verl = [row for row in readable_rows if is_verl(row[2])]
+    if not verl or any(column in row[2] for row in readable_rows):
+        return rows
+    answers: dict[str, Any] = {}
+    for where, _, row in verl:
+        truth, why = verl_answer(row)
+        if why:
+            if column != VERL_ANSWER:
+                _warn_of_verl_truths(label, where.removeprefix(f"{label}, "), why)
+            return rows
+        answers[where] = truth
+    answered = [None if isinstance(row, TaskError) else answers.get(row[0]) for row in rows]
+    return [
+        row if answer is None else (*row[:2], {**row[2], column: answer})
+        for row, answer in zip(rows, answered, strict=True)
+    ]
+
+
+def _warn_of_verl_truths(label: str, place: str, why: str) -> None:
+    warnings.warn(
+        f"{label}: rows in verl's layout, and of {place} {why}: no task has an answer, which reward=math needs; name "
+        "the text, as in tasks.options.answer=reward_model.ground_truth.KEY, or take a reward of your own, which finds "
+        "it in info['reward_model']",
+        stacklevel=5,
+    )
+
+
+def is_verl(row: Mapping[str, Any]) -> bool:
+    """Return True if a row has verl's columns."""
+    model = row.get("reward_model")
+    return "prompt" in row and isinstance(model, Mapping) and "ground_truth" in model
+
+
+def verl_answer(row: Mapping[str, Any]) -> tuple[str | int | float | None, str]:
+    """(ground truth of a row, "") where it is one text or number, or a list of one; else (None, what it is).
+
+    >>> verl_answer({"reward_model": {"style": "rule", "ground_truth": "7"}})
+    ('7', '')
+    >>> verl_answer({"reward_model": {"ground_truth": {"target": ["a", "b"]}}})[1]
+    'reward_model.ground_truth is a mapping of target'
+    """
+    value, style = cells.cell(row, VERL_ANSWER), cells.cell(row, "reward_model.style")
+    if style is not None and not str(style).startswith("rule"):
+        return None, f"reward_model.style is {style!r}, not a rule"
+    listed = _decode_json(value)
+    if isinstance(listed, (list, tuple)) and len(listed) == 1:
+        value = listed = listed[0]
+    if isinstance(listed, Mapping):
+        return None, f"{VERL_ANSWER} is a mapping of {', '.join(map(str, listed)) or 'nothing'}"
+    if isinstance(listed, (list, tuple)):
+        return None, f"{VERL_ANSWER} is a list of {len(listed)}"
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
+        return None, f"{VERL_ANSWER} is {value!r}"
+    return value, ""
+
+
+def _decode_json(value: Any) -> Any:
+    """Decode a text of JSON that holds a mapping or a list of texts; return any other value as it is ("[0, 1]" is an
+    interval)."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return value
+    try:
+        content = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    texts = isinstance(content, list) and content and all(isinstance(x, (str, Mapping)) for x in content)
+    return content if isinstance(content, Mapping) or texts else value
+
+
+def _refuse_verl_pictures(row: Any) -> Any:
+    where, _, cells = row
+    for column in VERL_PICTURES:
+        mark = f"<{column[:-1]}>"
+        if cells.get(column) and mark in str(cells["prompt"]):
+            return TaskError(
+                f"{where}: its prompt has {mark} where verl puts what the column {column!r} holds, which is not read: "
+                "write it as a part of the message, {'type': 'image', 'image': FILE}"
+            )
+    return row

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gxpo.environments.tasks.pooled import Pool, check_pool, too_few
+from gxpo.environments.tasks.epochs import Pool, check_pool, too_few
 from gxpo.environments.tasks.source import GeneratedTasks, stream
 from gxpo.parts.protocols import Task
 
