@@ -1,4 +1,4 @@
-"""Task sources: generators (our own and reasoning-gym's), files, data sets, a user's, environment instances."""
+"""Task sources by name: generators (gxpo's and reasoning-gym's), files of rows, data sets of the hub."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["OWN", "Arithmetic", "Countdown", "Dataset", "GeneratedTasks", "Reaso
 
 
 def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_step: int = 32) -> Source:
-    """Make the task source called `name`.
+    """Make a task source by name.
 
     name      "arithmetic", "countdown", "code", "np_hard", "points", "shapes", "charts", "reasoning_gym:GENERATOR",
               "dataset:ID" of the hub, or the path of a .jsonl, .csv or .parquet file
@@ -47,26 +47,29 @@ def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_
     if seed < 0:
         raise TaskError(f"seed must not be negative, not {seed}")
     options = dict(options or {})
-    kind, _, rest = name.partition(":")
+    kind, _, identifier = name.partition(":")
+    # a file is told by its ending, whatever stands before a colon in its path
     if name.endswith(KINDS):
         return TaskFile.make(name, options, seed=seed, per_step=per_step)
-    if "pool" in options and ((kind == "reasoning_gym" and rest) or name in OWN):
+    # every generator takes `pool`: the seed then orders the pool and does not change its tasks
+    if "pool" in options and ((kind == "reasoning_gym" and identifier) or name in OWN):
         pool = options.pop("pool")
-        made = make(name, seed=0, options=options, per_step=per_step)
-        return PooledTasks(made, pool, seed, per_step)  # type: ignore[arg-type]  # these generate tasks
-    if kind == "reasoning_gym" and rest:
+        generator = make(name, seed=0, options=options, per_step=per_step)
+        return PooledTasks(generator, pool, seed, per_step)  # type: ignore[arg-type]  # these generate tasks
+    if kind == "reasoning_gym" and identifier:
         check_options(name, options, ReasoningGym.options)
-        return ReasoningGym(rest, seed, **options)
-    if kind == "dataset" and rest:
-        return Dataset.make(rest, options, seed=seed, per_step=per_step)
+        return ReasoningGym(identifier, seed, **options)
+    if kind == "dataset" and identifier:
+        return Dataset.make(identifier, options, seed=seed, per_step=per_step)
     if name in OWN:
         check_options(name, options, OWN[name].options)
         return OWN[name](seed=seed, **options)
+    # what `gxpo.train(task=OBJECT)` writes into a run's configuration: the object itself is not stored
     if kind == "python":
         raise TaskError(
             f"task {name!r} is a Python object of the script that began the run: give it again, as in "
             "gxpo.resume(RUN, task=...), or begin with one that stands in a file, as my_tasks.py:NAME"
         )
-    known = [*OWN, "reasoning_gym:GENERATOR", "dataset:ID", "FILE.jsonl", "FILE.csv", "FILE.parquet", "FILE.py:NAME"]
-    hint = did_you_mean(name, OWN) or f"; there are {', '.join(known)}"
+    forms = [*OWN, "reasoning_gym:GENERATOR", "dataset:ID", "FILE.jsonl", "FILE.csv", "FILE.parquet", "FILE.py:NAME"]
+    hint = did_you_mean(name, OWN) or f"; there are {', '.join(forms)}"
     raise TaskError(f"unknown task {name!r}{hint}")

@@ -79,21 +79,22 @@ def _judge(generator: str, config: str) -> ProceduralDataset:
 
 
 def score(text: str, task: Task) -> dict[str, float]:
-    """Score an answer. `score`: the generator's own `score_answer`, from 0 to 1, as `guarded_score` guards and
-    repairs it: an answer that it can't read is wrong. `correct`: whether that is 1.
-    `format`: whether there is exactly one `<answer>...</answer>`.
+    """Score an answer. `score`: the generator's own `score_answer`, from 0 to 1, guarded and repaired by
+    `guarded_score`: an answer that it can't read is wrong. `correct`: 1 where that is 1.
+    `format`: 1 where there is exactly one `<answer>...</answer>`.
 
     Scored is the text between the last `<answer>` and `</answer>`, or the whole text if there are none, without
     surrounding blanks; where `task.info["reading"]` is "number", the last number of that. Needs only the text and the
     task, so it can run in another process.
     """
-    found = ANSWER.findall(text)
-    answer = (found[-1] if found else text).strip()
+    tagged_answers = ANSWER.findall(text)
+    # the last one counts: a policy that thinks aloud may try several
+    answer = (tagged_answers[-1] if tagged_answers else text).strip()
     if task.info.get("reading") == "number":
         answer = (NUMBER.findall(answer) or [answer])[-1]
     dataset = _judge(task.info["generator"], json.dumps(task.info["config"], sort_keys=True))
     value = guarded_score(task.info["generator"], dataset, answer, task.info["entry"])
-    return {"correct": float(value >= 1.0), "format": float(len(found) == 1), "score": value}
+    return {"correct": float(value >= 1.0), "format": float(len(tagged_answers) == 1), "score": value}
 
 
 @dataclass
@@ -124,9 +125,9 @@ class ReasoningGym(GeneratedTasks):
         self.name = f"reasoning_gym:{self.generator}"
         if self.generator in UNSUPPORTED:
             raise TaskError(f"task {self.name!r} is not supported: {UNSUPPORTED[self.generator]}")
-        known = generators()
-        if self.generator not in known:
-            raise TaskError(f"reasoning_gym has no generator {self.generator!r}{did_you_mean(self.generator, known)}")
+        names = generators()
+        if self.generator not in names:
+            raise TaskError(f"reasoning_gym has no generator {self.generator!r}{did_you_mean(self.generator, names)}")
         check_options(
             self.name, {"config": self.config, "template": self.template, "reading": self.reading}, self.options
         )
@@ -134,6 +135,7 @@ class ReasoningGym(GeneratedTasks):
             raise TaskError(f"task {self.name!r}: reading is {' or '.join(READINGS)}, not {self.reading!r}")
         if "{question}" not in self.template:
             raise TaskError(f"task {self.name!r}: template must contain {{question}}, not {self.template!r}")
+        # each task is a data set of one entry, with a seed from the run's stream
         for name in ("seed", "size"):
             if name in self.config:
                 raise TaskError(f"task {self.name!r}: config must not hold {name!r}, which is set for each task")
@@ -152,7 +154,7 @@ class ReasoningGym(GeneratedTasks):
 
 # ---------------------------------------------------------------- scorers that evaluate the answer
 def is_expression(text: str) -> bool:
-    """True for arithmetic of numbers, symbols and elementary functions that is cheap to evaluate.
+    """Return True for arithmetic of numbers, symbols and elementary functions that is cheap to evaluate.
 
     >>> is_expression("2*sin(x)**2 + x/3"), is_expression("9**9**9"), is_expression("__import__('os')")
     (True, False, False)
@@ -167,11 +169,12 @@ def is_expression(text: str) -> bool:
 
 
 def _power(node: ast.expr) -> float:
-    """The largest product of exponents in an expression; ValueError for anything else than arithmetic."""
+    """Largest product of exponents in an expression; ValueError for anything that is not arithmetic."""
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
         if not abs(node.value) < 10**DIGITS:
             raise ValueError("a number that is too large")
         return 1.0
+    # a name with underscores leads out of arithmetic: `__import__`
     if isinstance(node, ast.Name) and "_" not in node.id:
         return 1.0
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.UAdd, ast.USub)):
@@ -187,7 +190,7 @@ def _power(node: ast.expr) -> float:
 
 
 def _exponent(node: ast.expr) -> float:
-    """A bound of the numbers in an exponent, of which none may be a power of numbers."""
+    """Bound of the numbers in an exponent, none of which may be a power of numbers."""
     if _power(node) > 1 and not any(isinstance(x, ast.Name) for x in ast.walk(node)):
         raise ValueError("a power of powers")
     numbers = [
@@ -198,27 +201,27 @@ def _exponent(node: ast.expr) -> float:
 
 @functools.cache
 def _with_literals(module: str) -> None:
-    """Let a scorer's module read literals where it would evaluate Python. Once a process."""
+    """Replace `eval` in a scorer's module by a reader of literals, once a process."""
     vars(importlib.import_module(f"reasoning_gym.{module}"))["eval"] = ast.literal_eval
 
 
 # ---------------------------------------------------------------- scorers that pay wrong answers in full
 def halting(dataset: ProceduralDataset, answer: str, entry: Entry) -> float:
-    """1 for the right one of True and False, case aside; the generator's own takes every text that is not empty for
-    True, the right answer among them."""
+    """Score of `game_of_life_halting`: 1 for the right one of True and False, case aside. The generator's own scorer
+    takes every text that is not empty, the right answer among them, for True."""
     return float(answer.casefold() == str(entry["answer"]).casefold())
 
 
 def finite_complex(dataset: ProceduralDataset, answer: str, entry: Entry) -> float:
-    """The generator's own, which decays with the distance, for finite numbers: nan has none."""
+    """Score of `complex_arithmetic`: the generator's own, which decays with the distance; 0 for nan, infinity."""
     value: Any = dataset
     value = value.parse_string_to_complex(answer)
     return float(dataset.score_answer(answer, dict(entry))) if math.isfinite(abs(value)) else 0.0
 
 
 def four_numbers(dataset: ProceduralDataset, answer: str, entry: Entry) -> float:
-    """The generator's own, which pays any four numbers whose result is about 24, where they are the task's and the
-    result is 24."""
+    """Score of `puzzle24`: the generator's own where the numbers are the task's and the result is exactly 24. Its
+    scorer pays any four numbers whose result is about 24."""
     sympy = importlib.import_module("sympy")
     used = Counter(int(x) for x in INTEGER.findall(answer))
     if used != Counter(int(x) for x in entry["metadata"]["numbers"]) or sympy.sympify(answer) != 24:
@@ -227,12 +230,12 @@ def four_numbers(dataset: ProceduralDataset, answer: str, entry: Entry) -> float
 
 
 def probability(dataset: ProceduralDataset, answer: str, entry: Entry) -> float:
-    """1 within 0.0001 and one percent of the right probability, else 0; the generator's own pays every beginning of the
-    right one in full, "0" on all tasks among them, and 0 for 0.00003."""
+    """Score of `coin_flip`: 1 within 0.0001 and one percent of the right probability, else 0. The generator's own
+    scorer pays every beginning of the right one in full, "0" on all tasks among them, and 0 for 0.00003."""
     if HUGE.search(answer):
         return 0.0
-    probability_given, right = (Fraction(x.replace(",", "")) for x in (answer, entry["answer"]))
-    gap = abs(probability_given - right)
+    stated_probability, right = (Fraction(x.replace(",", "")) for x in (answer, entry["answer"]))
+    gap = abs(stated_probability - right)
     return float(gap <= Fraction(1, 10_000) and gap <= abs(right) / 100)
 
 
@@ -245,8 +248,11 @@ REPAIRED: Mapping[str, Callable[[Any, str, Entry], float]] = {
 
 
 def guarded_score(generator: str, dataset: ProceduralDataset, answer: str, entry: Entry) -> float:
-    """The generator's score of an answer, from 0 to 1; 0 for an answer on which its scorer raises, or that is no number
-    to it. What it raises on its own answer too is an error of the task, and is raised."""
+    """Score of an answer by its generator, from 0 to 1; 0 for an answer on which the scorer raises, or gives no number.
+
+    An exception that the scorer raises on the task's own answer, too, is an error of the task and is raised.
+    """
+    # what is evaluated as Python is checked before: it would run with the rights of the trainer
     if generator in PARSED and not is_expression(answer):
         return 0.0
     if generator in EVALUATED:

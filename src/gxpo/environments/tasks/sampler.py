@@ -59,7 +59,7 @@ class SamplerOptions:
 
 
 class TaskSampler(FunctionPart):
-    """Sampler that draws in proportion to a function of columns (`COLUMNS`) by the names of its parameters.
+    """Part that draws tasks in proportion to a function whose parameters are named after columns (`COLUMNS`).
 
     `tasks.sampler: variance`, or `my_scores.py:function` of the user's, whose keyword-only parameters are options.
     """
@@ -76,13 +76,13 @@ class TaskSampler(FunctionPart):
 
     @classmethod
     def facts(cls, function: Callable[..., Any]) -> dict[str, Any]:
-        """Refuses a function that reads what there is not."""
+        """Raise ConfigError for a function with a parameter that is no column."""
         name = getattr(function, "__name__", "function")
         for column in signature(function).columns:
             if column not in COLUMNS:
-                known = ", ".join(COLUMNS)
+                column_names = ", ".join(COLUMNS)
                 raise ConfigError(
-                    f"tasks.sampler={name} reads {column!r}{did_you_mean(column, COLUMNS)}: a score reads {known}"
+                    f"tasks.sampler={name} reads {column!r}{did_you_mean(column, COLUMNS)}: use {column_names}"
                 )
         return {}
 
@@ -97,7 +97,7 @@ class TaskSampler(FunctionPart):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns of its function."""
+        """Columns that the function reads."""
         return signature(self.function).columns
 
     @property
@@ -105,22 +105,24 @@ class TaskSampler(FunctionPart):
         return {name: getattr(self, name) for name in signature(self.function).options}
 
     def weights(self, columns: Mapping[str, Tensor]) -> Tensor:
-        """[N] float64: the chances of the tasks, which add up to 1, or all 0 where nothing is left to draw. `columns`:
-        those that `reads` names."""
-        given = [columns[name] for name in self.reads]
+        """Chances of the tasks, [N] float64 with sum 1, or all 0 where no task has a weight.
+
+        columns  the columns that `reads` names, [N] each
+        """
+        inputs = [columns[name] for name in self.reads]
         name = type(self).__name__
-        found = self.function(*given, **self.options)
-        if not isinstance(found, Tensor) or found.shape != given[0].shape:
+        weights = self.function(*inputs, **self.options)
+        if not isinstance(weights, Tensor) or weights.shape != inputs[0].shape:
             raise TaskError(
-                f"tasks.sampler={name}{place_of(self.function)} gave {in_words(found)}; it has to give shape "
-                f"{tuple(given[0].shape)}, a weight for each of {len(given[0])} tasks"
+                f"tasks.sampler={name}{place_of(self.function)} gave {in_words(weights)}; it has to give shape "
+                f"{tuple(inputs[0].shape)}, a weight for each of {len(inputs[0])} tasks"
             )
-        found = found.detach().to(torch.float64)
-        if not bool((found.isfinite() & (found >= 0)).all()):
+        weights = weights.detach().to(torch.float64)
+        if not bool((weights.isfinite() & (weights >= 0)).all()):
             raise TaskError(
                 f"tasks.sampler={name}{place_of(self.function)} gave weights that are negative or not finite"
             )
-        return mixed(found, self.uniform)  # type: ignore[attr-defined]  # of `SamplerOptions`
+        return mixed(weights, self.uniform)  # type: ignore[attr-defined]  # of `SamplerOptions`
 
 
 def mixed(score: Tensor, uniform: float) -> Tensor:
@@ -134,6 +136,7 @@ def mixed(score: Tensor, uniform: float) -> Tensor:
     >>> mixed(torch.zeros(2), 0.1).tolist(), mixed(torch.zeros(2), 0.0).tolist()
     ([0.5, 0.5], [0.0, 0.0])
     """
+    # no weight anywhere and no uniform share: the caller tells that the source is exhausted
     flat = torch.full_like(score, 1 / len(score))
     total = float(score.sum())
     if total == 0:
@@ -153,10 +156,10 @@ def variance(rate: Tensor, *, stretch: bool = False) -> Tensor:
     >>> variance(torch.tensor([0.0, 0.25, 0.5])).tolist()
     [0.0, 0.1875, 0.25]
     """
-    found = rate * (1 - rate)
-    if not stretch or not found.numel():
-        return found
-    return (found - found.min()) / (found.max() - found.min() + 1e-8)
+    variances = rate * (1 - rate)
+    if not stretch or not variances.numel():
+        return variances
+    return (variances - variances.min()) / (variances.max() - variances.min() + 1e-8)
 
 
 @part("std", stage="sampler")
@@ -168,8 +171,8 @@ def std(rate: Tensor, *, temperature: Annotated[float, Gt(0), "unbounded"] = mat
     >>> [round(x, 6) for x in std(torch.tensor([0.1, 0.5], dtype=torch.float64)).tolist()]
     [0.3, 0.5]
     """
-    found = (rate * (1 - rate)).clamp_min(0).sqrt()
-    return found if math.isinf(temperature) else ((found - 0.5) / temperature).exp()  # of at most 1
+    deviations = (rate * (1 - rate)).clamp_min(0).sqrt()
+    return deviations if math.isinf(temperature) else ((deviations - 0.5) / temperature).exp()  # of at most 1
 
 
 @part("hardest", stage="sampler")
@@ -247,13 +250,15 @@ def keep_hardest(
     >>> keep_hardest(p, torch.tensor([1, 1, 1, 0])).tolist(), keep_hardest(p, torch.tensor([1, 1, 1, 1])).tolist()
     ([1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0])
     """
-    left = torch.arange(len(rate))
-    for phase, kept in enumerate(shares or (share,) * phases, 1):
-        if float(drawn[left].min()) < phase:
+    # phase j begins once every remaining task was drawn j times; later phases choose among the remaining ones
+    remaining = torch.arange(len(rate))
+    for phase, kept_share in enumerate(shares or (share,) * phases, 1):
+        if float(drawn[remaining].min()) < phase:
             break
-        order = torch.argsort(rate[left], stable=True)
-        left = left[order[: max(1, math.ceil(kept * len(left) - TIE))]]
-    return torch.zeros(len(rate), dtype=torch.float64).index_fill_(0, left, 1.0)
+        order = torch.argsort(rate[remaining], stable=True)
+        # TIE: 0.55 * 100 is above 55 in floats, so that 56 would stay
+        remaining = remaining[order[: max(1, math.ceil(kept_share * len(remaining) - TIE))]]
+    return torch.zeros(len(rate), dtype=torch.float64).index_fill_(0, remaining, 1.0)
 
 
 @part("first_unmastered", stage="sampler")
@@ -266,9 +271,9 @@ def first_unmastered(recent: Tensor, *, mastered: Share = 0.7) -> Tensor:
     >>> first_unmastered(torch.tensor([0.9, 0.7, 0.2, float("nan")])).tolist()
     [0.0, 0.0, 1.0, 0.0]
     """
-    open_ = (~(recent >= mastered - TIE)).nonzero().flatten().tolist()  # nan: not known yet
-    now = open_[0] if open_ else len(recent) - 1
-    return torch.zeros(len(recent), dtype=torch.float64).index_fill_(0, torch.tensor([now]), 1.0)
+    unmastered = (~(recent >= mastered - TIE)).nonzero().flatten().tolist()  # nan: not known yet
+    current = unmastered[0] if unmastered else len(recent) - 1
+    return torch.zeros(len(recent), dtype=torch.float64).index_fill_(0, torch.tensor([current]), 1.0)
 
 
 @part("disagreement", stage="sampler")
@@ -280,7 +285,7 @@ def disagreement(outcome_variance: Tensor, logprob_variance: Tensor) -> Tensor:
     >>> disagreement(torch.tensor([0.25, 0.0, float("nan")]), torch.tensor([0.16, 0.16, float("nan")])).tolist()
     [0.20000000298023224, 0.0, 0.20000000298023224]
     """
-    found = (outcome_variance * logprob_variance).sqrt()
-    known = found[found.isfinite()]
-    most = float(known.max()) if known.numel() and float(known.max()) > 0 else 1.0
-    return torch.where(found.isfinite(), found, most)
+    disagreements = (outcome_variance * logprob_variance).sqrt()
+    finite = disagreements[disagreements.isfinite()]
+    largest = float(finite.max()) if finite.numel() and float(finite.max()) > 0 else 1.0
+    return torch.where(disagreements.isfinite(), disagreements, largest)
