@@ -92,10 +92,10 @@ def test_importing_them_loads_neither_torch_nor_a_library() -> None:
 def java(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(textworld_module.shutil, "which", lambda name: "/usr/bin/java")
     textworld_module._shared.cache_clear()
-    textworld_module._idle.cache_clear()
+    textworld_module._idle_processes.cache_clear()
     yield
     textworld_module._shared.cache_clear()
-    textworld_module._idle.cache_clear()
+    textworld_module._idle_processes.cache_clear()
 
 
 @using("textworld")

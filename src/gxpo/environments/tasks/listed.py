@@ -137,7 +137,7 @@ class ListedTasks(Epochs):
 
 
 def wordings(tasks: Sequence[Task]) -> list[list[Task]]:
-    """Sets of tasks with one `info["same_as"]`, in the order of their first; a task without one is a set."""
+    """Sets of tasks with one `info["same_as"]`, by their first; a task without one is a set."""
     sets: dict[tuple[bool, str], list[Task]] = {}
     for task in tasks:
         # True in the key keeps an id that equals another task's `same_as` apart
@@ -147,8 +147,8 @@ def wordings(tasks: Sequence[Task]) -> list[list[Task]]:
 
 
 def _by_hash(tasks: list[Task], fraction: float) -> tuple[list[Task], list[Task]]:
-    """Split into training and held-out tasks: a prompt whose hash is below `fraction` is held out, at least the one with
-    the lowest hash and never all. Wordings of one task share the hash of `same_as`."""
+    """Split into training and held-out tasks: a prompt whose hash is below `fraction` is held out, at least the one
+    with the lowest hash and never all. Wordings of one task share the hash of `same_as`."""
     hashes = [fraction_of(str(t.info.get(SAME_AS, t.prompt))) for t in tasks]
     ordered = sorted(set(hashes))
     cut = min(max(sum(x < fraction for x in ordered), 1), len(ordered) - 1)

@@ -39,7 +39,7 @@ class Arms(ABC):
 
     @abstractmethod
     def draw(self, chances: np.ndarray, draw_counts: np.ndarray, n: int, step: int, epochs: bool) -> list[Task]:
-        """`n` tasks by chances [N]; `drawn` [N]: how often each name was drawn before."""
+        """Draw `n` tasks by chances [N]; `epochs`: first those of the lowest `draw_counts` [N], their earlier draws."""
 
 
 class EachTask(Arms):
@@ -209,8 +209,8 @@ class SampledTasks:
         self._has_warned = True
         sampler = type(self.sampler).__name__
         warnings.warn(
-            f"tasks.sampler={sampler}: {candidate_count} of {task_count} tasks are left, and a step "
-            f"draws {n}: they come several times in a step (lower tasks.per_step, or set tasks.sampler.uniform above 0)",
+            f"tasks.sampler={sampler}: {candidate_count} of {task_count} tasks are left, and a step draws {n}: they "
+            "come several times in a step (lower tasks.per_step, or set tasks.sampler.uniform above 0)",
             stacklevel=3,
         )
 
