@@ -15,7 +15,7 @@ from gxpo.parts.protocols import TimeStep, ToolCall
 from gxpo_worlds.toolqa import KINDS, ToolQA
 from gxpo_worlds.toolqa_corpus import encyclopaedia
 from gxpo_worlds.toolqa_questions import ATTRIBUTES, RELATIONS
-from gxpo_worlds.toolqa_tools import Refused, calculate, normalised, shown
+from gxpo_worlds.toolqa_tools import Refused, calculate, normalised, number_text
 
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
@@ -55,7 +55,7 @@ def test_the_calculator_agrees_with_python(expression: str):
             calculate(expression)
         return
     assert calculate(expression) == expected
-    assert abs(Fraction(shown(expected)) - expected) <= Fraction(1, 2 * 10**6)
+    assert abs(Fraction(number_text(expected)) - expected) <= Fraction(1, 2 * 10**6)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_calculator_agrees_with_python(expression: str):
     ],
 )
 def test_results_worked_by_hand(expression: str, said: str):
-    assert shown(calculate(expression)) == said
+    assert number_text(calculate(expression)) == said
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from gxpo.base.errors import TaskError
 from gxpo.base.media import PICTURES
 from gxpo.environments.tasks import make
-from gxpo.environments.tasks.charts import drawn, score
+from gxpo.environments.tasks.charts import draw_chart, score
 from gxpo.environments.tasks.source import solution_of
 from gxpo.parts.protocols import Task
 
@@ -39,7 +39,7 @@ def heights(pixels: np.ndarray) -> dict[str, int]:
 
 
 def test_a_chart_by_hand():
-    pixels = drawn([3, 9], ["red", "blue"], tick=1)
+    pixels = draw_chart([3, 9], ["red", "blue"], tick=1)
     assert pixels.shape == (64, 64, 3) and pixels.dtype == np.uint8
     # six rows a unit above the ground at row 60
     rows = {colour: np.flatnonzero(is_of(pixels.astype(int), colour).any(axis=1)) for colour in ("red", "blue")}
@@ -48,7 +48,7 @@ def test_a_chart_by_hand():
     assert columns["red"].max() < columns["blue"].min() and len(columns["red"]) == len(columns["blue"])
     ticks = [row for row in range(64) if (pixels[row, 5] == 255).all()]
     assert ticks == [6, 12, 18, 24, 30, 36, 42, 48, 54, 60]
-    assert [r for r in range(64) if (drawn([1], ["red"], tick=3)[r, 5] == 255).all()] == [6, 24, 42, 60]
+    assert [r for r in range(64) if (draw_chart([1], ["red"], tick=3)[r, 5] == 255).all()] == [6, 24, 42, 60]
 
 
 @pytest.mark.parametrize("options", [{}, {"bars": 6, "tick": 3, "noise": 0}, {"scale": 2}])

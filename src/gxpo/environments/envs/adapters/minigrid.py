@@ -67,7 +67,7 @@ def describe(view: Any, names: tuple[dict[int, str], dict[int, str], dict[int, s
         next(
             (
                 f"{way} {abs(ahead or right)}"
-                for name, ahead, right in seen
+                for name, ahead, right in cell_contents
                 if name == "wall" and is_on_axis(ahead, right)
             ),
             "",
