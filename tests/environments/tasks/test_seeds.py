@@ -78,6 +78,19 @@ def test_what_a_world_says_of_its_instances_is_the_tasks_own():
     assert SeedTasks("world", thirds, **says).unanswered is None and SeedTasks("world", thirds, **silent).unanswered
 
 
+def test_the_label_of_a_checkpoint_names_the_tasks_and_other_state_is_refused():
+    one = SeedTasks("folder/mine.py:World", thirds, label="mine.py:World", pool=3)
+    assert one.state_dict() == {"label": "mine.py:World"}
+    assert {t.id.rpartition("/")[0] for t in one.pool_tasks} == {"mine.py:World"}
+    one.load_state_dict({"label": "old"})
+    assert {t.id.rpartition("/")[0] for t in [*one.pool_tasks, *one.draw(2, 1)]} == {"old"}
+    one.load_state_dict({})  # of a run whose ids began with the path as it was typed
+    assert {t.id.rpartition("/")[0] for t in one.pool_tasks} == {"folder/mine.py:World"} and one.state_dict() == {}
+    for state in ({"places": [1]}, {"label": "old", "places": [1]}):
+        with pytest.raises(TaskError, match=r"keeps no state.*\['places'\]"):
+            one.load_state_dict(state)
+
+
 def world_of(folder, level):
     file = folder / "one.py"
     file.write_text(

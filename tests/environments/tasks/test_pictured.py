@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
 from gxpo.base.errors import TaskError
 from gxpo.base.media import PICTURES
 from gxpo.environments.tasks import make
-from gxpo.environments.tasks.charts import draw_chart, score
 from gxpo.environments.tasks.source import solution_of
 from gxpo.parts.protocols import Task
-
-PURE = {
-    "red": (220, 40, 40), "green": (40, 190, 60), "blue": (60, 90, 240), "yellow": (235, 215, 50),
-    "purple": (170, 60, 200), "cyan": (60, 210, 220),
-}  # fmt: skip
 
 
 def seen(task: Task) -> tuple[np.ndarray, str]:
@@ -26,66 +18,6 @@ def seen(task: Task) -> tuple[np.ndarray, str]:
     image, text = message["content"]
     assert (message["role"], image["type"], text["type"]) == ("user", "image", "text")
     return PICTURES.pixels(image["image"]).astype(int), text["text"]
-
-
-def is_of(pixels: np.ndarray, colour: str) -> np.ndarray:
-    """[H, W] whether a pixel is of the colour, to 30."""
-    return (abs(pixels - np.array(PURE[colour])) <= 30).all(axis=2)
-
-
-def heights(pixels: np.ndarray) -> dict[str, int]:
-    """Rows of each bar's colour, by looking at the pixels alone."""
-    return {colour: rows for colour in PURE if (rows := int(is_of(pixels, colour).any(axis=1).sum()))}
-
-
-def test_a_chart_by_hand():
-    pixels = draw_chart([3, 9], ["red", "blue"], tick=1)
-    assert pixels.shape == (64, 64, 3) and pixels.dtype == np.uint8
-    # six rows a unit above the ground at row 60
-    rows = {colour: np.flatnonzero(is_of(pixels.astype(int), colour).any(axis=1)) for colour in ("red", "blue")}
-    assert (rows["red"].min(), rows["red"].max()) == (42, 59) and (rows["blue"].min(), rows["blue"].max()) == (6, 59)
-    columns = {colour: np.flatnonzero(is_of(pixels.astype(int), colour).any(axis=0)) for colour in ("red", "blue")}
-    assert columns["red"].max() < columns["blue"].min() and len(columns["red"]) == len(columns["blue"])
-    ticks = [row for row in range(64) if (pixels[row, 5] == 255).all()]
-    assert ticks == [6, 12, 18, 24, 30, 36, 42, 48, 54, 60]
-    assert [r for r in range(64) if (draw_chart([1], ["red"], tick=3)[r, 5] == 255).all()] == [6, 24, 42, 60]
-
-
-@pytest.mark.parametrize("options", [{}, {"bars": 6, "tick": 3, "noise": 0}, {"scale": 2}])
-def test_charts_show_what_they_ask(options):
-    asked = Counter()
-    scale = options.get("scale", 1)
-    for task in make("charts", seed=1, options=options).draw(60, 0):
-        pixels, text = seen(task)
-        assert pixels.shape == (64 * scale, 64 * scale, 3)
-        values = {colour: rows // (6 * scale) for colour, rows in heights(pixels).items()}
-        assert values == task.info["bars"] and len(set(values.values())) == len(values)
-        asked[task.info["question"]] += 1
-        if text == "how many bars?":
-            assert task.answer == str(len(values))
-        elif " or " in text:
-            pair = text.removesuffix("?").split(" or ")
-            assert task.answer == max(pair, key=values.__getitem__) and task.info["answers"] == pair
-        else:
-            assert task.answer == str(values[text.removesuffix("?")])
-    assert set(asked) == {"value", "larger", "count"} and min(asked.values()) >= 10
-
-
-def test_answers_to_charts():
-    value = Task("t", "", "5", {"answers": [str(v) for v in range(1, 10)]})
-    # closeness: 1 - |a - 5| / 5
-    expected = {
-        "5": (1, 1, 1), " 5\n": (1, 1, 1), "4": (0, 1, 0.8), "9": (0, 1, 0.2), "1": (0, 1, 0.2), "05": (0, 0, 0),
-        "five": (0, 0, 0), "": (0, 0, 0), "50": (0, 0, 0),
-    }  # fmt: skip
-    for text, numbers in expected.items():
-        found = score(text, value)
-        assert (found["correct"], found["format"], found["closeness"]) == pytest.approx(numbers)
-    small = Task("t", "", "2", {"answers": ["1", "2", "9"]})
-    assert score("9", small)["closeness"] == 0.0  # 1 - 7 / 2
-    larger = Task("t", "", "red", {"answers": ["blue", "red"]})
-    assert score("blue", larger) == {"correct": 0.0, "format": 1.0, "closeness": 0.0}
-    assert score("red", larger)["closeness"] == 1.0 and score("green", larger)["format"] == 0.0
 
 
 @pytest.mark.parametrize("name", ["charts", "shapes"])
@@ -109,15 +41,6 @@ def test_a_shuffled_picture_is_another_tasks_and_the_question_and_answer_stay(na
     assert len({tuple((t.id, t.answer) for t in tasks) for tasks in held_out}) == 1
 
 
-def test_charts_that_are_shuffled_do_not_show_what_they_ask():
-    """Seen in the picture, the bars are another task's: an answer read there is right by chance alone."""
-    tasks = make("charts", seed=2, options={"questions": ["value"], "shuffled": True}).draw(60, 0)
-    read = [heights(seen(t)[0]).get(seen(t)[1].removesuffix("?"), 0) // 6 == int(t.answer) for t in tasks]
-    assert sum(read) <= 15
-    plain = make("charts", seed=2, options={"questions": ["value"]}).draw(60, 0)
-    assert all(heights(seen(t)[0])[seen(t)[1].removesuffix("?")] // 6 == int(t.answer) for t in plain)
-
-
 @pytest.mark.parametrize("name", ["charts", "shapes"])
 def test_worked_examples_are_right_and_planted_mistakes_are_wrong(name):
     source = make(name, seed=3)
@@ -131,25 +54,6 @@ def test_worked_examples_are_right_and_planted_mistakes_are_wrong(name):
 def test_pictures_follow_the_number_of_the_task_alone(name):
     first, again = make(name, seed=4).draw(5, 2), make(name, seed=4).draw(5, 2)
     assert first == again and len({t.prompt[0]["content"][0]["image"] for t in first}) == 5
-
-
-def test_shapes_show_what_they_ask():
-    for task in make("shapes", seed=0).draw(40, 0):
-        pixels, text = seen(task)
-        assert pixels.shape == (32, 32, 3)
-        bright = pixels.max(axis=2) - pixels.min(axis=2) > 60
-        (row, *_), (column, *_) = np.nonzero(bright)
-        place = {"row?": row // 8 + 1, "column?": column // 8 + 1}
-        assert bright.sum() == 64 and (text == "colour?" or task.answer == str(place[text]))
-
-
-def test_the_box_of_a_square_is_where_its_pixels_are():
-    for task in make("shapes", seed=0, options={"questions": ["box"], "cell": 10}).draw(40, 0):
-        pixels, text = seen(task)
-        rows, columns = np.nonzero(pixels.max(axis=2) - pixels.min(axis=2) > 60)
-        box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-        assert text == "box?" and task.answer == "[" + ",".join(map(str, box)) + "]"
-        assert len(set(task.info["answers"])) == 16 and task.answer in task.info["answers"]
 
 
 @pytest.mark.parametrize(
