@@ -181,7 +181,7 @@ def test_options_that_make_no_sense(options, match):
     assert "\n" not in str(caught.value)
 
 
-def test_the_level_is_the_number_of_actions_and_one_click_has_an_answer():
+def test_the_level_counts_actions_and_one_click_has_an_answer():
     env = Buttons(style="bare", steps=[1, 2, 3], max_turns=3)
     for seed in range(40):
         env.reset(seed)

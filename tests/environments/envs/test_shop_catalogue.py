@@ -34,7 +34,7 @@ def test_verdicts_worked_by_hand(bought: Product, chosen: dict, reward: float, s
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_catalogue_is_made_of_kinds_that_have_what_their_department_has(seed: int):
+def test_products_have_attributes_of_their_department(seed: int):
     products = catalogue(seed, 300).products
     assert len(products) == 300 and len({p.kind for p in products.values()}) == 20
     for p in products.values():

@@ -127,7 +127,7 @@ class Reader:
 
 @pytest.mark.parametrize("kind", ["retrieval", "mixed"])
 @pytest.mark.parametrize(("hops", "corpus"), [(1, 0), (2, 0), (3, 0), (3, 5)])
-def test_answers_and_hops_are_those_that_a_reader_of_the_passages_finds(kind: str, hops: int, corpus: int):
+def test_answers_and_hops_are_those_of_a_reader_of_the_passages(kind: str, hops: int, corpus: int):
     env, asked = ToolQA(kinds=[kind], hops=[hops], corpus=corpus), set()
     for seed in range(120):
         question = env.reset(seed).observation.removeprefix("Question: ")

@@ -290,7 +290,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_small_files_that_hold_too_much_are_errors_and_take_no_memory(tmp_path):
+def test_small_files_with_huge_content_are_errors(tmp_path):
     pytest.importorskip("pyarrow")
     expected = _bombs(tmp_path)
     done = subprocess.run(
@@ -302,7 +302,7 @@ def test_small_files_that_hold_too_much_are_errors_and_take_no_memory(tmp_path):
     assert int(peak) < 500_000  # KiB
 
 
-def test_rows_of_parquet_that_repeat_themselves_are_read_as_they_are(tmp_path):
+def test_repeated_rows_of_parquet_are_read_unchanged(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

@@ -31,7 +31,7 @@ def test_a_blank_picture_tells_nothing_and_asks_the_same(name):
 
 
 @pytest.mark.parametrize("name", ["charts", "shapes"])
-def test_a_shuffled_picture_is_another_tasks_and_the_question_and_answer_stay(name):
+def test_shuffled_pictures_keep_question_and_answer(name):
     own, other = (make(name, seed=0, options={"shuffled": b}).draw(40, 0) for b in (False, True))
     assert [(t.id, t.answer, seen(t)[1], t.info) for t in own] == [(t.id, t.answer, seen(t)[1], t.info) for t in other]
     assert not any(np.array_equal(seen(a)[0], seen(b)[0]) for a, b in zip(own, other, strict=True))
@@ -42,7 +42,7 @@ def test_a_shuffled_picture_is_another_tasks_and_the_question_and_answer_stay(na
 
 
 @pytest.mark.parametrize("name", ["charts", "shapes"])
-def test_worked_examples_are_right_and_planted_mistakes_are_wrong(name):
+def test_worked_examples_are_right_and_planted_errors_wrong(name):
     source = make(name, seed=3)
     for task in source.draw(30, 0):
         assert source.scorer(solution_of(source, task), task)["correct"] == 1.0
@@ -76,7 +76,7 @@ def test_options_that_make_no_sense(name, options, match):
 
 
 @pytest.mark.parametrize("name", ["charts", "shapes"])
-def test_a_pool_of_pictures_is_the_same_for_every_run_and_is_gone_through_evenly(name):
+def test_a_pool_of_pictures_is_fixed_and_repeats_evenly(name):
     one, other = (make(name, seed=seed, options={"pool": 5, "noise": 0}, per_step=5) for seed in (3, 4))
     assert one.pool_tasks == other.pool_tasks and len({t.id for t in one.pool_tasks}) == 5
     drawn = [t.id for t in one.draw(15, 2)]

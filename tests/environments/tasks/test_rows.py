@@ -75,7 +75,7 @@ def test_columns_by_dotted_names(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*tasks held out")
-def test_rows_of_verl_have_the_ground_truth_as_answer_or_say_why_not(tmp_path):
+def test_verl_rows_get_the_ground_truth_or_a_reason(tmp_path):
     plain = [str(i) for i in range(6)]
     answered = {
         "text": (verl(str), plain),

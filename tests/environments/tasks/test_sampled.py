@@ -21,7 +21,7 @@ from gxpo.parts.protocols import Task
 from gxpo.parts.registry import SAMPLERS
 
 
-def test_what_was_seen_counts_in_the_place_of_what_was_left_of_it() -> None:
+def test_rollouts_that_a_filter_removed_count_as_well() -> None:
     source = sampled_source("variance")
     source.see(answers({"a": 8, "b": 4}))
     source.observe(answers({"b": 4}))
@@ -37,7 +37,7 @@ def names(drawn: list[Task]) -> list[str]:
     return [t.id for t in drawn]
 
 
-def test_a_draw_is_the_beginning_of_a_longer_one_and_repeats_nothing() -> None:
+def test_a_draw_begins_a_longer_one_and_repeats_nothing() -> None:
     source = sampled_source("variance")
     source.observe(answers(RIGHT))
     whole = names(source.draw(5, 4))

@@ -86,7 +86,7 @@ def test_groups_whose_outcomes_and_likelihoods_differ() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(SAMPLERS))
-def test_every_score_gives_chances_that_add_up_to_one_or_to_nothing(kind: str) -> None:
+def test_chances_of_every_score_add_up_to_one_or_zero(kind: str) -> None:
     empty = {"disagreement", "drop_solved"}  # of equal log-probs, and of tasks that are all solved, nothing is left
     for uniform in (0.0, 0.1):
         source = sampled_source(kind, Listed("abcdef"), uniform=uniform)

@@ -48,7 +48,7 @@ def test_textarena_leaves_the_global_generators_as_they_were(library: str) -> No
 
 
 @using("textarena")
-def test_textarena_invalid_moves_are_illegal_and_the_second_in_a_row_loses(library: str) -> None:
+def test_invalid_moves_are_illegal_and_two_in_a_row_lose(library: str) -> None:
     env = TextArena("HigherLower")
     _, first, empty, second = play(env, 0, ["x", "", "y"])
     assert (first.action_error, first.done) == ("illegal", False) and "invalid move: [x]" in str(first.observation)
@@ -88,7 +88,7 @@ def test_textarena_random_opponent_repeats_with_its_seed(library: str) -> None:
 
 
 @using("textarena")
-def test_textarena_opponents_that_can_not_play_are_errors_not_wins(library: str) -> None:
+def test_opponents_that_can_not_play_are_errors_not_wins(library: str) -> None:
     with pytest.raises(AdapterError, match="lists no moves"):
         play(TextArena("SilentPile"), 0, ["1"])
     assert not play(TextArena("SilentPile", moves=("[1]",)), 0, ["1"])[-1].done

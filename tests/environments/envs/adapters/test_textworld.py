@@ -37,7 +37,7 @@ def test_textworld_pays_the_change_of_the_score(library: str, java: None) -> Non
 
 
 @using("textworld")
-def test_textworld_expert_leads_to_the_goal_until_the_path_is_left(library: str, java: None) -> None:
+def test_the_expert_leads_to_the_goal_until_the_path_is_left(library: str, java: None) -> None:
     env = TextWorldExpress("coin")
     step = env.reset(2)
     while not step.done:
@@ -70,7 +70,7 @@ def test_textworld_seeds_are_games_of_the_fold(library: str, java: None) -> None
 
 
 @using("textworld")
-def test_textworld_sorting_has_a_java_process_of_its_own_which_is_used_again(library: str, java: None) -> None:
+def test_sorting_has_a_java_process_of_its_own_which_is_reused(library: str, java: None) -> None:
     """`sorting` games of one Java process would share objects; other games share the process."""
     for game in ("coin", "twc"):
         TextWorldExpress(game)
