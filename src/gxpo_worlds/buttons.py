@@ -171,6 +171,7 @@ class Buttons(ScreenWorld[Screen, Action]):
 
     def _result(self, state: str, action: Action) -> str | None:
         pressed, text, _ = state.split("|")
+        # typing replaces the text, so the same text again changes nothing
         if isinstance(action, str):
             return None if action == text or len(action) > LONGEST else f"{pressed}|{action}|"
         if _within(OK, action):

@@ -222,6 +222,7 @@ class GridWorld(ABC):
         return f"<action>{action}</action>" if self.style == "chat" else action[0].upper()
 
     def _time_step(self, reward: float | None, error: str | None) -> TimeStep:
+        # a success in the last turn is a success and no truncation
         verdict = self._verdict(self._state)
         truncated = verdict is None and self._turn >= self.max_turns
         return TimeStep(
@@ -235,6 +236,7 @@ class GridWorld(ABC):
         )
 
     def _observation(self, error: str | None) -> str | tuple[Message, ...]:
+        # a function of the state alone: what went wrong is in `action_error`
         if self.style == "bare":
             return f"{self._state}\n>"
         return NOTES[error] + "\n".join(" ".join(row) for row in self._drawing(self._state).split("\n"))

@@ -67,6 +67,7 @@ class KeyDoor(GridWorld):
         if action == "open":
             door = _neighbour(state, at, "D") if agent == "&" else None
             return None if door is None else (redraw(state, {at: "@", door: "."}), 0.0)
+        # a key and a locked door are obstacles: only floor and the goal can be entered
         ahead = tile_ahead(state, at, action)
         if ahead is None or state[ahead] not in ".G":
             return None

@@ -172,6 +172,7 @@ class ScreenWorld(ABC, Generic[Level, Action]):
         return f"<action>{action}</action>" if self.style == "chat" else action
 
     def _time_step(self, error: str | None, info: Mapping[str, Any] | None = None) -> TimeStep:
+        # a success in the last turn is a success and no truncation
         verdict = self._verdict(self._state)
         truncated = verdict is None and self._turn >= self.max_turns
         note = NOTES[error] if self.style == "chat" else ""

@@ -117,6 +117,7 @@ def judge(goal: Goal, product: Product, chosen: Mapping[str, str]) -> Verdict:
 
 def fits(goal: Goal, product: Product) -> bool:
     """Return True if a product, with the right options chosen, meets the whole goal."""
+    # an option that the product lacks stays unchosen, and its point is lost
     offered = {name: value for name, value in goal.options.items() if value in product.options.get(name, ())}
     return judge(goal, product, offered).success
 
@@ -133,6 +134,7 @@ class Catalogue:
         self.products = {product.name: product for product in products}
         self._names = list(self.products)
         self._retriever = Retriever([_searched(product) for product in products])
+        # every turn lists the products of its query again
         self.search = lru_cache(maxsize=1024)(self._search)  # a page is looked at many times
 
     def _search(self, query: str, k: int) -> tuple[str, ...]:
@@ -149,6 +151,7 @@ def _searched(product: Product) -> str:
 def catalogue(seed: int, count: int) -> Catalogue:
     """Catalogue of a seed, made once per process, with equal shares of all kinds."""
     random = stream(CATALOGUE, seed, count)
+    # kinds take turns, so that each has its share whatever `count` is
     kinds = [(name, kind) for name, department in DEPARTMENTS.items() for kind in department.kinds]
     return Catalogue([_product(random, f"P{i:03d}", *kinds[i % len(kinds)]) for i in range(count)])
 

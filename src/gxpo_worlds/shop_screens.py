@@ -118,6 +118,7 @@ def _chat_list(view: View) -> tuple[list[str], list[str]]:
     if features := common_features(view):
         lines.append(f"Features: {', '.join(features)}")
     possible = ["click[product]", "filter[feature]", "filter[under price]"] if view.page_products else []
+    # turning a page is offered only where there is one
     if place.page + 1 < view.pages:
         possible.append("next")
     if place.page:
@@ -128,6 +129,7 @@ def _chat_list(view: View) -> tuple[list[str], list[str]]:
 def common_features(view: View) -> list[str]:
     """Most common attributes of the listed products, without those that all of them have."""
     count = Counter(attribute for product in view.listed for attribute in product.attributes)
+    # a filter that every product passes would change nothing
     telling = [attribute for attribute in count if count[attribute] < len(view.listed)]
     return sorted(telling, key=lambda attribute: (-count[attribute], attribute))[:FILTERS_NAMED]
 
@@ -169,6 +171,7 @@ def bare_screen(view: View) -> str:
     >
     """
     goal, place = view.goal, view.place
+    # equal places have equal screens: filters are kept sorted
     filters = "".join(write_bare(Action("filter", name)) for name in place.filters)
     goal_text = f"{goal.kind}{''.join(goal.attributes)}{goal.options['size']} {goal.price}"
     if view.item is not None:

@@ -111,6 +111,7 @@ class _Writer:
         return values[self._number(0, len(values))]
 
     def _two_cities(self) -> tuple[str, str]:
+        # different ones: the second city of a passage is there to mislead
         first, second = self.random.choice(len(self.names["city"]), size=2, replace=False)
         return self.names["city"][int(first)], self.names["city"][int(second)]
 
@@ -151,6 +152,7 @@ class _Writer:
 
     def company(self, name: str) -> Entry:
         seat, branch = self._two_cities()
+        # the director, about 40 at the founding, takes over at 26 or later
         founder = self._pick(self.names["person"])
         founded = self.born[founder] + self._number(22, 45)
         director = self._peer(founded - 40, founder)
@@ -173,6 +175,7 @@ class _Writer:
         author = self._pick(self.names["person"])
         published = self.born[author] + self._number(20, 45)
         translator = self._peer(published - 40, author)
+        # a translation comes after the book, and after its translator has grown up
         translated = max(published, self.born[translator] + 20) + self._number(1, 10)
         facts: dict[str, str | int] = {
             "author": author,

@@ -60,6 +60,7 @@ def checked(name: str, arguments: Mapping[str, Any], offered: Sequence[str]) -> 
 
     Raises Refused for an unknown tool, and for missing, unknown or wrongly typed arguments.
     """
+    # the message names the choices, so that a policy can correct its call
     if name not in offered:
         raise Refused(f"There is no tool {name!r}; the tools are {', '.join(offered)}.")
     parameters = SCHEMAS[name]["function"]["parameters"]
@@ -95,6 +96,7 @@ class _Parser:
     """Recursive descent, a method for each level of precedence."""
 
     def __init__(self, text: str) -> None:
+        # bounds the depth of the recursion, and the digits of results
         if len(text) > LONGEST:
             raise Refused(f"The expression is longer than {LONGEST} characters.")
         text = text.rstrip()
@@ -171,6 +173,7 @@ def normalised(answer: str) -> str:
     ['grey sea', '1906', '7', '3 rivers']
     """
     text = " ".join(answer.lower().split()).strip("\"'`*!?;: ").rstrip(".")
+    # as numbers: 1,906.0 and 1906 are one answer
     if len(text) <= LONGEST and NUMBER.fullmatch(text):
         return number_text(Fraction(text.replace(",", "")))
     return re.sub(r"^(the|an|a) ", "", text)

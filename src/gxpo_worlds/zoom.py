@@ -103,6 +103,7 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
 
     def _make(self, seed: int) -> Hidden:
         random = stream(LEVEL, seed)
+        # with cells the draws are cells, without them corners of the digit's box
         places = self.cells or SIDE - PLATE + 1
         digit, x, y = (int(random.integers(most)) for most in (10, places, places))
         if not self.cells:
@@ -120,6 +121,7 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
         return str(self._make(seed).digit)
 
     def _read(self, text: str) -> Box | int | None:
+        # not isdigit(), which other alphabets' digits pass
         if len(text) == 1 and text in "0123456789":
             return int(text)
         match = CROP.fullmatch(text)
@@ -131,6 +133,7 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
     def _result(self, state: str, action: Box | int) -> str | None:
         if isinstance(action, int):
             return f"{state}={action}"
+        # a crop of what is shown already can't change the state, so it is illegal
         after = ",".join(map(str, action))
         return None if after == state else after
 
@@ -161,6 +164,7 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
     def _best(self, state: str) -> str:
         """Digit if it can be read in the present crop, else a crop of the plate and its surroundings."""
         x, y, width, height = _box(state)
+        # readable: the digit's whole box is shown, and no row or column of its font falls between two pixels
         level, margin = self._level, (SHOWN - PLATE) // 2
         inside = x <= level.x and level.x + PLATE <= x + width and y <= level.y and level.y + PLATE <= y + height
         if inside and max(width, height) <= READABLE:

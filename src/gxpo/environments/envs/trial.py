@@ -122,6 +122,7 @@ def _choose(envs: EnvPool, open_episodes: Mapping[str, _Episode]) -> dict[str, s
     for name, chosen in {**expert_actions, **legal_actions}.items():
         if isinstance(chosen, EnvFailure):
             open_episodes[name].steps.append(chosen)
+        # without legal actions the episode still has to act: an empty text is always an action
         elif isinstance(chosen, list):
             actions[name] = open_episodes[name].chance.choice(chosen) if chosen else ""
         else:
@@ -142,6 +143,7 @@ def _play_again(envs: EnvPool, episodes: Mapping[str, _Episode], *, interrupted:
         differences += [
             f"{what}: {name}, turn {turn}: other {differ}" for name, differ in differing_fields.items() if differ
         ]
+        # one difference is enough: what follows from it differs as well
         envs.finish([name for name, differ in differing_fields.items() if differ])
         unfinished = [
             name for name, differ in differing_fields.items() if not differ and turn < len(episodes[name].actions)
@@ -181,6 +183,7 @@ def _warnings(episodes: Sequence[_Episode]) -> list[str]:
     ends = [e.steps[-1] for e in episodes if e.over]
     silent = sum(isinstance(step, TimeStep) and step.success is None and not step.truncated for step in ends)
     warnings = []
+    # methods that imitate an expert would learn to fail
     by_expert = [e for e in episodes if e.expert]
     if by_expert and _success(by_expert) == 0:
         warnings.append(

@@ -66,6 +66,7 @@ class Dataset(ListedTasks):
         return digest.hexdigest()
 
     def _tasks(self, split: str) -> list[Task]:
+        # imported here: `datasets` takes seconds, and other sources don't need it
         datasets: Any = need("datasets", "hub")
         try:
             rows = unpadded_rows(datasets.load_dataset(self.path, self.config, split=split))

@@ -49,6 +49,7 @@ def final_latents(forest: Forest) -> Tensor:
     """Final latent of each trajectory, [R, D] float64: that of its last action token."""
     import torch
 
+    # a policy of texts has no latents to rate
     if "latent" not in forest.extras:
         raise TaskError(
             "task 'points' rates latents, and these rollouts have none: use model 'flow' and rollout denoise"

@@ -133,6 +133,7 @@ class TextArena:
         return game
 
     def reset(self, seed: int) -> TimeStep:
+        # the opponent has a generator of its own: its moves do not depend on what the game draws
         self._own_randomness = _OwnRandomness(seed)
         self._rival = random.Random(f"opponent/{seed}")
         self._turns, self._moves_by_player = 0, {}
@@ -200,6 +201,7 @@ class TextArena:
         else:
             messages = state.observations.get(self.seat, [])
         self._note_moves(self.seat, messages)
+        # the policy knows its own move: its echo is left out
         echo = self._library.ObservationType.PLAYER_ACTION
         lines = [note] if note else []
         for sender, text, kind in messages:

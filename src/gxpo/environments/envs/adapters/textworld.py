@@ -88,6 +88,7 @@ class TextWorldExpress:
             raise AdapterError(f"textworld:{self.id}: fold is one of {sorted(FOLDS)}, not {self.fold!r}")
         if self.max_turns < 1:
             raise AdapterError(f"textworld:{self.id}: max_turns must be at least 1, not {self.max_turns}")
+        # an idle process of an episode that is over is used again: starting Java takes seconds
         needs_own_process = self.id in ALONE
         host = (_idle_processes(os.getpid()) or [_start()]).pop() if needs_own_process else _shared_process(os.getpid())
         self._host = host if needs_own_process else None

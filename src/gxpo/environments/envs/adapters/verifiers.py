@@ -78,6 +78,7 @@ class _Rollout:
             finish_reason="tool_calls" if calls else "stop",
             is_truncated=False,
         )
+        # the loop of the library continues with this answer, up to its next request or its end
         response = self._types.Response(id="", created=0, model="policy", usage=None, message=reply)
         assert self._next_response is not None
         self._next_prompt = self._loop.create_future()
@@ -98,6 +99,7 @@ class _Rollout:
         state = await env.rollout(row, self._client(), "policy", {})
         if state.get("error") is not None:
             raise AdapterError(f"the rollout failed: {state['error']!r}")
+        # listen while the rubric scores: a reward that raises must not count as a reward of 0
         log, complaints = logging.getLogger("verifiers"), _Complaints()
         log.addHandler(complaints)
         try:
@@ -117,6 +119,7 @@ class _Rollout:
             self._next_prompt.set_result(prompt)
             return await self._next_response
 
+        # abstract methods of other versions' clients, which a rollout never calls
         unused = {name: lambda *_, **__: None for name in base.__abstractmethods__}
         return type("Policy", (base,), {**unused, "get_response": get_response})(None)
 
@@ -145,6 +148,7 @@ def _classic(name: str, args: str, split: str, max_turns: int) -> tuple[Any, Any
         raise AdapterError(f"verifiers:{name} is a {type(env).__name__}; only those that take turns are supported")
     if getattr(env, "requires_group_rollouts", False):
         raise AdapterError(f"verifiers:{name} has rewards of whole groups, which an environment can't give")
+    # the smaller limit holds: -1 of the library is no limit
     if not 0 < env.max_turns <= max_turns:
         env.max_turns = max_turns
     return env, env.get_dataset() if split == "train" else env.get_eval_dataset()
@@ -241,6 +245,7 @@ class Verifiers:
         if self.split not in ("train", "eval"):
             raise AdapterError(f"verifiers:{self.id}: split is 'train' or 'eval', not {self.split!r}")
         need("verifiers", "verifiers")
+        # "owner/some-world@version" of the library's hub is the module some_world
         name = self.id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
         try:
             module = importlib.import_module(name)
@@ -307,6 +312,7 @@ class Verifiers:
 
     def _new_messages(self, prompt: list[dict[str, Any]]) -> tuple[Message, ...]:
         """Messages that the environment has added since the last action."""
+        # the first new message is the policy's own action, which the conversation has already
         before = len(self._prompt)
         if prompt[:before] != self._prompt or prompt[before]["role"] != "assistant":
             raise AdapterError(f"verifiers:{self.id} rewrites what was said before, which is not supported")
