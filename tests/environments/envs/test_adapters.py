@@ -38,7 +38,7 @@ def adapter(kind: str) -> type[Any]:
 )
 def test_without_the_library_the_extra_is_named(kind: str, id: str, missing: str, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    textworld_module._shared.cache_clear()
+    textworld_module._shared_process.cache_clear()
     with pytest.raises(MissingExtra, match=rf"gxpo\[{kind}\]"):
         adapter(kind)(id)
 

@@ -34,7 +34,7 @@ def test_names() -> None:
 
 def test_names_that_are_almost_one(tmp_path: Path) -> None:
     refused("sokoban:hard", {}, "tasks.options")
-    refused("gymnasium:FrozenLake-v1", {"id": "Taxi"}, "the id stands in its name")
+    refused("gymnasium:FrozenLake-v1", {"id": "Taxi"}, "the id is part of its name")
     refused("my_env.py", {}, "name a class in the file, as in my_env.py:MyEnv")
     refused("my_env.py:", {}, "name a class in the file")
     refused(f"{tmp_path}/none.py:Mine", {}, "there is no file")

@@ -17,10 +17,10 @@ from gxpo.environments.envs.adapters.textworld import TextWorldExpress
 @pytest.fixture
 def java(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(textworld_module.shutil, "which", lambda name: "/usr/bin/java")
-    textworld_module._shared.cache_clear()
+    textworld_module._shared_process.cache_clear()
     textworld_module._idle_processes.cache_clear()
     yield
-    textworld_module._shared.cache_clear()
+    textworld_module._shared_process.cache_clear()
     textworld_module._idle_processes.cache_clear()
 
 
@@ -95,7 +95,7 @@ def test_textworld_refuses(library: str, java: None, monkeypatch: pytest.MonkeyP
         with pytest.raises(AdapterError, match=message) as caught:
             TextWorldExpress(**wrong)
         assert "\n" not in str(caught.value)
-    textworld_module._shared.cache_clear()
+    textworld_module._shared_process.cache_clear()
     monkeypatch.setattr(textworld_module.shutil, "which", lambda name: None)
     with pytest.raises(AdapterError, match="no `java` on PATH"):
         TextWorldExpress("coin")
