@@ -1,4 +1,4 @@
-"""Toy environments: grid worlds, a shop, questions with tools. `task: sokoban` in a configuration.
+"""Toy environments: grid worlds, screens, a shop, questions with tools; named as in `task: sokoban`.
 
 Each is a class with `reset(seed)` and `step(action)` that speaks text or shows pictures, as a user's own
 environment is.

@@ -1,4 +1,4 @@
-"""Random and expert baselines of an environment, for comparison with training runs."""
+"""Random and expert baselines of an environment, to compare training runs with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gxpo.base.errors import ConfigError
 
 @dataclass(frozen=True)
 class Baseline:
-    """success: share of the episodes; turns: their mean number of actions; reward: their mean return."""
+    """Results of a baseline: share of successes, mean number of actions, mean return."""
 
     success: float
     turns: float
@@ -32,23 +32,25 @@ def baseline(env: Any, seeds: Iterable[int], policy: str = "random") -> Baseline
     """
     if policy not in ("random", "expert"):
         raise ConfigError(f"a baseline's policy must be 'random' or 'expert', not {policy!r}")
-    asked = "legal" if policy == "random" else "expert"
-    if not hasattr(env, asked):
-        raise ConfigError(f"{type(env).__name__} has no {asked}(), which the baseline {policy!r} asks for its actions")
+    method = "legal" if policy == "random" else "expert"
+    if not hasattr(env, method):
+        raise ConfigError(f"{type(env).__name__} has no {method}(), which the baseline {policy!r} asks for its actions")
     successes, turns, rewards = [], [], []
     for seed in seeds:
+        # the seed alone decides the draws, so a baseline does not depend on which other seeds are played
         random = np.random.default_rng(seed)
-        step, paid, turn = env.reset(seed), 0.0, 0
+        step, episode_return, turn = env.reset(seed), 0.0, 0
         while not step.done and turn < env.max_turns:
             actions = env.legal() if policy == "random" else [env.expert()]
             action = actions[int(random.integers(len(actions)))] if actions else None
+            # an expert that gives up, or no legal action: the episode counts as it stands
             if action is None:
                 break
             step, turn = env.step(action), turn + 1
-            paid += step.reward or 0.0
+            episode_return += step.reward or 0.0
         successes.append(bool(step.success))
         turns.append(turn)
-        rewards.append(paid)
+        rewards.append(episode_return)
     if not successes:
         raise ConfigError("a baseline needs at least one seed")
     return Baseline(float(np.mean(successes)), float(np.mean(turns)), float(np.mean(rewards)), len(successes))

@@ -1,4 +1,4 @@
-"""Buttons: a toy screen of coloured buttons with letters, a text field and OK; click and type as one is told."""
+"""Buttons: a toy screen of coloured buttons with letters, a text field and OK; click and type as instructed."""
 
 from __future__ import annotations
 
@@ -45,22 +45,25 @@ class Button:
 
 @dataclass(frozen=True)
 class Screen:
-    """Buttons and an instruction.
+    """Level: the buttons of a screen and an instruction.
 
-    wanted  letters of the buttons to be pressed;   names  what the instruction calls them: a colour or a letter
-    text    to be typed before OK is clicked; "": OK is not to be clicked
+    targets  letters of the buttons to be pressed
+    names    the instruction's words for them, a colour or a letter each
+    text     to be typed before OK is clicked; "": OK is not to be clicked
     """
 
     buttons: tuple[Button, ...]
-    wanted: tuple[str, ...]
+    targets: tuple[str, ...]
     names: tuple[str, ...]
     text: str
 
 
-def drawn(screen: Screen, pressed: str, text: str, done: bool) -> Pixels:
-    """Pixels [64, 64, 3]; what is pressed has a white edge.
+def draw_screen(screen: Screen, pressed: str, text: str, done: bool) -> Pixels:
+    """Draw a screen, pixels [64, 64, 3]; pressed buttons have a white edge.
 
-    pressed  letters of the buttons;   text  in the field;   done  OK was clicked
+    pressed  letters of the pressed buttons
+    text     in the field
+    done     True if OK was clicked
     """
     pixels = canvas(SIDE, SIDE, SCREEN)
     for button in screen.buttons:
@@ -106,8 +109,8 @@ class Buttons(ScreenWorld[Screen, Action]):
     example: ClassVar[str] = "click(20,30)"
 
     def _check(self) -> None:
-        known = range(1, MOST + 1)
-        if not isinstance(self.steps, list | tuple) or not self.steps or any(s not in known for s in self.steps):
+        allowed = range(1, MOST + 1)
+        if not isinstance(self.steps, list | tuple) or not self.steps or any(s not in allowed for s in self.steps):
             raise ConfigError(f"buttons: steps must name some of 1, 2, 3, 4, not {self.steps!r}")
         if not isinstance(self.called, list | tuple) or not self.called or any(c not in CALLED for c in self.called):
             raise ConfigError(f"buttons: called must name some of colour, letter, not {self.called!r}")
@@ -126,13 +129,15 @@ class Buttons(ScreenWorld[Screen, Action]):
     def _make(self, seed: int) -> Screen:
         random = stream(LEVEL, seed)
         steps = self.steps[int(random.integers(len(self.steps)))]
+        # text and OK are two steps, and at most two buttons are named: of two steps, either
         with_text = steps > 2 or (steps == 2 and random.random() < 0.5)
         pressed = steps - 2 if with_text else steps
         letters = [LETTERS[k] for k in random.permutation(len(LETTERS))[: self.buttons]]
         colours = [str(c) for c in random.permutation(list(COLOURS))[: self.buttons]]
         boxes = [self._place(CELLS[k], random) for k in random.permutation(len(CELLS))[: self.buttons]]
-        buttons = tuple(Button(*made) for made in zip(letters, colours, boxes, strict=True))
+        buttons = tuple(Button(*properties) for properties in zip(letters, colours, boxes, strict=True))
         called = [CALLED[int(random.random() < 0.5)] for _ in range(pressed)]
+        # drawn before the option is looked at: the same seed has the same buttons under every option
         called = [kind if kind in self.called else self.called[0] for kind in called]
         names = tuple(getattr(b, kind) for b, kind in zip(buttons, called, strict=False))
         text = str(random.integers(10)) if with_text else ""
@@ -149,23 +154,24 @@ class Buttons(ScreenWorld[Screen, Action]):
         return "; ".join([" ".join([*screen.names, screen.text]), *buttons])
 
     def level(self, seed: int) -> int:
-        """Number of actions that the instruction asks for."""
+        """Difficulty of an instance: the number of actions that its instruction asks for."""
         screen = self._make(seed)
-        return len(screen.wanted) + 2 * bool(screen.text)
+        return len(screen.targets) + 2 * bool(screen.text)
 
     def answer(self, seed: int) -> str | None:
-        """A click into the middle of what is to be clicked, where one click is all; None elsewhere."""
+        """Click into the middle of the target, of an instance that takes one click; None for others."""
         screen = self._make(seed)
-        return _click(screen.buttons[0].box) if len(screen.wanted) == 1 and not screen.text else None
+        return _click(screen.buttons[0].box) if len(screen.targets) == 1 and not screen.text else None
 
     def _read(self, text: str) -> Action | None:
-        if found := CLICK.fullmatch(text):
-            return int(found[1]), int(found[2])
-        found = TYPE.fullmatch(text)
-        return None if found is None else found[2].upper()
+        if match := CLICK.fullmatch(text):
+            return int(match[1]), int(match[2])
+        match = TYPE.fullmatch(text)
+        return None if match is None else match[2].upper()
 
     def _result(self, state: str, action: Action) -> str | None:
         pressed, text, _ = state.split("|")
+        # typing replaces the text, so the same text again changes nothing
         if isinstance(action, str):
             return None if action == text or len(action) > LONGEST else f"{pressed}|{action}|"
         if _within(OK, action):
@@ -177,14 +183,15 @@ class Buttons(ScreenWorld[Screen, Action]):
 
     def _verdict(self, state: str) -> bool | None:
         pressed, text, done = state.split("|")
-        right = set(pressed) == set(self._level.wanted)
+        right = set(pressed) == set(self._level.targets)
+        # with OK only its click ends the episode; without, the buttons do, and OK is a mistake
         if self._level.text:
             return right and text == self._level.text if done else None
         return False if done else right or None
 
     def _picture(self, state: str) -> Pixels:
         pressed, text, done = state.split("|")
-        return drawn(self._level, pressed, text, bool(done))
+        return draw_screen(self._level, pressed, text, bool(done))
 
     def _question(self, state: str) -> str:
         names, text = self._level.names, self._level.text
@@ -193,8 +200,8 @@ class Buttons(ScreenWorld[Screen, Action]):
         called = [f"the button {name}" if name in LETTERS else f"the {name} button" for name in names]
         todo = [f"click {' and '.join(called)}"] if called else []
         todo += [f"type {text}", "then click OK"] if text else []
-        told = ", ".join(todo)
-        return f"{told[0].upper()}{told[1:]}."
+        instruction = ", ".join(todo)
+        return f"{instruction[0].upper()}{instruction[1:]}."
 
     def _legal(self, state: str) -> list[str]:
         """Clicks into the middle of every button and of OK, and every digit."""
@@ -202,18 +209,18 @@ class Buttons(ScreenWorld[Screen, Action]):
         return [*clicks, _click(OK), *(f"type({d})" for d in "0123456789" if d != state.split("|")[1])]
 
     def _best(self, state: str) -> str:
-        """Releases what is pressed wrongly, presses what is missing, types, clicks OK."""
+        """Release wrong buttons, press missing ones, type, click OK, in this order."""
         pressed, text, _ = state.split("|")
-        wanted = set(self._level.wanted)
-        wrong = [b for b in self._level.buttons if (b.letter in pressed) != (b.letter in wanted)]
+        targets = set(self._level.targets)
+        wrong = [b for b in self._level.buttons if (b.letter in pressed) != (b.letter in targets)]
         if wrong:
-            return _click(min(wrong, key=lambda b: b.letter in wanted).box)
+            return _click(min(wrong, key=lambda b: b.letter in targets).box)
         return f"type({self._level.text})" if text != self._level.text else _click(OK)
 
-    def _sound(self, state: str) -> bool:
-        found = STATE.fullmatch(state)
+    def _is_state(self, state: str) -> bool:
+        match = STATE.fullmatch(state)
         letters = {button.letter for button in self._level.buttons}
-        return found is not None and "".join(sorted(letters & set(found[1]))) == found[1]
+        return match is not None and "".join(sorted(letters & set(match[1]))) == match[1]
 
 
 def _within(box: Box, place: tuple[int, int]) -> bool:
@@ -222,5 +229,5 @@ def _within(box: Box, place: tuple[int, int]) -> bool:
 
 
 def _click(box: Box) -> str:
-    """A click into the middle."""
+    """Click into the middle of a box."""
     return f"click({box[0] + box[2] // 2},{box[1] + box[3] // 2})"

@@ -1,4 +1,4 @@
-"""FrozenLake: cross the ice without entering a hole. Maps are generated here, the dynamics are gymnasium's."""
+"""FrozenLake: cross the ice without entering a hole; generated maps, gymnasium's dynamics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gxpo.base.errors import ConfigError, need
 from gxpo.parts.protocols import Message
 from gxpo_worlds.grid import CHANCE, MOVES, NOTES, GridWorld, draw, shortest, stream, tile_ahead
 from gxpo_worlds.grid_picture import picture
-from gxpo_worlds.screen import shown
+from gxpo_worlds.screen import picture_message
 
 HASTE = 1e-6  # share of a success that the expert gives up per turn: never worth a risk, but it does not linger
 TO_GYMNASIUM = str.maketrans("@.OG", "SFHG")
@@ -31,49 +31,53 @@ class Lake:
         gymnasium: Any = need("gymnasium", "envs")
         self.ice = ice
         self.width = ice.index("\n")
-        # gymnasium wants a start; each step is told where it begins, so any tile of ice will do
+        # gymnasium needs a start; `step` sets the position before each action, so any tile of ice will do
         rows = ice.replace(".", "@", 1).translate(TO_GYMNASIUM).split("\n")
-        made = gymnasium.make("FrozenLake-v1", desc=rows, is_slippery=slippery, disable_env_checker=True)
-        self.world: Any = made.unwrapped
+        env = gymnasium.make("FrozenLake-v1", desc=rows, is_slippery=slippery, disable_env_checker=True)
+        self.world: Any = env.unwrapped
         self.world.np_random = stream(CHANCE)  # without slipping its numbers decide nothing
         self._values: list[np.ndarray] = []
 
     def place(self, picture: str) -> int:
-        """gymnasium's number of the agent's tile."""
+        """Number of the agent's tile in gymnasium, which counts without newlines."""
         at = picture.index("@")
         return at - at // (self.width + 1)
 
     def changes(self, place: int, action: int) -> bool:
-        return any(there != place for _, there, _, _ in self.world.P[place][action])
+        """Return True if an action may move the agent: on slippery ice also one against the edge."""
+        return any(next_place != place for _, next_place, _, _ in self.world.P[place][action])
 
     def step(self, place: int, action: int, random: np.random.Generator | None) -> tuple[str, float]:
-        """The picture after an action of gymnasium, and its reward. `random` decides where the agent slips."""
+        """Take an action of gymnasium; return the picture after it and its reward. `random` decides where it slips."""
         if random is not None:
             self.world.np_random = random
         self.world.s = place
-        there, reward, *_ = self.world.step(action)
-        at = there + there // self.width
+        next_place, reward, *_ = self.world.step(action)
+        at = next_place + next_place // self.width
         return self.ice[:at] + ENTERED[self.ice[at]] + self.ice[at + 1 :], float(reward)
 
     def values(self, turns: int) -> np.ndarray:
-        """[places, actions] action values: probability of reaching the goal within `turns` turns with this action first
-        and optimal ones after it; less `HASTE` for each turn. By dynamic programming over gymnasium's transition table.
+        """Action values [places, actions], by dynamic programming over gymnasium's transition table.
+
+        A value is the probability of reaching the goal within `turns` turns with this action first and optimal ones
+        after it, less `HASTE` for each turn.
         """
         if turns < len(self._values):
             return self._values[turns]
         self._values = self._values or [np.zeros((self.width**2, len(MOVES)))]
         table = self.world.P
         outcomes = [
-            (place, action, p * reward, p * (1 - HASTE), there)
+            (place, action, p * reward, p * (1 - HASTE), next_place)
             for place in table
             for action in table[place]
-            for p, there, reward, _ in table[place][action]  # holes and goal lead to themselves and pay nothing
+            for p, next_place, reward, _ in table[place][action]  # holes and goal lead to themselves and pay nothing
         ]
-        place, action, paid, goes_on, there = (np.array(column) for column in zip(*outcomes, strict=True))
+        place, action, reward_share, discount, next_place = (np.array(column) for column in zip(*outcomes, strict=True))
+        # Q_n(s, a) = sum over outcomes of p (r + (1 - HASTE) max_b Q_(n-1)(s', b))
         while len(self._values) <= turns:
             later = self._values[-1].max(axis=1)
             values = np.zeros_like(self._values[-1])
-            np.add.at(values, (place, action), paid + goes_on * later[there])
+            np.add.at(values, (place, action), reward_share + discount * later[next_place])
             self._values.append(values.round(12))  # equally good actions must tie exactly
         return self._values[turns]
 
@@ -109,9 +113,9 @@ class FrozenLake(GridWorld):
     tiles: ClassVar[str] = ".OG"
 
     def _check(self) -> None:
-        self._whole("size", 3, 8)
-        self._share("holes", 0.5)
-        self._whole("distance", 1, 40)
+        self._check_whole("size", 3, 8)
+        self._check_share("holes", 0.5)
+        self._check_whole("distance", 1, 40)
         for option, value in (("slippery", self.slippery), ("pixels", self.pixels)):
             if not isinstance(value, bool):
                 raise ConfigError(f"frozenlake: {option} must be true or false, not {value!r}")
@@ -120,17 +124,18 @@ class FrozenLake(GridWorld):
         slippery = (
             "\nThe ice is slippery: you go where you mean to once in three times, else to one of the two sides of it."
         )
-        seen = "You are @ on a frozen lake. A dot is ice, O is a hole, G is the goal.\nReach G"
+        scene = "You are @ on a frozen lake. A dot is ice, O is a hole, G is the goal.\nReach G"
         if self.pixels:
-            seen = (
+            scene = (
                 "You are the red square on a frozen lake. Pale blue is ice, dark blue is a hole, green is the goal.\n"
                 "Reach the goal"
             )
         rules = " without entering a hole. You move one tile at a time and can't leave the lake."
-        return seen + rules + (slippery if self.slippery else "")
+        return scene + rules + (slippery if self.slippery else "")
 
     def _propose(self, random: np.random.Generator) -> str | None:
         tiles = np.full(self.size**2, ".")
+        # one permutation places agent, goal and holes on different tiles
         order = random.permutation(self.size**2)
         tiles[order[0]], tiles[order[1]] = "@", "G"
         tiles[order[2 : 2 + round(self.holes * (self.size**2 - 2))]] = "O"
@@ -149,7 +154,7 @@ class FrozenLake(GridWorld):
         return True if "*" in state else False if "X" in state else None
 
     def level(self, seed: int) -> int:
-        """Number of moves of a shortest way from start to goal."""
+        """Difficulty of an instance: the number of moves of a shortest way from start to goal."""
         return len(self._solution(self.content(seed)) or ())
 
     def _solution(self, state: str) -> list[str] | None:
@@ -158,6 +163,7 @@ class FrozenLake(GridWorld):
     def _best(self, state: str) -> str | None:
         if not self.slippery:
             return super()._best(state)
+        # with few turns left a risky way may be the likelier one: the values depend on the turns
         lake = self._lake_of(state)
         value = lake.values(self.max_turns - self._turn)[lake.place(state)]
         if not value.any():  # too late; the way to the goal all the same
@@ -167,8 +173,8 @@ class FrozenLake(GridWorld):
     def _observation(self, error: str | None) -> str | tuple[Message, ...]:
         if not self.pixels:
             return super()._observation(error)
-        seen = picture(self._state, COLOURS, {there: tile for tile, there in ENTERED.items()}, AGENT)
-        return shown(seen, ">" if self.style == "bare" else f"{NOTES[error]}Which way?")
+        image = picture(self._state, COLOURS, {symbol: tile for tile, symbol in ENTERED.items()}, AGENT)
+        return picture_message(image, ">" if self.style == "bare" else f"{NOTES[error]}Which way?")
 
     def _lake_of(self, state: str) -> Lake:
         ice = state.replace("@", ".")
@@ -179,16 +185,16 @@ class FrozenLake(GridWorld):
 
 @lru_cache(maxsize=64)
 def _lake(ice: str, slippery: bool) -> Lake:
-    """Shared by the episodes of a group: a lake remembers nothing of them."""
+    """Lake of a map, shared by the episodes of a group: it holds no state of them."""
     return Lake(ice, slippery)
 
 
 def _walk(state: str, action: str) -> str | None:
-    """The picture after a safe move without slipping."""
+    """Picture after a move without slipping; None at the edge and into a hole."""
     at = state.index("@")
-    there = tile_ahead(state, at, action)
-    if there is None or state[there] == "O":
+    next_tile = tile_ahead(state, at, action)
+    if next_tile is None or state[next_tile] == "O":
         return None
     tiles = list(state)
-    tiles[at], tiles[there] = ".", ENTERED[state[there]]
+    tiles[at], tiles[next_tile] = ".", ENTERED[state[next_tile]]
     return "".join(tiles)

@@ -1,4 +1,4 @@
-"""Base of the grid worlds: text in, text out, over a state that is its own picture.
+"""Base of the grid worlds: text in, text out, over a state that is a picture of characters.
 
 A state is a text: rows of one character per tile, separated by newlines. All that can still happen depends on it and,
 where a world has chance in it, on (seed, turn).
@@ -21,7 +21,7 @@ from gxpo.parts.protocols import Message, TimeStep
 MOVES = ("left", "down", "right", "up")  # in the order of gymnasium's toy-text worlds
 STYLES = ("chat", "bare")
 LEVEL, CHANCE = 1, 2  # first word of a stream's key
-NOTES = {  # of what is wrong with an action
+NOTES = {  # in chat style, before the picture, for an invalid action
     None: "",
     "malformed": "No action could be read. Nothing changed.\n",
     "illegal": "That is not possible here. Nothing changed.\n",
@@ -30,7 +30,7 @@ TRIES = 2000  # proposals for one instance after which the options count as impo
 
 
 def stream(*key: int) -> np.random.Generator:
-    """Random generator that depends on `key` (non-negative integers) alone."""
+    """Random generator that depends on nothing but `key` (non-negative integers)."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
@@ -41,12 +41,12 @@ def tile_ahead(picture: str, at: int, move: str) -> int | None:
     [None, 3, 1, None]
     """
     row = picture.index("\n") + 1
-    there = at + (-1, row, 1, -row)[MOVES.index(move)]
-    return there if 0 <= there < len(picture) and picture[there] != "\n" else None
+    ahead = at + (-1, row, 1, -row)[MOVES.index(move)]
+    return ahead if 0 <= ahead < len(picture) and picture[ahead] != "\n" else None
 
 
 def redraw(picture: str, tiles: Mapping[int, str]) -> str:
-    """The picture with other symbols at these indices."""
+    """Copy of the picture with other symbols at these indices."""
     symbols = list(picture)
     for at, symbol in tiles.items():
         symbols[at] = symbol
@@ -54,7 +54,7 @@ def redraw(picture: str, tiles: Mapping[int, str]) -> str:
 
 
 def draw(tiles: Iterable[str], width: int) -> str:
-    """A picture of rows of `width` from its tiles, in reading order."""
+    """Join tiles in reading order to a picture with rows of `width`."""
     symbols = "".join(tiles)
     return "\n".join(symbols[at : at + width] for at in range(0, len(symbols), width))
 
@@ -66,6 +66,7 @@ def shortest(
 
     result  (state, action) -> the next state, or None where the action is not possible
     """
+    # the first way to reach a state is a shortest one, so the states reached are never overwritten
     came_from: dict[str, tuple[str, str] | None] = {start: None}
     frontier = [start]
     while frontier:
@@ -83,6 +84,7 @@ def shortest(
 
 
 def _way_to(state: str, came_from: Mapping[str, tuple[str, str] | None]) -> list[str]:
+    """Actions that led to a state, from the start."""
     way = []
     while (step := came_from[state]) is not None:
         state, action = step
@@ -120,7 +122,7 @@ class GridWorld(ABC):
     def __post_init__(self) -> None:
         if self.style not in STYLES:
             raise ConfigError(f"{self.name}: style must be 'chat' or 'bare', not {self.style!r}")
-        self._whole("max_turns", 1, 1000)
+        self._check_whole("max_turns", 1, 1000)
         self._check()
         chat = (
             f"{self._rules()}\nYour actions: {', '.join(self.actions)}. Each turn, you may think first; then end your "
@@ -130,7 +132,7 @@ class GridWorld(ABC):
 
     @abstractmethod
     def _check(self) -> None:
-        """Refuse options that make no sense."""
+        """Raise ConfigError for invalid options of this world."""
 
     @abstractmethod
     def _rules(self) -> str:
@@ -138,7 +140,7 @@ class GridWorld(ABC):
 
     @abstractmethod
     def _propose(self, random: np.random.Generator) -> str | None:
-        """A first state; None where this proposal does not fit the options."""
+        """Draw a first state; None if it does not fit the options."""
 
     @abstractmethod
     def _result(self, state: str, action: str) -> tuple[str, float] | None:
@@ -146,11 +148,11 @@ class GridWorld(ABC):
 
     @abstractmethod
     def _verdict(self, state: str) -> bool | None:
-        """Whether the episode succeeded; None while it goes on."""
+        """Verdict on a state: True for success, False for failure, None while the episode goes on."""
 
     @abstractmethod
     def _solution(self, state: str) -> list[str] | None:
-        """A shortest list of actions that solves the episode; None if there is none."""
+        """Shortest list of actions that solves the episode from a state; None without one."""
 
     def _turn_reward(self) -> float:
         """Reward of every turn, for any action."""
@@ -165,16 +167,18 @@ class GridWorld(ABC):
             raise GxpoError(
                 f"{self.name}: the episode {'is over' if self._state else 'has not begun'}: call reset(seed)"
             )
-        named = find_action(action, self.actions)
-        outcome = None if named is None else self._result(self._state, named)
+        move = find_action(action, self.actions)
+        # an invalid action changes nothing and still takes a turn
+        outcome = None if move is None else self._result(self._state, move)
         self._turn += 1
         if outcome is None:
-            return self._time_step(self._turn_reward(), "malformed" if named is None else "illegal")
-        self._state, paid = outcome
-        return self._time_step(self._turn_reward() + paid, None)
+            return self._time_step(self._turn_reward(), "malformed" if move is None else "illegal")
+        self._state, reward = outcome
+        return self._time_step(self._turn_reward() + reward, None)
 
     def content(self, seed: int) -> str:
-        """Initial state of `seed`: equal instances have equal texts. Leaves the episode as it is."""
+        """Initial state of `seed`, a text that is equal for equal instances; the running episode is not changed."""
+        # proposals of one stream, until one fits: equal options give the same instance in every process
         random = stream(LEVEL, seed)
         for _ in range(TRIES):
             state = self._propose(random)
@@ -202,12 +206,12 @@ class GridWorld(ABC):
         self._seed, self._turn, self._state = self._read(text)
 
     def _best(self, state: str) -> str | None:
-        """The first action of a solution, which is cached and followed."""
+        """First action of a solution, which is cached for the states on its way."""
         if state not in self._route:
-            self._route, on_the_way = {}, state
+            self._route, route_state = {}, state
             for action in self._solution(state) or ():
-                self._route[on_the_way] = action
-                on_the_way, _ = self._result(on_the_way, action) or (on_the_way, 0.0)
+                self._route[route_state] = action
+                route_state, _ = self._result(route_state, action) or (route_state, 0.0)
         return self._route.get(state)
 
     @property
@@ -218,6 +222,7 @@ class GridWorld(ABC):
         return f"<action>{action}</action>" if self.style == "chat" else action[0].upper()
 
     def _time_step(self, reward: float | None, error: str | None) -> TimeStep:
+        # a success in the last turn is a success and no truncation
         verdict = self._verdict(self._state)
         truncated = verdict is None and self._turn >= self.max_turns
         return TimeStep(
@@ -231,37 +236,40 @@ class GridWorld(ABC):
         )
 
     def _observation(self, error: str | None) -> str | tuple[Message, ...]:
+        # a function of the state alone: what went wrong is in `action_error`
         if self.style == "bare":
             return f"{self._state}\n>"
-        return NOTES[error] + "\n".join(" ".join(row) for row in self._shown(self._state).split("\n"))
+        return NOTES[error] + "\n".join(" ".join(row) for row in self._drawing(self._state).split("\n"))
 
-    def _shown(self, state: str) -> str:
-        """The picture that readers of the instructions see."""
+    def _drawing(self, state: str) -> str:
+        """Picture of a state as the chat style shows it."""
         return state
 
-    def _whole(self, option: str, low: int, high: int) -> None:
-        """Refuse an option that is not a whole number in low..high."""
+    def _check_whole(self, option: str, low: int, high: int) -> None:
+        """Raise ConfigError for an option that is not a whole number from low to high."""
         value = getattr(self, option)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ConfigError(f"{self.name}: {option} must be a whole number from {low} to {high}, not {value!r}")
 
-    def _share(self, option: str, high: float) -> None:
-        """Refuse an option that is not a share in 0..high."""
+    def _check_share(self, option: str, high: float) -> None:
+        """Raise ConfigError for an option that is not a number from 0 to high."""
         value = getattr(self, option)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
             raise ConfigError(f"{self.name}: {option} must be a number from 0 to {high}, not {value!r}")
 
     def _read(self, text: str) -> tuple[int, int, str]:
+        """Parse a snapshot as (seed, turn, state); GxpoError for anything else."""
+        # a state that no episode reaches may pass, but none on which another method fails
         try:
             fields = json.loads(text)
             seed, turn, state = fields["seed"], fields["turn"], fields["state"]
             rows = state.split("\n")
-            sound = type(seed) is int and type(turn) is int and min(seed, turn) >= 0
-            sound &= not state or len({len(row) for row in rows}) == 1 < len(rows)
-            sound &= not state or sum(state.count(symbol) for symbol in self.agents) == 1
-            sound &= set(state) <= {*self.agents, *self.tiles, "\n"}
+            is_valid = type(seed) is int and type(turn) is int and min(seed, turn) >= 0
+            is_valid &= not state or len({len(row) for row in rows}) == 1 < len(rows)
+            is_valid &= not state or sum(state.count(symbol) for symbol in self.agents) == 1
+            is_valid &= set(state) <= {*self.agents, *self.tiles, "\n"}
         except (ValueError, KeyError, TypeError, AttributeError):
-            sound = False
-        if not sound:
+            is_valid = False
+        if not is_valid:
             raise GxpoError(f"{self.name}: this is no snapshot of it: {text[:80]!r}")
         return seed, turn, state

@@ -15,13 +15,14 @@ LINE = (90, 100, 115)
 
 
 def picture(state: str, colours: Mapping[str, Colour], agents: Mapping[str, str], agent: Colour) -> Pixels:
-    """Pixels [64, 64, 3] of a state: rows of one character per tile, separated by newlines.
+    """Draw a state (rows of one character per tile, separated by newlines) as pixels [64, 64, 3].
 
     colours  of tiles, by character
     agents   characters that show where the agent is -> the tile that it stands on
     """
     rows = state.split("\n")
     pixels = canvas(SIDE, SIDE, LINE)
+    # edges are rounded from the whole picture, so any number of rows fills all of it
     for i, row in enumerate(rows):
         top, bottom = SIDE * i // len(rows), SIDE * (i + 1) // len(rows)
         for j, tile in enumerate(row):

@@ -1,4 +1,4 @@
-"""KeyDoor: fetch the key, open the door in the wall, reach the goal behind it."""
+"""KeyDoor: a grid world in which the agent fetches a key, opens a door in a wall and reaches the goal behind it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class KeyDoor(GridWorld):
     tiles: ClassVar[str] = "#.KDG"
 
     def _check(self) -> None:
-        self._whole("size", 3, 10)
+        self._check_whole("size", 3, 10)
 
     def _rules(self) -> str:
         return (
@@ -43,16 +43,17 @@ class KeyDoor(GridWorld):
         )
 
     def _propose(self, random: np.random.Generator) -> str | None:
+        # a wall of one column with a door in it; the picture is turned at random at the end
         tiles = np.full((self.size, self.size), ".")
         wall = int(random.integers(1, self.size - 1))
         tiles[:, wall] = "#"
         tiles[random.integers(self.size), wall] = "D"
         sides = [tiles[:, :wall], tiles[:, wall + 1 :]]
-        here, there = sides if random.integers(2) else sides[::-1]
-        agent, key = random.permutation(here.size)[:2]
-        here[divmod(agent, here.shape[1])] = "@"
-        here[divmod(key, here.shape[1])] = "K"
-        there[divmod(random.integers(there.size), there.shape[1])] = "G"
+        agent_side, goal_side = sides if random.integers(2) else sides[::-1]
+        agent, key = random.permutation(agent_side.size)[:2]
+        agent_side[divmod(agent, agent_side.shape[1])] = "@"
+        agent_side[divmod(key, agent_side.shape[1])] = "K"
+        goal_side[divmod(random.integers(goal_side.size), goal_side.shape[1])] = "G"
         picture = draw((tiles.T if random.integers(2) else tiles).ravel(), self.size)
         way = self._solution(picture)
         return picture if way is not None and len(way) <= self.max_turns else None
@@ -61,16 +62,17 @@ class KeyDoor(GridWorld):
         agent = "&" if "&" in state else "@"
         at = state.index(agent)
         if action == "pickup":
-            key = _beside(state, at, "K")
+            key = _neighbour(state, at, "K")
             return None if key is None else (redraw(state, {at: "&", key: "."}), 0.0)
         if action == "open":
-            door = _beside(state, at, "D") if agent == "&" else None
+            door = _neighbour(state, at, "D") if agent == "&" else None
             return None if door is None else (redraw(state, {at: "@", door: "."}), 0.0)
-        there = tile_ahead(state, at, action)
-        if there is None or state[there] not in ".G":
+        # a key and a locked door are obstacles: only floor and the goal can be entered
+        ahead = tile_ahead(state, at, action)
+        if ahead is None or state[ahead] not in ".G":
             return None
-        arrived = state[there] == "G"
-        return redraw(state, {at: ".", there: "*" if arrived else agent}), float(arrived)
+        arrived = state[ahead] == "G"
+        return redraw(state, {at: ".", ahead: "*" if arrived else agent}), float(arrived)
 
     def _verdict(self, state: str) -> bool | None:
         return True if "*" in state else None
@@ -83,7 +85,7 @@ class KeyDoor(GridWorld):
         return shortest(state, self.actions, after, lambda reached: "*" in reached)
 
 
-def _beside(state: str, at: int, symbol: str) -> int | None:
-    """Where `symbol` is next to the tile at index `at`; None where it is not."""
-    beside = (tile_ahead(state, at, move) for move in MOVES)
-    return next((there for there in beside if there is not None and state[there] == symbol), None)
+def _neighbour(state: str, at: int, symbol: str) -> int | None:
+    """Index of a tile with `symbol` next to the tile at index `at`; None if there is none."""
+    neighbours = (tile_ahead(state, at, move) for move in MOVES)
+    return next((tile for tile in neighbours if tile is not None and state[tile] == symbol), None)

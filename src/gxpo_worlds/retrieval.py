@@ -10,7 +10,7 @@ import numpy as np
 from gxpo.base.errors import need
 
 WORD = re.compile(r"[a-z0-9]+")
-# words that say nothing about which text is meant
+# words in nearly every text, which would only blur the ranking
 COMMON = "a an and are at by for from has have how in is it its of on or the to was were what which with"
 STOP = frozenset(COMMON.split())
 
@@ -42,9 +42,10 @@ class Retriever:
         >>> Retriever(["red shoe", "blue shoe", "a red and red boot"]).search("the RED boot", 5)
         [2, 0]
         """
-        asked = sorted(set(words(query)))
-        if not asked:
+        query_words = sorted(set(words(query)))
+        if not query_words:
             return []
-        scores = np.round(self._index.get_scores(asked), 9)
+        # sums in another order differ in the last digits: rounded, they tie, and a stable sort keeps the texts' order
+        scores = np.round(self._index.get_scores(query_words), 9)
         best = np.argsort(-scores, kind="stable")[:k]
         return [int(i) for i in best if scores[i] > 0]

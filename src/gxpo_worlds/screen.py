@@ -1,4 +1,4 @@
-"""Base of the worlds that are seen: a picture and a short text every turn, and an action in text."""
+"""Base of the visual worlds: a picture and a short text every turn, an action in text."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Level = TypeVar("Level")
 Action = TypeVar("Action")
 
 
-def shown(pixels: Pixels, text: str) -> tuple[Message, ...]:
-    """An observation: a picture [H, W, 3] uint8 and a text, as one message of the user's."""
+def picture_message(pixels: Pixels, text: str) -> tuple[Message, ...]:
+    """Observation of a picture [H, W, 3] uint8 and a text, as one message of the user's."""
     parts = [{"type": "image", "image": pixels}, {"type": "text", "text": text}]
     return ({"role": "user", "content": parts},)
 
 
 @dataclass(kw_only=True)
 class ScreenWorld(ABC, Generic[Level, Action]):
-    """Base of worlds that are seen. Options (the fields), seed and actions determine everything: the seed makes a
-    level, which stays, and the rest is a state, a text.
+    """Base of visual worlds. Options (the fields), seed and actions determine everything: the seed makes a level, which
+    stays the same, and the state is a text.
 
     style      "chat": for models that read instructions; an action may have reasoning before it and is asked for as
                `<action>...</action>`; the text says what went wrong.
@@ -66,23 +66,23 @@ class ScreenWorld(ABC, Generic[Level, Action]):
         self.instructions = chat if self.style == "chat" else ""
 
     def _check(self) -> None:  # most worlds have no more options
-        """Refuse options that make no sense."""
+        """Raise ConfigError for invalid options of this world."""
 
     @abstractmethod
     def _rules(self) -> str:
-        """What is seen, what to do, and the actions."""
+        """Instructions: the picture, the aim, and the actions."""
 
     @abstractmethod
     def _make(self, seed: int) -> Level:
-        """The level of a seed."""
+        """Make the level of a seed."""
 
     @abstractmethod
     def content(self, seed: int) -> str:
-        """The level of `seed` as a text: equal levels have equal texts. Leaves the episode as it is."""
+        """Level of `seed` as a text that is equal for equal levels; the running episode is not changed."""
 
     @abstractmethod
     def _read(self, text: str) -> Action | None:
-        """The action in a text; None where there is none."""
+        """Parse the action in a text; None if there is none."""
 
     @abstractmethod
     def _result(self, state: str, action: Action) -> str | None:
@@ -90,19 +90,19 @@ class ScreenWorld(ABC, Generic[Level, Action]):
 
     @abstractmethod
     def _verdict(self, state: str) -> bool | None:
-        """Whether the episode succeeded; None while it goes on."""
+        """Verdict on a state: True for success, False for failure, None while the episode goes on."""
 
     def _notes(self, action: Action | None) -> Mapping[str, Any]:
-        """What the turn's `info` says of its action; None: none could be read."""
+        """Entries for the turn's `info` about its action, which is None if none could be read."""
         return {}
 
     @abstractmethod
     def _picture(self, state: str) -> Pixels:
-        """What is seen."""
+        """Picture of a state, [H, W, 3]."""
 
     @abstractmethod
     def _question(self, state: str) -> str:
-        """What is asked, in a few words."""
+        """Text beside the picture: the question in a few words."""
 
     @abstractmethod
     def _legal(self, state: str) -> list[str]:
@@ -110,11 +110,11 @@ class ScreenWorld(ABC, Generic[Level, Action]):
 
     @abstractmethod
     def _best(self, state: str) -> str:
-        """What an expert does, who knows the level."""
+        """Action of an expert who knows the level."""
 
     @abstractmethod
-    def _sound(self, state: str) -> bool:
-        """Whether a text is a state of this level."""
+    def _is_state(self, state: str) -> bool:
+        """Return True if a text is a state of this level."""
 
     def reset(self, seed: int) -> TimeStep:
         self._level, self._seed, self._turn, self._state = self._make(seed), seed, 0, self.first
@@ -125,13 +125,14 @@ class ScreenWorld(ABC, Generic[Level, Action]):
             raise GxpoError(
                 f"{self.name}: the episode {'is over' if self._state else 'has not begun'}: call reset(seed)"
             )
-        said = self._read(action_text(action))
-        after = None if said is None else self._result(self._state, said)
+        parsed = self._read(action_text(action))
+        # an invalid action changes nothing and still takes a turn
+        after = None if parsed is None else self._result(self._state, parsed)
         self._turn += 1
         if after is None:
-            return self._time_step("malformed" if said is None else "illegal", self._notes(said))
+            return self._time_step("malformed" if parsed is None else "illegal", self._notes(parsed))
         self._state = after
-        return self._time_step(None, self._notes(said))
+        return self._time_step(None, self._notes(parsed))
 
     def legal(self) -> tuple[str, ...]:
         """Some of the actions that change the state, as `step` takes them; none once the episode is over."""
@@ -150,14 +151,15 @@ class ScreenWorld(ABC, Generic[Level, Action]):
         try:
             fields = json.loads(text)
             seed, turn, state = fields["seed"], fields["turn"], fields["state"]
-            fair = type(seed) is int and type(turn) is int and min(seed, turn) >= 0 and isinstance(state, str)
+            is_valid = type(seed) is int and type(turn) is int and min(seed, turn) >= 0 and isinstance(state, str)
         except (ValueError, KeyError, TypeError):
-            fair, seed, turn, state = False, 0, 0, ""
+            is_valid, seed, turn, state = False, 0, 0, ""
         level: Any = self._level
-        if fair:
+        # a state can only be judged against its level; the old one comes back if it does not fit
+        if is_valid:
             self._level = self._make(seed)
-            fair = not state or self._sound(state)
-        if not fair:
+            is_valid = not state or self._is_state(state)
+        if not is_valid:
             self._level = level
             raise GxpoError(f"{self.name}: this is no snapshot of it: {text[:80]!r}")
         self._seed, self._turn, self._state = seed, turn, state
@@ -170,11 +172,12 @@ class ScreenWorld(ABC, Generic[Level, Action]):
         return f"<action>{action}</action>" if self.style == "chat" else action
 
     def _time_step(self, error: str | None, info: Mapping[str, Any] | None = None) -> TimeStep:
+        # a success in the last turn is a success and no truncation
         verdict = self._verdict(self._state)
         truncated = verdict is None and self._turn >= self.max_turns
         note = NOTES[error] if self.style == "chat" else ""
         return TimeStep(
-            observation=shown(self._picture(self._state), note + self._question(self._state)),
+            observation=picture_message(self._picture(self._state), note + self._question(self._state)),
             state=self._state,
             done=truncated or verdict is not None,
             success=False if truncated else verdict,

@@ -1,4 +1,4 @@
-"""Shop environment: find a product, choose its options and buy it."""
+"""Shop: find a product that meets a goal, choose its options and buy it."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class Shop:
             raise ConfigError(f"shop: style must be 'chat' or 'bare', not {self.style!r}")
         if not isinstance(self.partial, bool):
             raise ConfigError(f"shop: partial must be true or false, not {self.partial!r}")
-        _whole("products", self.products, *POSSIBLE[self.style], otherwise=0)
-        _whole("catalogue", self.catalogue, 0, 2**32)
-        _whole("max_turns", self.max_turns, 1, 10_000)
+        _check_whole("products", self.products, *POSSIBLE[self.style], otherwise=0)
+        _check_whole("catalogue", self.catalogue, 0, 2**32)
+        _check_whole("max_turns", self.max_turns, 1, 10_000)
         self.instructions = INSTRUCTIONS if self.style == "chat" else ""
         self._bare = self.style == "bare"
         self._home = Place(query="") if self._bare else Place()
@@ -87,19 +87,19 @@ class Shop:
                 f"shop: the episode {'has not begun' if self._seed is None else 'is over'}: call reset(seed)"
             )
         view = self._view()
-        wanted = read_bare(action, view) if self._bare else read_chat(action)
+        parsed = read_bare(action, view) if self._bare else read_chat(action)
         self._turn += 1
-        if wanted is None:
+        if parsed is None:
             return self._time_step("malformed", "No action could be read.")
-        if not self._possible(wanted, view):
-            return self._time_step("illegal", f"{write_chat(wanted)} is not possible here.")
-        if wanted.verb == "buy":
+        if not self._possible(parsed, view):
+            return self._time_step("illegal", f"{write_chat(parsed)} is not possible here.")
+        if parsed.verb == "buy":
             return self._buy(view)
-        self._place = self._after(wanted)
+        self._place = self._after(parsed)
         return self._time_step()
 
     def content(self, seed: int) -> str:
-        """The goal; in bare style with the products, in any order."""
+        """Goal of a seed as JSON; in bare style with the products, sorted, as their order does not matter."""
         goal, products = self._instance(seed)
         if self._shared:
             return json.dumps(asdict(goal))
@@ -133,11 +133,11 @@ class Shop:
             saved = json.loads(text)
             seed, turn, sold, place = saved["seed"], saved["turn"], saved["sold"], saved["place"]
             filters, chosen = tuple(place["filters"]), tuple((name, value) for name, value in place["chosen"])
-            there = Place(**{**place, "filters": filters, "chosen": chosen})
+            position = Place(**{**place, "filters": filters, "chosen": chosen})
             self._enter(seed)
-            if (there.item is not None and there.item not in self._products) or type(turn) is not int:
-                raise KeyError(there.item)
-            self._turn, self._sold, self._place = turn, bool(sold), there
+            if (position.item is not None and position.item not in self._products) or type(turn) is not int:
+                raise KeyError(position.item)
+            self._turn, self._sold, self._place = turn, bool(sold), position
             self._screen()
         except (ValueError, KeyError, TypeError) as error:
             self._seed = None
@@ -171,21 +171,21 @@ class Shop:
 
     def _view(self) -> View:
         place, per_page = self._place, PER_PAGE[self.style]
-        found = self._listed(place.query, place.filters)
-        shown = found[place.page * per_page : (place.page + 1) * per_page]
+        listed = self._listed(place.query, place.filters)
+        page_products = listed[place.page * per_page : (place.page + 1) * per_page]
         item = None if place.item is None else self._products[place.item]
-        return View(self._goal, place, item, shown, found, pages=-(-len(found) // per_page))
+        return View(self._goal, place, item, page_products, listed, pages=-(-len(listed) // per_page))
 
     def _screen(self) -> str:
         return bare_screen(self._view()) if self._bare else chat_screen(self._view())
 
-    # what an action does
+    # ------------------------------------------------------------ actions
     def _candidates(self, view: View) -> list[Action]:
         if view.item is not None:
             options = [Action("choose", value) for values in view.item.options.values() for value in values]
             return [*options, Action("buy"), Action("back")]
         features = common_features(view) if self._shared else list("klmrgb")
-        opened = [Action("click", product.name) for product in view.shown]
+        opened = [Action("click", product.name) for product in view.page_products]
         narrowed = [Action("filter", name) for name in (*features, f"under {view.goal.price}")]
         return [*opened, *narrowed, Action("next"), Action("prev"), Action("back"), _search(view.goal)]
 
@@ -198,15 +198,17 @@ class Shop:
         if verb == "search":
             return not self._bare and bool(words(argument))
         if verb == "click":
-            return argument in (product.name.lower() for product in view.shown)
+            return argument in (product.name.lower() for product in view.page_products)
         if verb == "filter":
-            return argument not in place.filters and bool(self._listed(place.query, _with(place.filters, argument)))
+            return argument not in place.filters and bool(
+                self._listed(place.query, _with_filter(place.filters, argument))
+            )
         if verb == "back":
             return place != self._home
         return (verb == "next" and place.page + 1 < view.pages) or (verb == "prev" and place.page > 0)
 
     def _after(self, action: Action) -> Place:
-        """Position after a possible action."""
+        """Place after a possible action."""
         place, argument = self._place, action.argument
         if action.verb == "search":
             return Place(query=" ".join(words(argument)))
@@ -217,13 +219,13 @@ class Shop:
             new = {name: value for name, values in options for value in values if value.lower() == argument}
             return replace(place, chosen=tuple(sorted((dict(place.chosen) | new).items())))
         if action.verb == "filter":
-            return replace(place, filters=_with(place.filters, argument), page=0)
+            return replace(place, filters=_with_filter(place.filters, argument), page=0)
         if action.verb == "back":
             return self._home if place.item is None else replace(place, item=None, chosen=())
         return replace(place, page=place.page + (1 if action.verb == "next" else -1))
 
     def _time_step(self, error: str | None = None, note: str = "") -> TimeStep:
-        """Time step after an action that bought nothing. In bare style it depends on the place alone."""
+        """Time step after an action other than a purchase. In bare style the screen depends on the place alone."""
         screen = f"{note}\n{self._screen()}" if note and not self._bare else self._screen()
         success = False if self._over else None
         return TimeStep(screen, self._place.id, 0.0, self._over, success, error, truncated=self._over)
@@ -234,25 +236,27 @@ class Shop:
         verdict = judge(self._goal, item, dict(view.place.chosen))
         parts: dict[str, Any] = {"bought": item.name, **asdict(verdict)}
         receipt = "" if self._bare else chat_receipt(item, verdict)
-        paid = verdict.reward if self.partial else float(verdict.success)
-        return TimeStep(receipt, f"{view.place.id}|sold", paid, True, verdict.success, info=parts)
+        reward = verdict.reward if self.partial else float(verdict.success)
+        return TimeStep(receipt, f"{view.place.id}|sold", reward, True, verdict.success, info=parts)
 
     def _best(self, view: View) -> Action:
         goal, place = view.goal, view.place
+        # an open product: choose what the goal wants and buy, or leave it if it does not fit
         if view.item is not None:
             chosen = dict(place.chosen)
             missing = [value for name, value in goal.options.items() if chosen.get(name) != value]
-            wanted = Action("choose", missing[0]) if missing else Action("buy")
-            return wanted if fits(goal, view.item) else Action("back")
-        if not any(fits(goal, product) for product in view.found):
+            purchase = Action("choose", missing[0]) if missing else Action("buy")
+            return purchase if fits(goal, view.item) else Action("back")
+        if not any(fits(goal, product) for product in view.listed):
             return _search(goal) if place.query is None else Action("back")
-        for product in view.shown:
+        for product in view.page_products:
             if fits(goal, product):
                 return Action("click", product.name)
+        # no fitting product on this page: a filter that shortens the list is better than turning pages
         for name in (goal.kind, *goal.attributes, f"under {goal.price}"):
-            if len(self._listed(place.query, _with(place.filters, name))) < len(view.found):
+            if len(self._listed(place.query, _with_filter(place.filters, name))) < len(view.listed):
                 return Action("filter", name)
-        first = next(i for i, product in enumerate(view.found) if fits(goal, product))
+        first = next(i for i, product in enumerate(view.listed) if fits(goal, product))
         return Action("next" if first >= (place.page + 1) * PER_PAGE[self.style] else "prev")
 
 
@@ -262,17 +266,17 @@ def _passes(product: Product, name: str) -> bool:
     return name == product.kind or name in product.attributes
 
 
-def _with(filters: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """The filters with one more; a price limit takes the place of another."""
-    kept = {other for other in filters if not (PRICE.fullmatch(other) and PRICE.fullmatch(name))}
-    return tuple(sorted(kept | {name}))
+def _with_filter(filters: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """Add a filter; a new price limit replaces an earlier one."""
+    others = {other for other in filters if not (PRICE.fullmatch(other) and PRICE.fullmatch(name))}
+    return tuple(sorted(others | {name}))
 
 
 def _search(goal: Goal) -> Action:
     return Action("search", " ".join((*goal.attributes, goal.kind, *goal.options.values())).lower())
 
 
-def _whole(option: str, value: object, low: int, high: int, otherwise: int | None = None) -> None:
-    """Refuse an option that is not a whole number from `low` to `high`, or `otherwise`."""
+def _check_whole(option: str, value: object, low: int, high: int, otherwise: int | None = None) -> None:
+    """Raise ConfigError for an option that is neither a whole number from `low` to `high` nor `otherwise`."""
     if type(value) is not int or not (low <= value <= high or value == otherwise):
         raise ConfigError(f"shop: {option} must be a whole number from {low} to {high}, not {value!r}")

@@ -1,4 +1,4 @@
-"""Products, customers' goals, and the score of a purchase."""
+"""Catalogue of the shop: generated products, customers' goals, and the score of a purchase."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ COLOURS = ("black", "white", "red", "blue", "green", "grey", "brown", "yellow")
 
 
 class Department(NamedTuple):
+    """Kinds of products of a department, with the attributes and sizes that they may have."""
+
     kinds: tuple[str, ...]
     attributes: tuple[str, ...]
     sizes: tuple[str, ...]
@@ -54,7 +56,7 @@ DEPARTMENTS = {
 
 @dataclass(frozen=True)
 class Product:
-    """A product: `options` are the buyer's choices, by name; `price` in dollars."""
+    """Product of the shop; `options` are the values that a buyer chooses from, by name; `price` in dollars."""
 
     name: str
     title: str
@@ -67,7 +69,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Goal:
-    """What the customer wants; `price` is the maximum."""
+    """Goal of a customer; `price` is the highest in dollars."""
 
     department: str
     kind: str
@@ -96,7 +98,9 @@ class Verdict:
 
 
 def judge(goal: Goal, product: Product, chosen: Mapping[str, str]) -> Verdict:
-    """Score by type (1 for the kind, 0.5 for another of its department, else 0), attributes, chosen options and price.
+    """Score a purchase by type, attributes, chosen options and price.
+
+    The type is 1 for the goal's kind, 0.5 for another kind of its department, else 0.
 
     The reward is type * (attributes + options + price) / (wanted attributes + wanted options + 1), the price counting
     1 where it is not above the goal's. The form is WebShop's (arXiv:2207.01206, equation 1); the type is read from the
@@ -112,13 +116,14 @@ def judge(goal: Goal, product: Product, chosen: Mapping[str, str]) -> Verdict:
 
 
 def fits(goal: Goal, product: Product) -> bool:
-    """Whether the product, with the right options chosen, meets the whole goal."""
+    """Return True if a product, with the right options chosen, meets the whole goal."""
+    # an option that the product lacks stays unchosen, and its point is lost
     offered = {name: value for name, value in goal.options.items() if value in product.options.get(name, ())}
     return judge(goal, product, offered).success
 
 
 def some(random: np.random.Generator, things: Sequence[str], count: int) -> tuple[str, ...]:
-    """`count` distinct random things, in the order of `things`."""
+    """Draw `count` distinct things, in the order of `things`."""
     return tuple(things[int(i)] for i in sorted(random.choice(len(things), size=count, replace=False)))
 
 
@@ -129,6 +134,7 @@ class Catalogue:
         self.products = {product.name: product for product in products}
         self._names = list(self.products)
         self._retriever = Retriever([_searched(product) for product in products])
+        # every turn lists the products of its query again
         self.search = lru_cache(maxsize=1024)(self._search)  # a page is looked at many times
 
     def _search(self, query: str, k: int) -> tuple[str, ...]:
@@ -143,8 +149,9 @@ def _searched(product: Product) -> str:
 
 @lru_cache(maxsize=8)
 def catalogue(seed: int, count: int) -> Catalogue:
-    """Catalogue of a seed, made once per process. Kinds take turns, so each has its share of the `count`."""
+    """Catalogue of a seed, made once per process, with equal shares of all kinds."""
     random = stream(CATALOGUE, seed, count)
+    # kinds take turns, so that each has its share whatever `count` is
     kinds = [(name, kind) for name, department in DEPARTMENTS.items() for kind in department.kinds]
     return Catalogue([_product(random, f"P{i:03d}", *kinds[i % len(kinds)]) for i in range(count)])
 
@@ -161,8 +168,8 @@ def _product(random: np.random.Generator, name: str, department: str, kind: str)
 
 
 def goal_of(random: np.random.Generator, products: Sequence[Product]) -> Goal:
-    """A customer's goal that one of the products meets: two of its attributes, one of each of its options, and at most
-    its price rounded up to the next ten."""
+    """Draw a customer's goal that one of the products meets: two of its attributes, one value of each of its options,
+    and its price rounded up to the next ten."""
     product = products[int(random.integers(len(products)))]
     options = {name: values[int(random.integers(len(values)))] for name, values in product.options.items()}
     attributes = some(random, product.attributes, 2)
@@ -170,8 +177,8 @@ def goal_of(random: np.random.Generator, products: Sequence[Product]) -> Goal:
 
 
 def little_shop(random: np.random.Generator, count: int) -> tuple[list[Product], Goal]:
-    """A small shop: `count` products of single letters and digits, and a goal that one of them meets: a kind (k, l, m),
-    an attribute (r, g, b), a size (1, 2, 3) and the highest price (a digit)."""
+    """Draw a small shop: `count` products of single letters and digits, and a goal that one of them meets: a kind
+    (k, l, m), an attribute (r, g, b), a size (1, 2, 3) and the highest price (a digit)."""
     products = [
         Product(
             name=chr(ord("A") + i),
@@ -184,6 +191,7 @@ def little_shop(random: np.random.Generator, count: int) -> tuple[list[Product],
         )
         for i in range(count)
     ]
+    # the goal is read off one product, which then pays in full
     best = products[int(random.integers(count))]
     size = best.options["size"][int(random.integers(2))]
     price = int(random.integers(best.price, 10))

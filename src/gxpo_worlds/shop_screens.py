@@ -21,7 +21,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """The customer's position. `query` None: the start page, nothing is listed yet; `item` None: the list."""
+    """Place of the customer. `query` None: the start page, nothing is listed yet; `item` None: the list."""
 
     query: str | None = None
     filters: tuple[str, ...] = ()
@@ -37,13 +37,13 @@ class Place:
 
 
 class View(NamedTuple):
-    """Contents of a screen: `shown` are the products of the page, `found` all listed ones, on `pages` pages."""
+    """Contents of a screen: `page_products` of the page, all `listed` ones on `pages` pages."""
 
     goal: Goal
     place: Place
     item: Product | None
-    shown: Sequence[Product]
-    found: Sequence[Product]
+    page_products: Sequence[Product]
+    listed: Sequence[Product]
     pages: int
 
 
@@ -72,12 +72,13 @@ def read_chat(text: str) -> Action | None:
     >>> read_chat("Let me look. <action>search[red  Shoes]</action>"), read_chat("Buy"), read_chat("I buy it")
     (Action(verb='search', argument='red shoes'), Action(verb='buy', argument=''), None)
     """
-    said = action_text(text)
-    if match := WITH_ARGUMENT.fullmatch(said):
+    action = action_text(text)
+    if match := WITH_ARGUMENT.fullmatch(action):
+        # several wordings of a price limit become one filter
         argument = " ".join(match[2].lower().split())
         price = PRICE_SAID.fullmatch(argument)
         return Action(match[1].lower(), f"under {int(price[1])}" if price else argument)
-    match = WITHOUT_ARGUMENT.fullmatch(said)
+    match = WITHOUT_ARGUMENT.fullmatch(action)
     return Action(match[1].lower()) if match else None
 
 
@@ -96,8 +97,8 @@ def chat_screen(view: View) -> str:
     else:
         lines, possible = _chat_list(view)
     options = ", ".join(f"{name} {value}" for name, value in goal.options.items())
-    wanted = f"{goal.kind}, {' and '.join(goal.attributes)}, {options}, for at most {goal.price} dollars"
-    return "\n".join((f"Goal: {wanted}.", *lines, f"Possible: {', '.join(possible)}"))
+    goal_text = f"{goal.kind}, {' and '.join(goal.attributes)}, {options}, for at most {goal.price} dollars"
+    return "\n".join((f"Goal: {goal_text}.", *lines, f"Possible: {', '.join(possible)}"))
 
 
 def _chat_item(item: Product, chosen: dict[str, str]) -> tuple[list[str], list[str]]:
@@ -112,11 +113,12 @@ def _chat_list(view: View) -> tuple[list[str], list[str]]:
     place = view.place
     narrowed = f", filtered by {', '.join(place.filters)}" if place.filters else ""
     page = f", page {place.page + 1} of {view.pages}" if view.pages else ""
-    lines = [f'Results for "{place.query}"{narrowed}: {len(view.found)} products{page}.']
-    lines += [f"[{product.name}] {product.title}, {product.price} dollars" for product in view.shown]
+    lines = [f'Results for "{place.query}"{narrowed}: {len(view.listed)} products{page}.']
+    lines += [f"[{product.name}] {product.title}, {product.price} dollars" for product in view.page_products]
     if features := common_features(view):
         lines.append(f"Features: {', '.join(features)}")
-    possible = ["click[product]", "filter[feature]", "filter[under price]"] if view.shown else []
+    possible = ["click[product]", "filter[feature]", "filter[under price]"] if view.page_products else []
+    # turning a page is offered only where there is one
     if place.page + 1 < view.pages:
         possible.append("next")
     if place.page:
@@ -125,31 +127,32 @@ def _chat_list(view: View) -> tuple[list[str], list[str]]:
 
 
 def common_features(view: View) -> list[str]:
-    """The most common attributes of the listed products that not all of them have."""
-    count = Counter(attribute for product in view.found for attribute in product.attributes)
-    telling = [attribute for attribute in count if count[attribute] < len(view.found)]
+    """Most common attributes of the listed products, without those that all of them have."""
+    count = Counter(attribute for product in view.listed for attribute in product.attributes)
+    # a filter that every product passes would change nothing
+    telling = [attribute for attribute in count if count[attribute] < len(view.listed)]
     return sorted(telling, key=lambda attribute: (-count[attribute], attribute))[:FILTERS_NAMED]
 
 
 def chat_receipt(product: Product, verdict: Verdict) -> str:
-    """The last screen, after the purchase."""
+    """Last screen, after the purchase."""
     return f"You bought {product.name}, {product.title}. Score: {verdict.reward:.2f}"
 
 
 def read_bare(text: str, view: View) -> Action | None:
     """Parse a single-character action: a digit chooses, a capital opens, `$` filters by the goal's price."""
-    said = text.strip()
-    if len(said) != 1 or not said.isascii():
+    character = text.strip()
+    if len(character) != 1 or not character.isascii():
         return None
-    if said in BARE:
-        return Action(BARE[said])
-    if said in "ABCDEFGHIJKL":
-        return Action("click", said.lower())
-    if said in "klmrgb":
-        return Action("filter", said)
-    if said == "$":
+    if character in BARE:
+        return Action(BARE[character])
+    if character in "ABCDEFGHIJKL":
+        return Action("click", character.lower())
+    if character in "klmrgb":
+        return Action("filter", character)
+    if character == "$":
         return Action("filter", f"under {view.goal.price}")
-    return Action("choose", said) if said in "123" else None
+    return Action("choose", character) if character in "123" else None
 
 
 def write_bare(action: Action) -> str:
@@ -168,12 +171,13 @@ def bare_screen(view: View) -> str:
     >
     """
     goal, place = view.goal, view.place
+    # equal places have equal screens: filters are kept sorted
     filters = "".join(write_bare(Action("filter", name)) for name in place.filters)
-    wanted = f"{goal.kind}{''.join(goal.attributes)}{goal.options['size']} {goal.price}"
+    goal_text = f"{goal.kind}{''.join(goal.attributes)}{goal.options['size']} {goal.price}"
     if view.item is not None:
-        return f"{wanted}\n{_bare_item(view.item)} ={dict(place.chosen).get('size', '.')}\n>"
+        return f"{goal_text}\n{_bare_item(view.item)} ={dict(place.chosen).get('size', '.')}\n>"
     turn = "+" * (place.page + 1 < view.pages) + "-" * (place.page > 0)
-    lines = [f"{wanted} {filters}".rstrip(), *map(_bare_item, view.shown), turn, ">"]
+    lines = [f"{goal_text} {filters}".rstrip(), *map(_bare_item, view.page_products), turn, ">"]
     return "\n".join(line for line in lines if line)
 
 

@@ -47,11 +47,11 @@ class Sokoban(GridWorld):
     tiles: ClassVar[str] = "#-.$*"
 
     def _check(self) -> None:
-        self._whole("size", 5, 8)
-        self._whole("boxes", 1, 3)
-        self._share("walls", 0.4)
-        self._whole("min_pushes", 1, 20)
-        self._whole("max_pushes", self.min_pushes, 40)
+        self._check_whole("size", 5, 8)
+        self._check_whole("boxes", 1, 3)
+        self._check_share("walls", 0.4)
+        self._check_whole("min_pushes", 1, 20)
+        self._check_whole("max_pushes", self.min_pushes, 40)
         if not isinstance(self.shaped, bool):
             raise ConfigError(f"sokoban: shaped must be true or false, not {self.shaped!r}")
 
@@ -71,8 +71,9 @@ class Sokoban(GridWorld):
         tiles[order[walls : walls + self.boxes]] = "*"
         tiles[order[walls + self.boxes]] = "@"
         board, solved = read(draw(tiles, inside))
+        # without boxes: can the agent reach every tile of the floor?
         if len(board.walks((solved[0], frozenset()))) < len(board.ways):
-            return None  # part of the floor is cut off
+            return None
         agent, boxes = self._backwards(board, solved, random)
         picture = draw(tiles, inside).replace("@", "-").replace("*", ".")
         picture = redraw(picture, {at: BOX_ON[picture[at]] for at in boxes} | {agent: STEPPED_ON[picture[agent]]})
@@ -82,7 +83,7 @@ class Sokoban(GridWorld):
         return picture if len(solution[0]) <= self.max_turns else None
 
     def _backwards(self, board: Board, position: Position, random: np.random.Generator) -> Position:
-        """Undo pushes at random without ever coming back, then put the agent anywhere it can walk to."""
+        """Undo pushes at random without repeating a position of the boxes, then walk the agent to a random tile."""
         met = {position[1]}
         for _ in range(int(random.integers(self.min_pushes, 2 * self.max_pushes + 1))):
             before = [earlier for earlier in board.before_push(position) if earlier[1] not in met]
@@ -95,13 +96,14 @@ class Sokoban(GridWorld):
 
     def _result(self, state: str, action: str) -> tuple[str, float] | None:
         at = next(i for i, tile in enumerate(state) if tile in AGENT)
-        there = tile_ahead(state, at, action)
-        if there is None or state[there] == "#":
+        ahead = tile_ahead(state, at, action)
+        if ahead is None or state[ahead] == "#":
             return None
-        tiles = {at: LEFT_BEHIND[state[at]], there: STEPPED_ON[state[there]]}
-        if state[there] not in "$*":
+        tiles = {at: LEFT_BEHIND[state[at]], ahead: STEPPED_ON[state[ahead]]}
+        # no box ahead: a plain move
+        if state[ahead] not in "$*":
             return redraw(state, tiles), 0.0
-        beyond = tile_ahead(state, there, action)
+        beyond = tile_ahead(state, ahead, action)
         if beyond is None or state[beyond] not in BOX_ON:
             return None
         after = redraw(state, {**tiles, beyond: BOX_ON[state[beyond]]})
@@ -120,6 +122,6 @@ class Sokoban(GridWorld):
         solution = solve(state)
         return None if solution is None else solution[0]
 
-    def _shown(self, state: str) -> str:
+    def _drawing(self, state: str) -> str:
         rows = [f"#{row}#" for row in state.split("\n")]
         return "\n".join(["#" * self.size, *rows, "#" * self.size])

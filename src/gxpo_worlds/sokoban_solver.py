@@ -1,4 +1,4 @@
-"""Sokoban solver: shortest solutions by A* over pushes."""
+"""Sokoban solver: shortest solutions in moves, by A* over pushes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gxpo_worlds.grid import MOVES, tile_ahead
 
 AGENT, BOX, GOAL = "@+", "$*", ".*+"
 BACK = {"left": "right", "right": "left", "up": "down", "down": "up"}
-POSITIONS = 20_000  # that a search looks at before it gives up
+POSITIONS = 20_000  # largest number of positions in a search before it gives up
 
 Boxes = frozenset[int]
 Position = tuple[int, Boxes]  # where the agent and the boxes are; a tile is its index in the picture
@@ -20,7 +20,7 @@ CameBy = tuple[Position, int, str]  # the position before a push, the tile it wa
 
 @dataclass(frozen=True)
 class Board:
-    """The static part of a level.
+    """Static part of a level: floor, goals, and distances of boxes to goals.
 
     ways    floor tile -> {move: the floor tile it leads to}
     goals   the goals
@@ -32,37 +32,37 @@ class Board:
     pushes: dict[int, int]
 
     def walks(self, position: Position) -> dict[int, tuple[int, int, str]]:
-        """Reachable tiles -> (number of moves, the tile before, the last move); nearest first."""
+        """Tiles that the agent can walk to -> (number of moves, the tile before, the last move); nearest first."""
         agent, boxes = position
-        found = {agent: (0, agent, "")}
+        reached = {agent: (0, agent, "")}
         queue = [agent]
         for at in queue:
-            for move, there in self.ways[at].items():
-                if there not in found and there not in boxes:
-                    found[there] = (found[at][0] + 1, at, move)
-                    queue.append(there)
-        return found
+            for move, ahead in self.ways[at].items():
+                if ahead not in reached and ahead not in boxes:
+                    reached[ahead] = (reached[at][0] + 1, at, move)
+                    queue.append(ahead)
+        return reached
 
     def after_push(self, position: Position) -> Iterator[tuple[Position, int, int, str]]:
         """(position, moves it takes, tile pushed from, direction) for every push without a deadlocked box."""
         _, boxes = position
         walks = self.walks(position)
         for box in sorted(boxes):
-            for move, there in self.ways[box].items():
+            for move, ahead in self.ways[box].items():
                 stand = self.ways[box].get(BACK[move])
-                if stand in walks and there not in boxes and there in self.pushes:
-                    yield (box, boxes - {box} | {there}), walks[stand][0] + 1, stand, move
+                if stand in walks and ahead not in boxes and ahead in self.pushes:
+                    yield (box, boxes - {box} | {ahead}), walks[stand][0] + 1, stand, move
 
     def before_push(self, position: Position) -> list[Position]:
         """Positions from which one push leads to this one, wherever the agent has walked since."""
         _, boxes = position
         walks = self.walks(position)
-        found = []
+        positions = []
         for box in sorted(boxes):
             for before, stand in self.origins(box):
                 if before in walks and stand not in boxes:
-                    found.append((stand, boxes - {box} | {before}))
-        return found
+                    positions.append((stand, boxes - {box} | {before}))
+        return positions
 
     def origins(self, box: int) -> Iterator[tuple[int, int]]:
         """(box, agent) tiles before each push that could have brought a box to `box`."""
@@ -76,8 +76,9 @@ class Board:
 def read(picture: str) -> tuple[Board, Position]:
     """Parse a picture into board and position."""
     floor = [at for at, tile in enumerate(picture) if tile not in "#\n"]
-    ways = {at: {m: there for m in MOVES if (there := _floor_ahead(picture, at, m)) is not None} for at in floor}
+    ways = {at: {m: ahead for m in MOVES if (ahead := _floor_ahead(picture, at, m)) is not None} for at in floor}
     board = Board(ways, frozenset(at for at in floor if picture[at] in GOAL), {})
+    # backwards from the goals by breadth-first search, one box alone on the board
     board.pushes.update(dict.fromkeys(board.goals, 0))
     queue = sorted(board.goals)
     for box in queue:
@@ -90,8 +91,9 @@ def read(picture: str) -> tuple[Board, Position]:
 
 
 def _floor_ahead(picture: str, at: int, move: str) -> int | None:
-    there = tile_ahead(picture, at, move)
-    return None if there is None or picture[there] == "#" else there
+    """Index of the floor tile in a direction; None at a wall or the edge."""
+    ahead = tile_ahead(picture, at, move)
+    return None if ahead is None or picture[ahead] == "#" else ahead
 
 
 def solve(picture: str) -> tuple[list[str], int] | None:
@@ -102,6 +104,7 @@ def solve(picture: str) -> tuple[list[str], int] | None:
     without result where there is no solution, or after `POSITIONS` positions.
     """
     board, start = read(picture)
+    # a box on a tile from which no push leads to a goal is lost, whatever the others do
     if not start[1] <= board.pushes.keys():
         return None
     order = count()
@@ -109,6 +112,7 @@ def solve(picture: str) -> tuple[list[str], int] | None:
     pushed: dict[Position, CameBy | None] = {}
     while waiting and len(pushed) < POSITIONS:
         _, _, moves, position, came_by = heapq.heappop(waiting)
+        # a position may be queued several times; the first one off the heap is the cheapest
         if position in pushed:
             continue
         pushed[position] = came_by
@@ -122,6 +126,7 @@ def solve(picture: str) -> tuple[list[str], int] | None:
 
 
 def _moves_to(position: Position, pushed: dict[Position, CameBy | None], board: Board) -> tuple[list[str], int]:
+    """Moves that lead to a position, with the walks between pushes, and the number of pushes."""
     moves: list[str] = []
     pushes = 0
     while (came_by := pushed[position]) is not None:

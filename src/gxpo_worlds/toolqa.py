@@ -1,4 +1,4 @@
-"""ToolQA environment: questions answered with a calculator, tables and a search engine over a made-up encyclopaedia."""
+"""ToolQA: questions answered with a calculator, tables and a search engine over a made-up encyclopaedia."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gxpo_worlds.toolqa_questions import (
     table_question,
 )
 from gxpo_worlds.toolqa_text import ANSWER, INSTRUCTIONS, PLAIN_CALL, bare_call, bare_text, message, opening, plain_call
-from gxpo_worlds.toolqa_tools import MOST_PASSAGES, SCHEMAS, Refused, calculate, checked, normalised, shown
+from gxpo_worlds.toolqa_tools import MOST_PASSAGES, SCHEMAS, Refused, calculate, checked, normalised, number_text
 
 QUESTION = 6  # first word of the key of an instance's stream
 KINDS = {  # the tools that a kind of question needs
@@ -34,9 +34,9 @@ BARE_KINDS = ("calculator", "table")
 
 @dataclass(kw_only=True)
 class ToolQA:
-    """A question with one exact answer, found by tool calls.
+    """Question with one exact answer, found by tool calls.
 
-    Pays 1 for the right answer (`toolqa_tools.normalised` says what counts as equal) and 0 for another; either ends the
+    Pays 1 for the right answer (compared by `toolqa_tools.normalised`) and 0 for another; either ends the
     episode. A call that can't be carried out is answered with what is wrong, and is illegal; a turn without call and
     answer is malformed. A state is the set of results seen so far. The info of the first TimeStep has the `gold_calls`
     and the `expected` answer, that of every other the `calls` of its turn, that of the last the `answer` as well.
@@ -67,28 +67,28 @@ class ToolQA:
         if self.style not in ("chat", "bare"):
             raise ConfigError(f"toolqa: style must be 'chat' or 'bare', not {self.style!r}")
         self._bare = self.style == "bare"
-        known = BARE_KINDS if self._bare else tuple(KINDS)
-        self.kinds = _some("kinds", self.kinds, known) or known
-        self.hops = _some("hops", self.hops, (1, 2, 3))
+        all_kinds = BARE_KINDS if self._bare else tuple(KINDS)
+        self.kinds = _check_selection("kinds", self.kinds, all_kinds) or all_kinds
+        self.hops = _check_selection("hops", self.hops, (1, 2, 3))
         if not self.hops:
             raise ConfigError("toolqa: hops must name at least one of 1, 2, 3")
         for option, value, low in (("max_turns", self.max_turns, 1), ("corpus", self.corpus, 0)):
             if type(value) is not int or value < low:
                 raise ConfigError(f"toolqa: {option} must be a whole number from {low}, not {value!r}")
-        wanted = {tool for kind in self.kinds for tool in KINDS[kind]}
-        self._offered = tuple(tool for tool in SCHEMAS if tool in wanted or tool == "finish")
+        needed_tools = {tool for kind in self.kinds for tool in KINDS[kind]}
+        self._offered = tuple(tool for tool in SCHEMAS if tool in needed_tools or tool == "finish")
         self.tools = () if self._bare else tuple(SCHEMAS[tool] for tool in self._offered)
         self.instructions = "" if self._bare else INSTRUCTIONS
-        self._encyclopaedia: Encyclopaedia | None = encyclopaedia(self.corpus) if "search" in wanted else None
+        self._encyclopaedia: Encyclopaedia | None = encyclopaedia(self.corpus) if "search" in needed_tools else None
         self._question: Question | None = None
         self._seed, self._turn, self._finished = 0, 0, False
-        self._made: dict[str, Call] = {}  # the calls that were carried out, by the result that they gave
+        self._call_by_result: dict[str, Call] = {}  # the calls that were carried out, by the result that they gave
         self._calls: list[dict[str, Any]] = []  # of this turn, as far as they could be read
 
-    # the protocol
+    # ------------------------------------------------------------ the protocol
     def reset(self, seed: int) -> TimeStep:
         self._question = self._ask(seed)
-        self._seed, self._turn, self._finished, self._made = seed, 0, False, {}
+        self._seed, self._turn, self._finished, self._call_by_result = seed, 0, False, {}
         gold = [{"name": name, "arguments": dict(arguments)} for name, arguments in self._question.calls]
         about = {**self._about(self._question), "gold_calls": gold}
         return TimeStep(self._screen() if self._bare else opening(self._question), self._state, info=about)
@@ -99,22 +99,24 @@ class ToolQA:
         question = self._open()
         self._turn, self._calls = self._turn + 1, []
         calls = calls or [plain_call(text) for text in PLAIN_CALL.findall(content)]
+        # neither a call nor an answer takes a turn, as any invalid action
         if not calls:
-            said = ANSWER.findall(content)
-            if not said:
+            tagged_answers = ANSWER.findall(content)
+            if not tagged_answers:
                 return self._time_step(
                     f"No tool call and no answer. The tools are {', '.join(self._offered)}.", "malformed"
                 )
-            return self._finish(question, said[-1], "")
+            return self._finish(question, tagged_answers[-1], "")
         messages: list[Message] = []
         errors: set[str | None] = set()
         answer = None
-        for made in calls:
-            text, error, answer = self._carry_out(made)
-            messages.append(message(made, text))
+        for tool_call in calls:
+            text, error, answer = self._carry_out(tool_call)
+            messages.append(message(tool_call, text))
             if answer is not None:
                 break
             errors.add(error)
+        # chat templates want results of tools right after the calls, before a message of the user's
         messages.sort(key=lambda m: m["role"] != "tool")
         if answer is not None:
             return self._finish(question, answer, tuple(messages), _worst(errors))
@@ -125,10 +127,10 @@ class ToolQA:
             return self.call(action, ())
         question = self._open()
         self._turn, self._calls = self._turn + 1, []
-        wanted = bare_call(action.strip())
-        if wanted is None:
+        parsed = bare_call(action.strip())
+        if parsed is None:
             return self._time_step(self._screen(), "malformed")
-        _, error, answer = self._carry_out(ToolCall(*wanted))
+        _, error, answer = self._carry_out(ToolCall(*parsed))
         return self._time_step(self._screen(), error) if answer is None else self._finish(question, answer, "")
 
     def content(self, seed: int) -> str:
@@ -136,16 +138,15 @@ class ToolQA:
         return json.dumps([question.text, question.tables])
 
     def answer(self, seed: int) -> str:
-        """The right answer."""
+        """Right answer of a seed's question."""
         return self._ask(seed).answer
 
     def expert(self) -> str | None:
-        """Next call of an expert that knows every passage, and `finish` after the last look-up; None once the episode
-        is over."""
+        """Next call of an expert who knows every passage, `finish` at the end; None once the episode is over."""
         if self._question is None or self._over:
             return None
         last: Call = ("finish", {"answer": self._question.answer})
-        todo = (made for made in self._question.calls if self._result(*made)[0] not in self._made)
+        todo = (call for call in self._question.calls if self._result(*call)[0] not in self._call_by_result)
         name, arguments = next(todo, last)
         if self._bare:
             return bare_text(name, arguments)
@@ -153,22 +154,22 @@ class ToolQA:
 
     def snapshot(self) -> str:
         """Complete state of the episode, without the options."""
-        made = list(self._made.values())
-        return json.dumps({"seed": self._seed, "turn": self._turn, "finished": self._finished, "made": made})
+        calls = list(self._call_by_result.values())
+        return json.dumps({"seed": self._seed, "turn": self._turn, "finished": self._finished, "made": calls})
 
     def restore(self, text: str) -> None:
         """Continue from a `snapshot`, in an environment with the same options: the calls are carried out again."""
         try:
             saved = json.loads(text)
             question, turn, finished = self._ask(saved["seed"]), int(saved["turn"]), bool(saved["finished"])
-            self._question, self._made = question, {}
-            self._made = {self._result(n, checked(n, a, self._offered))[0]: (n, a) for n, a in saved["made"]}
+            self._question, self._call_by_result = question, {}
+            self._call_by_result = {self._result(n, checked(n, a, self._offered))[0]: (n, a) for n, a in saved["made"]}
         except (ValueError, KeyError, TypeError) as error:
             self._question = None
             raise GxpoError(f"toolqa: this is no snapshot of it: {text[:80]!r}") from error
         self._seed, self._turn, self._finished = saved["seed"], turn, finished
 
-    # the question and its state
+    # ------------------------------------------------------------ the question and its state
     def _ask(self, seed: int) -> Question:
         random = stream(QUESTION, seed)
         kind = self.kinds[int(random.integers(len(self.kinds)))]
@@ -189,48 +190,48 @@ class ToolQA:
 
     @property
     def _state(self) -> str:
-        return ";".join(sorted(self._made))
+        return ";".join(sorted(self._call_by_result))
 
     def _screen(self) -> str:
         """The bare screen: the question and the results, a line each, in any order."""
-        return "\n".join((self._question.text if self._question else "", *sorted(self._made), ">"))
+        return "\n".join((self._question.text if self._question else "", *sorted(self._call_by_result), ">"))
 
-    # tools
-    def _carry_out(self, made: ToolCall) -> tuple[str, str | None, str | None]:
-        """Result text of the tool; "malformed", "illegal" or None; the answer, if the call gives it."""
-        if made.error is not None:
-            return f"Error: {made.error}", "malformed", None
-        if made.name != "finish":
-            plain = {key: x if isinstance(x, str | int) else str(x) for key, x in made.arguments.items()}
-            self._calls.append({"name": made.name, "arguments": plain})
+    # ------------------------------------------------------------ tools
+    def _carry_out(self, tool_call: ToolCall) -> tuple[str, str | None, str | None]:
+        """Carry out a call; return the result's text, "malformed", "illegal" or None, and the answer of a `finish`."""
+        if tool_call.error is not None:
+            return f"Error: {tool_call.error}", "malformed", None
+        if tool_call.name != "finish":
+            plain = {key: x if isinstance(x, str | int) else str(x) for key, x in tool_call.arguments.items()}
+            self._calls.append({"name": tool_call.name, "arguments": plain})
         try:
-            arguments = checked(made.name, made.arguments, self._offered)
-            if made.name == "finish":
+            arguments = checked(tool_call.name, tool_call.arguments, self._offered)
+            if tool_call.name == "finish":
                 return "The answer was taken down.", None, arguments["answer"]
-            key, text = self._result(made.name, arguments)
+            key, text = self._result(tool_call.name, arguments)
         except Refused as error:
             return f"Error: {error}", "illegal", None
-        self._made[key] = (made.name, arguments)
+        self._call_by_result[key] = (tool_call.name, arguments)
         return text, None, None
 
     def _result(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
-        """A name for the result (equal results have equal names), and its text."""
+        """Result of a call as (name, text); equal results have equal names, which make up the state."""
         if name == "calculator":
-            value = shown(calculate(arguments["expression"]))
+            value = number_text(calculate(arguments["expression"]))
             return f"{''.join(arguments['expression'].split())}={value}", value
         if name == "lookup":
-            return self._looked_up(arguments["table"], arguments["row"], arguments["column"])
-        return self._found(arguments["query"], arguments.get("k", 3))
+            return self._table_cell(arguments["table"], arguments["row"], arguments["column"])
+        return self._passages(arguments["query"], arguments.get("k", 3))
 
-    def _looked_up(self, table: str, row: str, column: str) -> tuple[str, str]:
-        here: Any = self._question.tables if self._question else {}
+    def _table_cell(self, table: str, row: str, column: str) -> tuple[str, str]:
+        entry: Any = self._question.tables if self._question else {}
         for what, name in (("table", table), ("row", row), ("column", column)):
-            if name not in here:
-                raise Refused(f"There is no {what} {name!r}; there are {', '.join(here) or 'none'}.")
-            here = here[name]
-        return f"{table}{'.' if table else ''}{row}{'.' if table else ''}{column}={here}", str(here)
+            if name not in entry:
+                raise Refused(f"There is no {what} {name!r}; there are {', '.join(entry) or 'none'}.")
+            entry = entry[name]
+        return f"{table}{'.' if table else ''}{row}{'.' if table else ''}{column}={entry}", str(entry)
 
-    def _found(self, query: str, k: int) -> tuple[str, str]:
+    def _passages(self, query: str, k: int) -> tuple[str, str]:
         if not 1 <= k <= MOST_PASSAGES:
             raise Refused(f"search: k must be from 1 to {MOST_PASSAGES}, not {k}.")
         assert self._encyclopaedia is not None
@@ -238,7 +239,7 @@ class ToolQA:
         passages = [f"[{book.titles[i]}] {book.texts[i]}" for i in numbers]
         return f"passages {','.join(map(str, numbers))}", "\n".join(passages) or "No passage matches."
 
-    # what comes back
+    # ------------------------------------------------------------ time steps
     def _time_step(self, observation: str | tuple[Message, ...], error: str | None) -> TimeStep:
         success = False if self._over else None
         info = {"calls": self._calls}
@@ -261,8 +262,8 @@ def _worst(errors: Collection[str | None]) -> str | None:
     return next((error for error in ("malformed", "illegal") if error in errors), None)
 
 
-def _some(option: str, given: Any, known: tuple[Any, ...]) -> tuple[Any, ...]:
-    """An option that names different ones of `known`."""
-    if not isinstance(given, list | tuple) or any(x not in known for x in given) or len(set(given)) < len(given):
-        raise ConfigError(f"toolqa: {option} must name some of {', '.join(map(str, known))}, not {given!r}")
-    return tuple(given)
+def _check_selection(option: str, names: Any, allowed: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return an option that names distinct entries of `allowed`; ConfigError for any other."""
+    if not isinstance(names, list | tuple) or any(x not in allowed for x in names) or len(set(names)) < len(names):
+        raise ConfigError(f"toolqa: {option} must name some of {', '.join(map(str, allowed))}, not {names!r}")
+    return tuple(names)

@@ -1,4 +1,4 @@
-"""Made-up encyclopaedia of people, cities, rivers, companies and books."""
+"""Encyclopaedia of ToolQA: made-up people, cities, rivers, companies and books."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PRODUCTS = {
 
 @dataclass(frozen=True)
 class Thing:
-    """An entry: `facts` by name; the value of a relation is the name of another entry."""
+    """Entry of the encyclopaedia: `facts` by name; the value of a relation is the name of another entry."""
 
     kind: str
     name: str
@@ -66,8 +66,10 @@ class Encyclopaedia:
 
 @lru_cache(maxsize=8)
 def encyclopaedia(seed: int) -> Encyclopaedia:
-    """Encyclopaedia of a seed, made once per process. Every fact that a question needs is in exactly one passage, among
-    other people, places and years."""
+    """Encyclopaedia of a seed, made once per process.
+
+    Every fact that a question needs is in exactly one passage, among other people, places and years.
+    """
     writer = _Writer(stream(CORPUS, seed))
     things: list[Thing] = []
     texts: list[str] = []
@@ -79,11 +81,11 @@ def encyclopaedia(seed: int) -> Encyclopaedia:
     return Encyclopaedia(things, texts)
 
 
-Entry = tuple[dict[str, str | int], list[str]]  # facts, and the sentences that say them
+Entry = tuple[dict[str, str | int], list[str]]  # facts, and the sentences that state them
 
 
 class _Writer:
-    """Generates entries and their texts. Years are consistent: people act between the ages of 18 and 90."""
+    """Writer of entries and their texts, with consistent years: people act between the ages of 18 and 90."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self.random = random
@@ -95,6 +97,7 @@ class _Writer:
             "book": ("The {} {}", MOODS, SUBJECTS),
         }
         self.names = {kind: self._pairs(count, *parts[kind]) for kind, count in COUNTS.items()}
+        # years of birth first: books and companies are dated by their authors and founders
         self.born = {name: self._number(1800, 1950) for name in self.names["person"]}
 
     def _pairs(self, count: int, form: str, first: Sequence[str], last: Sequence[str]) -> list[str]:
@@ -108,11 +111,12 @@ class _Writer:
         return values[self._number(0, len(values))]
 
     def _two_cities(self) -> tuple[str, str]:
+        # different ones: the second city of a passage is there to mislead
         first, second = self.random.choice(len(self.names["city"]), size=2, replace=False)
         return self.names["city"][int(first)], self.names["city"][int(second)]
 
     def _peer(self, year: int, other: str) -> str:
-        """One of the ten people born closest to a year, but not the other one."""
+        """Draw one of the ten people born closest to a year, other than `other`."""
         people = sorted((abs(born - year), name) for name, born in self.born.items() if name != other)
         return people[self._number(0, 10)][1]
 
@@ -148,6 +152,7 @@ class _Writer:
 
     def company(self, name: str) -> Entry:
         seat, branch = self._two_cities()
+        # the director, about 40 at the founding, takes over at 26 or later
         founder = self._pick(self.names["person"])
         founded = self.born[founder] + self._number(22, 45)
         director = self._peer(founded - 40, founder)
@@ -170,6 +175,7 @@ class _Writer:
         author = self._pick(self.names["person"])
         published = self.born[author] + self._number(20, 45)
         translator = self._peer(published - 40, author)
+        # a translation comes after the book, and after its translator has grown up
         translated = max(published, self.born[translator] + 20) + self._number(1, 10)
         facts: dict[str, str | int] = {
             "author": author,

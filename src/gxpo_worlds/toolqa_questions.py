@@ -1,4 +1,4 @@
-"""Questions with one exact answer, and the calls that lead to it."""
+"""Questions of ToolQA: generated, with one exact answer and the calls that lead to it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from gxpo_worlds.toolqa_corpus import Encyclopaedia, Thing
-from gxpo_worlds.toolqa_tools import calculate, shown
+from gxpo_worlds.toolqa_tools import calculate, number_text
 
-# relation -> (kind it leads from, kind it leads to, how it is said)
+# relation -> (kind it leads from, kind it leads to, its phrase)
 RELATIONS = {
     "author": ("book", "person", "the author of {}"),
     "setting": ("book", "city", "the city where {} is set"),
@@ -25,7 +25,7 @@ RELATIONS = {
 
 @dataclass(frozen=True)
 class Attribute:
-    """A fact that questions can be about. Numbers of one `unit` can be compared; "" is no number."""
+    """Fact that questions can be about. Numbers of one `unit` can be compared; "" is no number."""
 
     kind: str
     fact: str
@@ -58,7 +58,7 @@ Tables = dict[str, dict[str, dict[str, int]]]  # table -> row -> column -> numbe
 
 @dataclass(frozen=True)
 class Question:
-    """A question: `calls` lead to the `answer`, in order; `hops` counts look-ups, of a calculation its operations."""
+    """Question: `calls` lead to the `answer`, in order; `hops` counts look-ups, of a calculation operations."""
 
     kind: str
     hops: int
@@ -81,7 +81,7 @@ def calculation(random: np.random.Generator, hops: int, highest: int) -> tuple[s
     text = terms[0]
     for i, (operation, term) in enumerate(zip(operations, terms[1:], strict=True)):
         text = f"({text}{operation}{term})" if grouped and i == 0 else f"{text}{operation}{term}"
-    return text, shown(calculate(text))
+    return text, number_text(calculate(text))
 
 
 def calculator_question(random: np.random.Generator, hops: int, bare: bool) -> Question:
@@ -100,6 +100,7 @@ def table_question(random: np.random.Generator, hops: int, bare: bool) -> Questi
     chosen = [divmod(int(i), len(columns)) for i in random.choice(len(rows) * len(columns), size=hops, replace=False)]
     subtract = hops == 2 and bool(random.integers(2))
     cells = [(rows[i], columns[j]) for i, j in chosen]
+    # the larger number first: differences are positive
     if subtract:
         cells.sort(key=lambda cell: -tables[table][cell[0]][cell[1]])
     values = [tables[table][row][column] for row, column in cells]
@@ -109,8 +110,8 @@ def table_question(random: np.random.Generator, hops: int, bare: bool) -> Questi
     else:
         expression = ("-" if subtract else "+").join(map(str, values))
         calls.append(("calculator", {"expression": expression}))
-        answer = shown(calculate(expression))
-    text = _bare_cells(cells, subtract) if bare else _said_cells(table, cells, subtract)
+        answer = number_text(calculate(expression))
+    text = _bare_cells(cells, subtract) if bare else _cells_in_words(table, cells, subtract)
     return Question("table", hops, text, answer, tuple(calls), tables)
 
 
@@ -127,13 +128,13 @@ def _bare_cells(cells: Sequence[tuple[str, str]], subtract: bool) -> str:
     return ("-" if subtract else "+").join(row + column for row, column in cells) + "?"
 
 
-def _said_cells(table: str, cells: Sequence[tuple[str, str]], subtract: bool) -> str:
-    said = [f"{row} in {column}" for row, column in cells]
-    if len(said) == 1:
-        return f'In the table "{table}", what is the number for {said[0]}?'
+def _cells_in_words(table: str, cells: Sequence[tuple[str, str]], subtract: bool) -> str:
+    phrases = [f"{row} in {column}" for row, column in cells]
+    if len(phrases) == 1:
+        return f'In the table "{table}", what is the number for {phrases[0]}?'
     if subtract:
-        return f'In the table "{table}", how much more is {said[0]} than {said[1]}?'
-    return f'In the table "{table}", what is the sum of {", ".join(said[:-1])} and {said[-1]}?'
+        return f'In the table "{table}", how much more is {phrases[0]} than {phrases[1]}?'
+    return f'In the table "{table}", what is the sum of {", ".join(phrases[:-1])} and {phrases[-1]}?'
 
 
 @dataclass(frozen=True)
@@ -153,16 +154,17 @@ class Chain:
 
 
 def _patterns(length: int) -> list[tuple[str, tuple[str, ...], Attribute]]:
-    """Every (kind, relations, attribute) with `length` look-ups."""
-    found: list[tuple[str, tuple[str, ...], Attribute]] = [(a.kind, (), a) for a in ATTRIBUTES]
+    """List every (kind, relations, attribute) with `length` look-ups."""
+    # from the end: each round puts one relation before the patterns that begin at its target
+    patterns: list[tuple[str, tuple[str, ...], Attribute]] = [(a.kind, (), a) for a in ATTRIBUTES]
     for _ in range(length - 1):
-        found = [
+        patterns = [
             (kind, (relation, *relations), attribute)
-            for start, relations, attribute in found
+            for start, relations, attribute in patterns
             for relation, (kind, to, _) in RELATIONS.items()
             if to == start
         ]
-    return found
+    return patterns
 
 
 PATTERNS = {length: _patterns(length) for length in (1, 2, 3)}
@@ -173,14 +175,14 @@ def mention(thing: Thing) -> str:
     return {"book": '"{}"', "river": "the {}"}.get(thing.kind, "{}").format(thing.name)
 
 
-def chain(random: np.random.Generator, book: Encyclopaedia, length: int, wanted: Callable[[Attribute], bool]) -> Chain:
-    """Random chain of `length` look-ups to a wanted attribute; patterns are equally likely, then the entries to start
-    at."""
-    patterns = [pattern for pattern in PATTERNS[length] if wanted(pattern[2])]
+def chain(random: np.random.Generator, book: Encyclopaedia, length: int, accepts: Callable[[Attribute], bool]) -> Chain:
+    """Draw a chain of `length` look-ups to an attribute that `accepts`: first a pattern, then the entry to start at."""
+    patterns = [pattern for pattern in PATTERNS[length] if accepts(pattern[2])]
     kind, relations, attribute = patterns[int(random.integers(len(patterns)))]
     starts = book.of_kind(kind)
     start = thing = starts[int(random.integers(len(starts)))]
     subject, calls = mention(start), []
+    # the phrase grows from the inside: "the river that flows through the city where ..."
     for relation in relations:
         calls.append(("search", {"query": f"{thing.name} {relation}"}))
         thing = book.things[str(thing.facts[relation])]
@@ -191,8 +193,14 @@ def chain(random: np.random.Generator, book: Encyclopaedia, length: int, wanted:
 
 def retrieval_question(random: np.random.Generator, hops: int, book: Encyclopaedia) -> Question:
     """Question about the end of a chain."""
-    asked = chain(random, book, hops, lambda a: True)
-    return Question("retrieval", hops, asked.attribute.question.format(asked.subject), asked.value, asked.calls)
+    relation_chain = chain(random, book, hops, lambda a: True)
+    return Question(
+        "retrieval",
+        hops,
+        relation_chain.attribute.question.format(relation_chain.subject),
+        relation_chain.value,
+        relation_chain.calls,
+    )
 
 
 def mixed_question(random: np.random.Generator, hops: int, book: Encyclopaedia) -> Question:
@@ -212,11 +220,11 @@ def mixed_question(random: np.random.Generator, hops: int, book: Encyclopaedia) 
             text = f"What is the sum of {first.phrase} and {second.phrase}?"
             expression = f"{first.value}+{second.value}"
     calls = (*calls, ("calculator", {"expression": expression}))
-    return Question("mixed", hops, text, shown(calculate(expression)), calls)
+    return Question("mixed", hops, text, number_text(calculate(expression)), calls)
 
 
 def _another(random: np.random.Generator, book: Encyclopaedia, first: Chain) -> Chain:
-    """A look-up of one hop, in the same unit, of something else."""
+    """Draw a second chain of one look-up, in the same unit, of another fact."""
     while True:
         second = chain(random, book, 1, lambda a: a.unit == first.attribute.unit)
         if second.calls[-1] != first.calls[-1]:

@@ -1,4 +1,4 @@
-"""Text formats of ToolQA's calls and questions: messages and JSON, or a few characters."""
+"""Text formats of ToolQA: calls and questions as messages and JSON, or as a few characters."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def opening(question: Question) -> str:
     return "\n".join(lines)
 
 
-def message(made: ToolCall, text: str) -> Message:
-    """Message with the result of a call; from the user if the call was unreadable: a chat template would not know its
-    tool."""
-    if made.error is not None:
+def message(tool_call: ToolCall, text: str) -> Message:
+    """Message with the result of a call, from the user if the call was unreadable."""
+    # a chat template could not tell which tool an unreadable call was of
+    if tool_call.error is not None:
         return {"role": "user", "content": text}
-    named = {} if made.id is None else {"tool_call_id": made.id}
-    return {"role": "tool", "name": made.name, "content": text, **named}
+    call_id = {} if tool_call.id is None else {"tool_call_id": tool_call.id}
+    return {"role": "tool", "name": tool_call.name, "content": text, **call_id}
 
 
 def plain_call(text: str) -> ToolCall:
     """Parse the call between `<tool_call>` and `</tool_call>`; with an error if it is not one."""
     try:
-        said = json.loads(text)
+        call = json.loads(text)
     except (ValueError, RecursionError) as error:
         return ToolCall("", error=f"the call is not JSON ({error})")
-    name, arguments = (said.get("name"), said.get("arguments", {})) if isinstance(said, dict) else (None, None)
+    name, arguments = (call.get("name"), call.get("arguments", {})) if isinstance(call, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return ToolCall("", error='a call is {"name": ..., "arguments": {...}}')
     return ToolCall(name, arguments)

@@ -1,4 +1,4 @@
-"""Tools of ToolQA: schemas, argument validation, a calculator, and comparison of answers."""
+"""Tools of ToolQA: schemas, validation of arguments, a calculator, and comparison of answers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MOST_PASSAGES = 5
 
 
 class Refused(ValueError):
-    """A call that can't be carried out; the message says why."""
+    """Error of a call that can't be carried out; the message gives the reason."""
 
 
 def _schema(name: str, description: str, required: Sequence[str], **parameters: tuple[str, str]) -> dict[str, Any]:
     properties = {key: {"type": kind, "description": text} for key, (kind, text) in parameters.items()}
-    wanted = {"type": "object", "properties": properties, "required": list(required)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": wanted}}
+    object_schema = {"type": "object", "properties": properties, "required": list(required)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": object_schema}}
 
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -60,27 +60,29 @@ def checked(name: str, arguments: Mapping[str, Any], offered: Sequence[str]) -> 
 
     Raises Refused for an unknown tool, and for missing, unknown or wrongly typed arguments.
     """
+    # the message names the choices, so that a policy can correct its call
     if name not in offered:
         raise Refused(f"There is no tool {name!r}; the tools are {', '.join(offered)}.")
-    wanted = SCHEMAS[name]["function"]["parameters"]
-    names = ", ".join(wanted["properties"])
-    if unknown := [key for key in arguments if key not in wanted["properties"]]:
+    parameters = SCHEMAS[name]["function"]["parameters"]
+    names = ", ".join(parameters["properties"])
+    if unknown := [key for key in arguments if key not in parameters["properties"]]:
         raise Refused(f"{name} has no argument {unknown[0]!r}; its arguments are {names}.")
-    if missing := [key for key in wanted["required"] if key not in arguments]:
+    if missing := [key for key in parameters["required"] if key not in arguments]:
         raise Refused(f"{name} needs the argument {missing[0]!r}; its arguments are {names}.")
-    given = {}
+    validated = {}
     for key, value in arguments.items():
-        kind = wanted["properties"][key]["type"]
+        kind = parameters["properties"][key]["type"]
+        # models write 1906 for "1906"; True is an int to isinstance and no text
         if kind == "string" and type(value) in (int, float):
             value = str(value)
         if type(value) is not (str if kind == "string" else int):
             raise Refused(f"{name}: the argument {key!r} must be of type {kind}.")
-        given[key] = value
-    return given
+        validated[key] = value
+    return validated
 
 
 def calculate(expression: str) -> Fraction:
-    """Evaluate an expression of numbers, + - * /, signs and parentheses exactly; it is parsed, never executed.
+    """Evaluate an expression of numbers, + - * /, signs and parentheses exactly; nothing is executed.
 
     Raises Refused for anything else, and for a division by zero.
 
@@ -91,7 +93,10 @@ def calculate(expression: str) -> Fraction:
 
 
 class _Parser:
+    """Recursive descent, a method for each level of precedence."""
+
     def __init__(self, text: str) -> None:
+        # bounds the depth of the recursion, and the digits of results
         if len(text) > LONGEST:
             raise Refused(f"The expression is longer than {LONGEST} characters.")
         text = text.rstrip()
@@ -150,15 +155,15 @@ class _Parser:
         raise Refused(f"A number is missing before {token!r}.")
 
 
-def shown(value: Fraction) -> str:
-    """A number in the calculator's format: whole, or rounded to six decimals.
+def number_text(value: Fraction) -> str:
+    """Format a number as the calculator does: whole, or rounded to six decimals.
 
-    >>> shown(Fraction(906)), shown(Fraction(-1, 3)), shown(Fraction(5, 2))
+    >>> number_text(Fraction(906)), number_text(Fraction(-1, 3)), number_text(Fraction(5, 2))
     ('906', '-0.333333', '2.5')
     """
     millionths = round(value * 10**6)
-    whole, rest = divmod(abs(millionths), 10**6)
-    return ("-" if millionths < 0 else "") + f"{whole}.{rest:06d}".rstrip("0").rstrip(".")
+    integer, rest = divmod(abs(millionths), 10**6)
+    return ("-" if millionths < 0 else "") + f"{integer}.{rest:06d}".rstrip("0").rstrip(".")
 
 
 def normalised(answer: str) -> str:
@@ -168,6 +173,7 @@ def normalised(answer: str) -> str:
     ['grey sea', '1906', '7', '3 rivers']
     """
     text = " ".join(answer.lower().split()).strip("\"'`*!?;: ").rstrip(".")
+    # as numbers: 1,906.0 and 1906 are one answer
     if len(text) <= LONGEST and NUMBER.fullmatch(text):
-        return shown(Fraction(text.replace(",", "")))
+        return number_text(Fraction(text.replace(",", "")))
     return re.sub(r"^(the|an|a) ", "", text)

@@ -1,4 +1,4 @@
-"""Zoom: read a tiny digit in a large picture that is shown small, by looking at a part of it."""
+"""Zoom: read a tiny digit in a large picture that is shown small, by cropping parts of it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ STATE = re.compile(r"(\d+),(\d+),(\d+),(\d+)(?:=(\d))?")
 
 @dataclass(frozen=True)
 class Hidden:
-    """A digit in the middle of 16 x 16 pixels, whose top left corner is at (x, y), on a plate around them.
+    """Level: a digit in the middle of 16 x 16 pixels, whose top left corner is at (x, y), on a plate around them.
 
-    plate  pixels of its side
-    noise  more of the key of the picture's noise, where digit and place are not all
+    plate  pixels of the plate's side
+    noise  further words of the key of the picture's noise
     """
 
     digit: int
@@ -44,7 +44,7 @@ class Hidden:
 
 @lru_cache(maxsize=64)
 def picture(level: Hidden) -> Pixels:
-    """The whole picture, [256, 256, 3]. Shared by the episodes of a group: don't write to it."""
+    """Whole picture of a level, [256, 256, 3]; shared by the episodes of a group, so don't write to it."""
     pixels = canvas(SIDE, SIDE, GREY)
     more = (level.plate - PLATE) // 2
     fill(pixels, (level.x - more, level.y - more, level.plate, level.plate), DARK)
@@ -53,7 +53,7 @@ def picture(level: Hidden) -> Pixels:
 
 
 def clipped(box: Box) -> Box:
-    """A rectangle's part in the picture, at least 8 pixels wide and high.
+    """Clip a rectangle to the picture, at least 8 pixels wide and high.
 
     >>> clipped((-10, 200, 20, 100)), clipped((300, 5, 2, 2))
     ((0, 200, 10, 56), (248, 5, 8, 8))
@@ -103,6 +103,7 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
 
     def _make(self, seed: int) -> Hidden:
         random = stream(LEVEL, seed)
+        # with cells the draws are cells, without them corners of the digit's box
         places = self.cells or SIDE - PLATE + 1
         digit, x, y = (int(random.integers(most)) for most in (10, places, places))
         if not self.cells:
@@ -116,21 +117,23 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
         return " ".join([f"{level.digit} at {level.x},{level.y}", *map(str, level.noise)])
 
     def answer(self, seed: int) -> str:
-        """The right answer."""
+        """Right answer of a seed's level: its digit."""
         return str(self._make(seed).digit)
 
     def _read(self, text: str) -> Box | int | None:
+        # not isdigit(), which other alphabets' digits pass
         if len(text) == 1 and text in "0123456789":
             return int(text)
-        found = CROP.fullmatch(text)
-        if found is None:
+        match = CROP.fullmatch(text)
+        if match is None:
             return None
-        x, y, width, height = map(int, found.groups())
+        x, y, width, height = map(int, match.groups())
         return clipped((x, y, width, height))
 
     def _result(self, state: str, action: Box | int) -> str | None:
         if isinstance(action, int):
             return f"{state}={action}"
+        # a crop of what is shown already can't change the state, so it is illegal
         after = ",".join(map(str, action))
         return None if after == state else after
 
@@ -140,8 +143,8 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
         return {"calls": [{"name": "crop", "arguments": dict(zip(("x", "y", "w", "h"), action, strict=True))}]}
 
     def _verdict(self, state: str) -> bool | None:
-        _, _, said = state.partition("=")
-        return int(said) == self._level.digit if said else None
+        _, _, answer = state.partition("=")
+        return int(answer) == self._level.digit if answer else None
 
     def _picture(self, state: str) -> Pixels:
         return scaled(cropped(picture(self._level), _box(state)), SHOWN, SHOWN)
@@ -153,14 +156,15 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
         return f"You see x {x}, y {y}, width {width}, height {height}. Which digit is it?"
 
     def _legal(self, state: str) -> list[str]:
-        """Every digit, and the parts of 64 x 64 pixels."""
+        """Every digit, and crops of 64 x 64 pixels."""
         corners = range(0, SIDE, READABLE)
         crops = [f"{x},{y},{READABLE},{READABLE}" for y in corners for x in corners]
         return [*"0123456789", *(f"crop({crop})" for crop in crops if crop != state)]
 
     def _best(self, state: str) -> str:
-        """The digit where it can be read, else a look at the plate and what is around it."""
+        """Digit if it can be read in the present crop, else a crop of the plate and its surroundings."""
         x, y, width, height = _box(state)
+        # readable: the digit's whole box is shown, and no row or column of its font falls between two pixels
         level, margin = self._level, (SHOWN - PLATE) // 2
         inside = x <= level.x and level.x + PLATE <= x + width and y <= level.y and level.y + PLATE <= y + height
         if inside and max(width, height) <= READABLE:
@@ -168,7 +172,7 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
         box = clipped((level.x - margin, level.y - margin, SHOWN, SHOWN))
         return f"crop({','.join(map(str, box))})"
 
-    def _sound(self, state: str) -> bool:
+    def _is_state(self, state: str) -> bool:
         return STATE.fullmatch(state) is not None and clipped(_box(state)) == _box(state)
 
 

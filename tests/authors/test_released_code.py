@@ -12,7 +12,7 @@ import random
 import pytest
 import torch
 from tests.environments.rewards.test_majority import scored
-from tests.environments.tasks.test_sampler import answers, chances, made
+from tests.environments.tasks.sampled_sources import answers, chances, sampled_source
 from tests.sampling.rollouts.tree_session import TreeSession
 
 import gxpo
@@ -176,7 +176,7 @@ def test_vas_stretches_the_variance_of_the_newest_answers():
     m = gxpo.method("vas")
     right = {"a": 0, "b": 1, "c": 4, "d": 7, "e": 8}
     options = {k.removeprefix("tasks.sampler."): v for k, v in METHODS["vas"].keys.items() if "sampler." in k}
-    source = made("variance", **options)
+    source = sampled_source("variance", **options)
     assert chances(source) == pytest.approx([0.2] * 5)  # nothing is known
     source.observe(answers(dict.fromkeys(right, 8)))
     source.observe(answers(right))  # only the newest measurement counts

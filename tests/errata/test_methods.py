@@ -19,8 +19,7 @@ import gxpo
 from gxpo.algorithms.credit import advantage
 from gxpo.algorithms.credit.sets import pass_at_k
 from gxpo.conformance.own import advantages as ours
-from gxpo.environments.tasks.sampler import mixed
-from gxpo.environments.tasks.task_scores import std
+from gxpo.environments.tasks.sampler import mixed, std
 from gxpo.forest.forest import Forest
 
 ONE_OF_4, FOUR = [1.0, 0.0, 0.0, 0.0], [0] * 4

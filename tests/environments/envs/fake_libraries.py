@@ -10,6 +10,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+
+from gxpo.parts.protocols import TimeStep
 
 
 def module(name: str, **content: Any) -> ModuleType:
@@ -381,3 +384,27 @@ def openenv() -> dict[str, ModuleType]:
         "websockets.sync": module("websockets.sync"),
         "websockets.sync.client": module("websockets.sync.client", connect=Socket),
     }
+
+
+# ---------------------------------------------------------------- playing adapters
+REASON = "optional; scripts/checks/check_adapters.py installs and plays it"
+
+
+def using(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("library", [name], indirect=True)
+
+
+def play(env: Any, seed: int, actions: list[str]) -> list[TimeStep]:
+    return [env.reset(seed), *(env.step(action) for action in actions)]
+
+
+def the_expert_succeeds_twice(env: Any, other: Any) -> None:
+    """The same seed and actions in two instances give the same, up to the expert's success."""
+    for seed in range(2):
+        step, same = env.reset(seed), other.reset(seed)
+        while not step.done:
+            assert step == same
+            action = env.expert()
+            assert action is not None
+            step, same = env.step(action), other.step(action)
+        assert step.success is True

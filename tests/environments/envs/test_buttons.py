@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gxpo.base.errors import ConfigError
-from gxpo_worlds.buttons import Button, Buttons, Screen, drawn
+from gxpo_worlds.buttons import Button, Buttons, Screen, draw_screen
 
 # A red at (4, 5), C blue at (30, 6), E yellow at (24, 25), each 16 x 16
 A, C, E = (
@@ -28,7 +28,7 @@ def text_of(step) -> str:
 
 
 def test_a_screen_by_hand():
-    pixels = drawn(Screen((A, C, E), ("A",), ("red",), ""), "C", "42", False)
+    pixels = draw_screen(Screen((A, C, E), ("A",), ("red",), ""), "C", "42", False)
     assert pixels.shape == (64, 64, 3)
     assert pixels[5, 4].tolist() == pixels[20, 19].tolist() == [220, 40, 40]
     assert pixels[4, 4].tolist() == pixels[5, 3].tolist() == [50, 50, 56]
@@ -38,7 +38,7 @@ def test_a_screen_by_hand():
     field = pixels[47:61, 3:39]
     black = np.argwhere((field == 0).all(axis=2))
     assert (black.min(axis=0).tolist(), black.max(axis=0).tolist()) == ([2, 11], [11, 24])
-    done = drawn(Screen((A,), (), (), "1"), "", "", True)
+    done = draw_screen(Screen((A,), (), (), "1"), "", "", True)
     assert (done[47, 42] != pixels[47, 42]).any()
 
 
@@ -134,7 +134,7 @@ def test_what_seeds_make():
     for seed in range(60):
         for steps, env in kinds.items():
             screen = env._make(seed)
-            assert len(screen.wanted) + 2 * bool(screen.text) == steps
+            assert len(screen.targets) + 2 * bool(screen.text) == steps
             boxes = np.zeros((64, 64), int)
             for button in screen.buttons:
                 x, y, width, height = button.box
@@ -143,7 +143,7 @@ def test_what_seeds_make():
             letters, colours = ({getattr(b, name) for b in screen.buttons} for name in ("letter", "colour"))
             assert len(letters) == len(colours) == 4
             called = {b.letter: (b.letter, b.colour) for b in screen.buttons}
-            assert all(name in called[letter] for name, letter in zip(screen.names, screen.wanted, strict=True))
+            assert all(name in called[letter] for name, letter in zip(screen.names, screen.targets, strict=True))
     env = Buttons()
     assert len({env.content(seed) for seed in range(300)}) == 300
 
@@ -181,7 +181,7 @@ def test_options_that_make_no_sense(options, match):
     assert "\n" not in str(caught.value)
 
 
-def test_the_level_is_the_number_of_actions_and_one_click_has_an_answer():
+def test_the_level_counts_actions_and_one_click_has_an_answer():
     env = Buttons(style="bare", steps=[1, 2, 3], max_turns=3)
     for seed in range(40):
         env.reset(seed)

@@ -119,7 +119,7 @@ def distances(picture: str) -> dict[tuple[int, int], int]:
 
 
 @given(seeds, st.sampled_from([(3, 0.2, 1), (4, 0.2, 2), (4, 0.4, 5), (6, 0.25, 4), (8, 0.1, 8)]))
-def test_lakes_have_the_options_asked_for_and_the_expert_takes_a_shortest_way(seed: int, options: tuple):
+def test_lakes_keep_their_options_and_experts_take_shortest_ways(seed: int, options: tuple):
     size, holes, distance = options
     env = FrozenLake(style="bare", size=size, holes=holes, distance=distance, max_turns=25)
     picture = env.reset(seed).state
@@ -137,7 +137,7 @@ def test_lakes_have_the_options_asked_for_and_the_expert_takes_a_shortest_way(se
 
 @pytest.mark.parametrize("picture", ["@..\n.OO\n..G", "..O\n@.O\n..G", "O.@\n...\n.GO"])
 @pytest.mark.parametrize("turns", [2, 4])
-def test_the_expert_on_slippery_ice_is_as_likely_as_can_be_to_succeed_in_time(picture: str, turns: int):
+def test_the_expert_on_slippery_ice_has_the_best_chances(picture: str, turns: int):
     rows = picture.replace("@", ".").split("\n")
     sides = {"L": "ULD", "D": "LDR", "R": "DRU", "U": "RUL"}
     steps = {"L": (0, -1), "D": (1, 0), "R": (0, 1), "U": (-1, 0)}

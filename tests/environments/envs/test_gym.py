@@ -70,7 +70,7 @@ def test_episodes_are_gymnasiums_own(slippery: bool) -> None:
             assert step.success is ((terminated and total > 0) if over else None)
 
 
-def test_an_action_that_cannot_be_read_takes_a_turn_that_gymnasium_does_not_see() -> None:
+def test_unreadable_actions_take_a_turn_unseen_by_gymnasium() -> None:
     env = Lake(kwargs={"is_slippery": False})
     env.reset(0)
     for _ in range(150):  # more than gymnasium's limit
@@ -152,7 +152,7 @@ spaces = st.sampled_from([numbers, st.text(max_size=2), few, boxes, st.tuples(nu
 
 
 @given(spaces.flatmap(lambda space: st.tuples(space, space)))
-def test_observations_of_one_space_have_equal_ids_exactly_where_they_are_equal(pair: tuple[Any, Any]) -> None:
+def test_state_ids_are_equal_exactly_for_equal_observations(pair: tuple[Any, Any]) -> None:
     one, other = pair
     same = gymnasium.utils.env_checker.data_equivalence(one, other)
     assert (state_id(one) == state_id(other)) is same

@@ -56,7 +56,7 @@ def test_episodes_are_told_apart_and_only_content_is_given(counters: EnvPool) ->
     counters.finish(["a", "b", "c", "never"])
 
 
-def test_an_action_where_there_is_no_episode_is_a_mistake_of_the_caller(counters: EnvPool) -> None:
+def test_an_action_without_an_episode_is_a_value_error(counters: EnvPool) -> None:
     counters.reset({"over": 1, "finished": 2})
     counters.step(say({"over": "stop"}))
     counters.finish(["finished", "finished"])
@@ -223,7 +223,7 @@ def test_contents_that_fail_are_an_error(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_instance_that_cannot_be_closed_is_counted_and_costs_nothing(workers: int) -> None:
+def test_a_failure_to_close_is_counted_and_costs_no_episode(workers: int) -> None:
     with pool("Closing", workers) as envs:
         envs.reset({"a": 1, "b": 2})
         assert envs.step(say({"a": "raise"}))["a"] == TimeStep("raise", done=True)

@@ -127,7 +127,7 @@ def test_a_process_that_dies_between_two_calls_is_nobodys_fault() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-def test_a_process_that_is_killed_while_an_episode_acts_costs_nothing(tmp_path: Path, concurrency: int) -> None:
+def test_a_kill_while_an_episode_acts_costs_nothing(tmp_path: Path, concurrency: int) -> None:
     """Once; an episode in which it is killed again is to blame."""
     source = EnvSource.of_module(f"{HERE}:Wild", {})
     with EnvPool(source, workers=1, timeout=60.0, concurrency=concurrency) as envs:
@@ -146,7 +146,7 @@ def test_a_process_that_is_killed_while_an_episode_acts_costs_nothing(tmp_path: 
         assert state(steps["a"]) == after(at["a"], "z") and envs.counts["died"] == 1
 
 
-def test_a_process_that_is_killed_while_episodes_are_gone_through_again_costs_nothing(tmp_path: Path) -> None:
+def test_a_kill_during_a_replay_costs_nothing(tmp_path: Path) -> None:
     for concurrency in (1, 8):
         source = EnvSource.of_module(f"{HERE}:Wild", {})
         with EnvPool(source, workers=1, timeout=60.0, concurrency=concurrency) as envs:
@@ -169,7 +169,7 @@ def test_closing_in_a_killed_process_is_no_failure() -> None:
         assert envs.step({"b": Reply("on")})["b"] == TimeStep("on") and envs.counts["died"] == 0
 
 
-def test_an_episode_that_comes_out_differently_is_lost_and_that_is_said() -> None:
+def test_an_episode_that_replays_differently_is_reported_lost() -> None:
     with pool("Flaky", 1) as envs:
         envs.reset({"same": 1, "other": 2, "bad": 3})
         envs.step({"same": Reply("go"), "other": Reply("process"), "bad": Reply("go")})
@@ -182,7 +182,7 @@ def test_an_episode_that_comes_out_differently_is_lost_and_that_is_said() -> Non
         assert envs.counts == {"raised": 0, "nonsense": 0, "timeout": 0, "died": 2, "restored": 1}
 
 
-def test_an_episode_that_ends_its_process_again_when_gone_through_again_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_an_episode_that_crashes_in_its_replay_is_lost_alone(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         """
@@ -219,7 +219,7 @@ class Mine:
         assert envs.counts["died"] == 2 and envs.counts["restored"] == 2
 
 
-def test_an_episode_that_began_from_a_snapshot_is_restored_from_it() -> None:
+def test_an_episode_begun_from_a_snapshot_is_restored_from_it() -> None:
     with pool("Wild", 1) as envs:
         envs.reset({"a": 1, "bad": 2})
         envs.step({"a": Reply("go")})
@@ -273,7 +273,7 @@ def play(envs: EnvPool, plans: dict[str, list[str]], batch: int) -> dict[str, li
     return seen
 
 
-def test_results_depend_neither_on_the_number_of_processes_nor_on_who_else_plays() -> None:
+def test_results_do_not_depend_on_processes_or_other_episodes() -> None:
     chance = random.Random(0)
     plans = {
         str(seed): [chance.choice(["left", "right", "", "raise", "stop", "none", "go"]) for _ in range(6)]
@@ -286,7 +286,7 @@ def test_results_depend_neither_on_the_number_of_processes_nor_on_who_else_plays
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_five_in_a_hundred_crash_and_two_hang_and_nobody_else_notices() -> None:
+def test_five_percent_crashes_and_two_percent_hangs_stay_alone() -> None:
     """200 episodes of 4 turns: every 20th dies, every 50th hangs, in turn 3; they are never the same."""
     names = [str(seed) for seed in range(2000, 2200)]
     fate = {name: "die" if int(name) % 20 == 3 else "sleep" if int(name) % 50 == 7 else "on" for name in names}

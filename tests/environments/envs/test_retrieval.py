@@ -26,7 +26,7 @@ def naive_scores(documents: list[list[str]], query: list[str]) -> list[float]:
 
 
 @given(texts, queries)
-def test_the_ranking_is_that_of_bm25_with_ties_in_the_order_of_the_texts(documents: list[list[str]], query: list[str]):
+def test_the_ranking_is_bm25_with_ties_in_the_order_of_texts(documents: list[list[str]], query: list[str]):
     scores = naive_scores(documents, query)
     expected = sorted((i for i in range(len(documents)) if scores[i] > 0), key=lambda i: (-scores[i], i))
     retriever = Retriever([" ".join(document) for document in documents])

@@ -5,10 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gxpo_worlds.sokoban import Sokoban
-from gxpo_worlds.sokoban_solver import read, solve
+from gxpo_worlds.sokoban_solver import solve
 
 seeds = st.integers(0, 2**31 - 1)
+
+
 STEPS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+
+
 LEVELS = [
     {},
     {"size": 5, "walls": 0.3},
@@ -142,44 +146,3 @@ def test_levels_have_the_options_asked_for(options: dict, seed: int):
         pushes += after[1] != boxes
         agent, boxes = after
     assert boxes == warehouse.goals and env.min_pushes <= pushes == solution[1] <= env.max_pushes
-
-
-@given(st.sampled_from(LEVELS[:3]), seeds, st.lists(st.sampled_from("LDRU"), max_size=12))
-def test_solutions_are_shortest(options: dict, seed: int, script: list[str]):
-    """From positions that any play leads to, lost ones among them; against breadth first over single moves."""
-    env = Sokoban(style="bare", **options)
-    picture = env.reset(seed).state
-    for letter in script:
-        said = env.step(letter)
-        picture = said.state
-        if said.done:
-            break
-    solution = solve(picture)
-    assert (None if solution is None else len(solution[0])) == Warehouse(picture).shortest()
-
-
-@pytest.mark.parametrize(
-    ("picture", "moves", "pushes"),
-    [
-        ("@$.-\n----\n----", 1, 1),
-        ("*--\n-@-\n---", 0, 0),
-        ("--@\n-$-\n.--", 5, 2),  # down, push left; up, left, push down
-        ("@$#\n-.-\n---", None, None),  # it moves along the edge only
-        ("$.-\n---\n--@", None, None),  # in a corner
-    ],
-)
-def test_solutions_by_hand(picture: str, moves: int | None, pushes: int | None):
-    solution = solve(picture)
-    assert (None if solution is None else (len(solution[0]), solution[1])) == (
-        None if moves is None else (moves, pushes)
-    )
-
-
-def test_pushes_that_a_lone_box_needs():
-    # to a goal in a corner. From the last row and column a box never comes away: the agent would have to stand outside
-    #   0 1 2 -
-    #   1 2 3 -
-    #   2 3 4 -
-    #   - - - -
-    board, _ = read(".---\n-@--\n----\n----")
-    assert board.pushes == {5 * r + c: r + c for r in range(3) for c in range(3)}

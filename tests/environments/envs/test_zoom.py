@@ -77,7 +77,7 @@ def test_crops_are_clipped(box, expected):
     assert said.state == state and said.action_error == ("illegal" if expected == (0, 0, 256, 256) else None)
 
 
-def test_crops_are_in_pixels_of_the_whole_picture_whatever_is_shown():
+def test_crops_are_in_pixels_of_the_whole_picture():
     env, straight = at(3, 50, 60), at(3, 50, 60)
     env.step("crop(200,200,8,8)")
     assert (shown(env.step("CROP( 48, 56, 20, 20 )")) == shown(straight.step("crop(48,56,20,20)"))).all()

@@ -65,7 +65,7 @@ def test_the_sandbox_says_what_reading_says():
     assert set(forest.component_names) == {"correct", "tests", "format"}
 
 
-def test_in_words_a_function_is_asked_for_and_only_running_it_tells():
+def test_in_words_a_function_is_asked_for_and_only_run_to_score():
     source = Code(style="words")
     assert source.scorer is None and Code().scorer is not None
     task = source.draw(1, 0)[0]

@@ -45,7 +45,7 @@ def test_rows_of_every_kind_are_the_same_tasks(tmp_path, given):
     assert (second.prompt, second.answer) == ("2+2=", "4")
 
 
-def test_numbers_of_numpy_and_missing_values_of_pandas_become_plain(tmp_path):
+def test_numpy_numbers_and_missing_pandas_values_become_plain(tmp_path):
     frame = pandas.DataFrame({"prompt": ["a", "b"], "score": [0.5, None], "n": np.array([1, 2])})
     first, second = tasks(tmp_path, [*frame.to_dict("records")[:1], {**frame.to_dict("records")[1], "v": np.ones(2)}])
     assert first.info == {"score": 0.5, "n": 1}

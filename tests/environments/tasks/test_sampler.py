@@ -1,68 +1,21 @@
-"""Task samplers: what a score makes of measured success rates, which tasks are drawn, what is remembered."""
+"""Task samplers: the weights that functions give to measured success rates."""
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.sampling.rollouts.resumed import check_resumed, lines, parity
-from tests.thorough import ALL, some
+from tests.environments.tasks.sampled_sources import RIGHT, Listed, answers, chances, sampled_source, tensor
 
 import gxpo
-from gxpo.base.errors import CheckpointError, ConfigError, TaskError
-from gxpo.environments import tasks
-from gxpo.environments.tasks import task_scores
-from gxpo.environments.tasks.listed import ListedTasks
-from gxpo.environments.tasks.sampled import SampledTasks, sampled
+from gxpo.base.errors import ConfigError, TaskError
+from gxpo.environments.tasks import sampler
 from gxpo.environments.tasks.sampler import mixed
-from gxpo.environments.tasks.user_source import adopt
-from gxpo.forest.forest import Forest
-from gxpo.parts.protocols import Task
 from gxpo.parts.registry import SAMPLERS
 from gxpo.parts.task_memory import TaskMemory
 
-RIGHT = {"a": 0, "b": 1, "c": 4, "d": 7, "e": 8}  # of 8 answers each
 
-
-def tensor(*x: float) -> torch.Tensor:
-    return torch.tensor(x, dtype=torch.float64)
-
-
-class Listed(ListedTasks):
-    def __init__(self, names: str, per_step: int = 3, **info: Any) -> None:
-        self.name, self.seed, self.per_step = "listed", 0, per_step
-        own = {name: {key: values[i] for key, values in info.items()} for i, name in enumerate(names)}
-        made = [Task(name, f"{name}?", name, own[name]) for name in names]
-        self.split(made, [Task("held", "h?", "h")], 0.5)
-
-
-def made(kind: Any, source: Any = None, level_source: Any = None, **options: Any) -> SampledTasks:
-    keys = {"tasks.sampler": kind, **{f"tasks.sampler.{k}": v for k, v in options.items()}}
-    sampler = gxpo.method("grpo", keys).sampler
-    return sampled(source or Listed("abcde"), sampler, 0, "mine", level_source)
-
-
-def answers(right: dict[str, int], n: int = 8, origin: str = "policy", logprob: float = -1.0) -> Forest:
-    """`n` answers to each task, the first of them right."""
-    names = list(right)
-    rows = [[1.0] * right[name] + [0.0] * (n - right[name]) for name in names]
-    forest = Forest.from_completions([[i + 1] for i in range(len(names))], [[[5]] * n] * len(names), rows, success=rows)
-    lengths = torch.full((forest.n_tokens,), logprob, dtype=torch.float64)
-    return forest.replace(
-        task=[name for name in names for _ in range(n)], origin=[origin] * len(forest.origin), behaviour_logprob=lengths
-    )
-
-
-def chances(source: SampledTasks) -> list[float]:
-    return source.chances().tolist()
-
-
-# ---------------------------------------------------------------- the cards' numbers
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
@@ -72,17 +25,17 @@ def chances(source: SampledTasks) -> list[float]:
     ],
 )
 def test_counts_0_1_4_7_and_8_of_8_half_uniform(kind: str, expected: list[float]) -> None:
-    source = made(kind, uniform=0.5)
+    source = sampled_source(kind, uniform=0.5)
     source.observe(answers(RIGHT))
     assert chances(source) == pytest.approx(expected, abs=1e-6)
 
 
 def test_history_resampling_keeps_what_is_mixed_or_all_wrong() -> None:
     """SRPO's card: pass rates 1, 1, .5, 0 keep .5 and 0; of a: 1 1, b: 1 0, c: 0 0 they are b and c."""
-    source = made("drop_solved", Listed("abcd"), epochs=True)
+    source = sampled_source("drop_solved", Listed("abcd"), epochs=True)
     source.observe(answers({"a": 8, "b": 8, "c": 4, "d": 0}))
     assert chances(source) == [0.0, 0.0, 0.5, 0.5]
-    source = made("drop_solved", Listed("abc"), epochs=True)
+    source = sampled_source("drop_solved", Listed("abc"), epochs=True)
     source.observe(answers({"a": 2, "b": 1, "c": 0}, 2))
     assert chances(source) == [0.0, 0.5, 0.5]
 
@@ -90,7 +43,7 @@ def test_history_resampling_keeps_what_is_mixed_or_all_wrong() -> None:
 def test_the_hardest_half_of_four_rates() -> None:
     """DRIVE's card: rates .9 .2 .5 0 keep 0 and .2, once all were drawn; then the harder of these."""
     rate = tensor(0.9, 0.2, 0.5, 0.0)
-    keep = task_scores.keep_hardest
+    keep = sampler.keep_hardest
     assert keep(rate, tensor(1, 1, 1, 1), phases=1).tolist() == [0, 1, 0, 1]
     assert keep(rate, tensor(1, 2, 1, 2)).tolist() == [0, 0, 0, 1]
     assert keep(rate, tensor(9, 9, 9, 9)).tolist() == [0, 0, 0, 1]
@@ -102,25 +55,25 @@ def test_three_rates_with_a_mean_of_seven_tenths_are_mastery() -> None:
     memory = TaskMemory(window=3, rows={"x": [0.6, 0.7, 0.8]})
     recent = tensor(*memory.predict(["x"]), 0.5)
     assert sum([0.6, 0.7, 0.8]) < 2.1
-    assert task_scores.first_unmastered(recent, mastered=0.7).tolist() == [0, 1]
-    assert task_scores.first_unmastered(tensor(0.69999, 0.5), mastered=0.7).tolist() == [1, 0]
-    assert task_scores.first_unmastered(tensor(0.9, 0.9)).tolist() == [0, 1]  # all mastered: the last
+    assert sampler.first_unmastered(recent, mastered=0.7).tolist() == [0, 1]
+    assert sampler.first_unmastered(tensor(0.69999, 0.5), mastered=0.7).tolist() == [1, 0]
+    assert sampler.first_unmastered(tensor(0.9, 0.9)).tolist() == [0, 1]  # all mastered: the last
 
 
 def test_the_softmax_of_the_std_and_the_gaussian() -> None:
     """CurES's card: temperature .1, rates .1 .5 .9; a Gaussian of width .2 and .1."""
-    found = mixed(task_scores.std(tensor(0.1, 0.5, 0.9), temperature=0.1), 0.0)
+    found = mixed(sampler.std(tensor(0.1, 0.5, 0.9), temperature=0.1), 0.0)
     assert found.tolist() == pytest.approx([0.106507, 0.786986, 0.106507], abs=1e-6)
-    assert task_scores.std(tensor(0.25, 0.5)).tolist() == pytest.approx([0.433013, 0.5], abs=1e-6)
+    assert sampler.std(tensor(0.25, 0.5)).tolist() == pytest.approx([0.433013, 0.5], abs=1e-6)
     rates = tensor(0.0, 0.25, 0.5, 0.75, 1.0)
     wanted = [0.043937, 0.457833, 1, 0.457833, 0.043937]
-    assert task_scores.gaussian(rates, width=0.2).tolist() == pytest.approx(wanted, abs=1e-6)
-    assert float(task_scores.gaussian(rates, width=0.1)[0]) == pytest.approx(3.73e-6, abs=1e-8)
+    assert sampler.gaussian(rates, width=0.2).tolist() == pytest.approx(wanted, abs=1e-6)
+    assert float(sampler.gaussian(rates, width=0.1)[0]) == pytest.approx(3.73e-6, abs=1e-8)
 
 
 def test_groups_whose_outcomes_and_likelihoods_differ() -> None:
     """Variance .25 of half-right groups; of log-probs -1 and -2, half each, .25: a product of stds of .25."""
-    source = made("disagreement", Listed("abc"))
+    source = sampled_source("disagreement", Listed("abc"))
     forest = answers({"a": 4, "b": 8}, 8)
     token = torch.arange(forest.n_tokens)
     told = forest.replace(behaviour_logprob=-1.0 - (token % 2).double())
@@ -133,212 +86,16 @@ def test_groups_whose_outcomes_and_likelihoods_differ() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(SAMPLERS))
-def test_every_score_gives_chances_that_add_up_to_one_or_to_nothing(kind: str) -> None:
+def test_chances_of_every_score_add_up_to_one_or_zero(kind: str) -> None:
     empty = {"disagreement", "drop_solved"}  # of equal log-probs, and of tasks that are all solved, nothing is left
     for uniform in (0.0, 0.1):
-        source = made(kind, Listed("abcdef"), uniform=uniform)
+        source = sampled_source(kind, Listed("abcdef"), uniform=uniform)
         for right in ({}, RIGHT, dict.fromkeys("abcdef", 8), dict.fromkeys("abcdef", 0)):
             if right:
                 source.observe(answers(right))
             found = source.chances()
             total = 0.0 if kind in empty and not uniform and not found.any() else 1.0
             assert bool((found >= 0).all()) and float(found.sum()) == pytest.approx(total, abs=1e-12)
-
-
-# ---------------------------------------------------------------- what is measured
-def test_verdicts_age_and_a_rate_begins_at_one_half() -> None:
-    source = made("variance", discount=0.5)
-    source.observe(answers({"a": 8}))
-    source.observe(answers({"a": 0}))
-    # (.5 * 8 + 0 + 1) / (.5 * 8 + 8 + 2)
-    assert source.rates.column("rate", ["a", "b"]).tolist() == pytest.approx([5 / 14, 0.5])
-    assert source.rates.column("counted", ["a", "b"]).tolist() == [12.0, 0.0]
-
-
-def test_only_what_the_policy_sampled_for_a_training_task_counts() -> None:
-    source = made("variance")
-    for origin in ("replay", "hint", "demonstration"):
-        source.observe(answers(RIGHT, origin=origin))
-    source.observe(answers({"held": 3, "else": 3}))
-    assert source.figures()["tasks_known"] == 0 and source.rates.state_dict()["verdicts"] == {}
-    assert source.figures()["tasks_mixed"] is None
-
-
-def test_rollouts_without_any_verdict_are_refused() -> None:
-    forest = answers({"a": 1}).replace(success=torch.full((8,), torch.nan, dtype=torch.float64))
-    with pytest.raises(gxpo.base.errors.GxpoError, match=r"tasks\.sampler"):
-        made("variance").observe(forest)
-
-
-def test_what_was_seen_counts_in_the_place_of_what_was_left_of_it() -> None:
-    source = made("variance")
-    source.see(answers({"a": 8, "b": 4}))
-    source.observe(answers({"b": 4}))
-    assert source.rates.column("counted", ["a", "b"]).tolist() == [8.0, 8.0]
-    assert source.figures() == pytest.approx(
-        # chances of rates .9 .5 .5 .5 .5: .09 and four of .25, of 1.09
-        {"tasks_mixed": 0.5, "tasks_known": 2, "tasks_coverage": 0.4, "tasks_effective": 4.743753,
-         "tasks_left": 5}, abs=1e-6
-    )  # fmt: skip
-
-
-# ---------------------------------------------------------------- what is drawn
-def names(drawn: list[Task]) -> list[str]:
-    return [t.id for t in drawn]
-
-
-def test_a_draw_is_the_beginning_of_a_longer_one_and_repeats_nothing() -> None:
-    source = made("variance")
-    source.observe(answers(RIGHT))
-    whole = names(source.draw(5, 4))
-    assert sorted(whole) == list("abcde") and names(source.draw(2, 4)) == whole[:2]
-    assert names(source.draw(7, 4)) == whole + whole[:2]  # the list has no more
-    assert names(source.draw(5, 5)) != whole
-
-
-def test_tasks_come_in_proportion_to_their_chances() -> None:
-    source = made("variance", uniform=0.5)
-    source.observe(answers(RIGHT))
-    found = Counter(source.draw(1, step)[0].id for step in range(4000))
-    expected = dict(zip("abcde", [0.16, 0.206667, 0.266667, 0.206667, 0.16], strict=True))
-    for name, chance in expected.items():  # four standard deviations
-        assert abs(found[name] / 4000 - chance) < 4 * (chance * (1 - chance) / 4000) ** 0.5, name
-
-
-def test_epochs_draw_every_task_that_is_left_once() -> None:
-    source = made("drop_solved", Listed("abcdef"), epochs=True)
-    first = [name for step in (1, 2) for name in names(source.draw(3, step))]
-    assert sorted(first) == list("abcdef")
-    source.observe(answers({"a": 8, "b": 8}))
-    later = [name for step in (3, 4) for name in names(source.draw(2, step))]
-    assert sorted(later) == list("cdef")
-    with pytest.warns(UserWarning, match="4 of 6 tasks are left, and a step draws 5"):
-        fifth = names(source.draw(5, 5))  # no more than four are left: one of them comes twice
-    assert sorted(set(fifth)) == list("cdef") and source.draw(5, 5) == source.draw(9, 5)[:5]
-
-
-@pytest.mark.filterwarnings("ignore:tasks.sampler")
-@pytest.mark.parametrize(
-    ("kind", "per_step"),
-    some(
-        itertools.product(sorted(SAMPLERS), (1, 3, 8, 14, 40)),
-        [*((kind, 3) for kind in SAMPLERS), *(("drop_solved", n) for n in (1, 8, 14, 40)), ("keep_hardest", 40)],
-    ),
-)
-def test_a_dropped_task_is_never_drawn(kind: str, per_step: int) -> None:
-    """Fourteen tasks, of which some are always solved, some never and some half of the time, over ends of epochs, read
-    back in the middle, until nothing is left or for 30 steps."""
-    names_ = "abcdefgijklmno"  # "h" is held out
-    for prior, epochs in ((2.0, False), (2.0, True), (0.0, False)):
-        options = {"prior": prior, "epochs": epochs}
-        source = made(kind, Listed(names_, per_step), **options)
-        for step in range(1, 31):
-            if source.exhausted:
-                break
-            left = {name for name, chance in zip(names_, chances(source), strict=True) if chance > 0}
-            drawn = names(source.draw(per_step, step))
-            assert set(drawn) <= left and len(drawn) == per_step, (kind, step)
-            assert len(set(drawn)) == min(per_step, len(left)), "each that is left once before any comes again"
-            right = {name: (8, 0, 3)[names_.index(name) % 3] for name in dict.fromkeys(drawn)}
-            source.observe(answers(right, logprob=-1.0 - step % 3))
-            if step % 4 == 0:
-                other = made(kind, Listed(names_, per_step), **options)
-                other.load_state_dict(json.loads(json.dumps(source.state_dict())))
-                source = other
-
-
-def test_solved_tasks_go_one_by_one_until_none_is_left() -> None:
-    source = made("drop_solved", Listed("abc"), epochs=True)
-    assert source.exhausted is None and sorted(names(source.draw(3, 1))) == ["a", "b", "c"]
-    source.observe(answers({"a": 8, "b": 7, "c": 8}))
-    with pytest.warns(UserWarning, match="drop_solved: 1 of 3 tasks are left, and a step draws 3"):
-        assert names(source.draw(3, 2)) == ["b", "b", "b"]
-    assert source.figures()["tasks_left"] == 1
-    source.observe(answers({"b": 8}))
-    assert source.figures()["tasks_left"] == 0 and source.figures()["tasks_effective"] == 0
-    assert "none of 3 tasks is left: tasks.sampler=drop_solved" in str(source.exhausted)
-    with pytest.raises(TaskError, match=r"tasks\.sampler\.uniform above 0 goes on drawing them"):
-        source.draw(1, 3)
-    again = made("drop_solved", Listed("abc"), epochs=True)
-    again.load_state_dict(source.state_dict())
-    assert again.exhausted == source.exhausted
-    level = made(lambda streak: (streak < 1).double(), Listed("ab", level=[1, 2]), by="level")
-    level.draw(2, 1)
-    level.observe(answers({"a": 8, "b": 8}))
-    assert "none of 2 levels is left" in str(level.exhausted)
-
-
-@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=ALL)])
-@pytest.mark.filterwarnings("ignore")
-def test_a_run_ends_when_every_task_is_solved(tmp_path: Path, staleness: int) -> None:
-    """Six tasks that any answer solves, four a step: all are seen after two steps, and the run ends there."""
-    (tmp_path / "pays.py").write_text("def one(completion):\n    return {'correct': 1.0}\n")
-    rows = [{"id": f"t{i}", "prompt": f"{i}?", "answer": "1"} for i in range(6)]
-    held = [{"id": "h", "prompt": "h?", "answer": "1"}]
-    keys = {
-        "tasks.per_step": 4, "rollout.group_size": 2, "sampling.max_new_tokens": 2, "eval.tasks": 1,
-        "async.max_staleness": staleness, "doctor.every": 0,
-    }  # fmt: skip
-    run = gxpo.train(
-        "tiny:cold", rows, "srpo_history", 9, f"{tmp_path}/pays.py:one", eval_task=held, out=tmp_path / "run", set=keys
-    )
-    assert run.step == 2 and "none of 6 tasks is left" in str(run.stopped)
-    assert [row["tasks_left"] for row in run.metrics][:2] == [2, 0]
-    assert [row["step"] for row in run.evaluations] == [0, run.step]
-    again = gxpo.resume(tmp_path / "run")
-    assert again.step == run.step and again.stopped == run.stopped
-
-
-def test_levels_of_a_column() -> None:
-    source = made("hardest", Listed("abcdef", level=[1, 1, 1, 2, 2, 2]), by="level")
-    source.observe(answers({"a": 8, "b": 8, "c": 8, "d": 0, "e": 0, "f": 0}))
-    assert source.arms.names == ["1", "2"] and chances(source)[1] > 0.9
-    drawn = [name for step in range(30) for name in names(source.draw(3, step))]
-    assert sum(name in "def" for name in drawn) > 80
-    hard = [name for name in drawn if name in "def"]
-    assert all(sorted(hard[i : i + 3]) == list("def") for i in range(0, 60, 3))  # each once, then again
-    assert made("hardest", Listed("abc", level=["x", "y", "y"]), by="level", levels=["y"]).arms.names == ["y"]
-    assert set(names(made("variance", Listed("abc", level=[3, 1, 1]), by="level", levels=[1]).draw(9, 1))) == {"b", "c"}
-
-
-def test_levels_of_an_option_of_a_source_that_generates() -> None:
-    level = lambda n: tasks.make("arithmetic", seed=0, options={"digits": n})  # noqa: E731  as the trainer makes them
-    source = made("first_unmastered", level(2), level, by="digits", levels=[1, 3], window=1)
-    assert all(t.id.startswith("digits=1/arithmetic/") for t in source.draw(4, 1))
-    source.observe(answers({"digits=1/arithmetic/1+1": 8}))
-    drawn = source.draw(4, 2)
-    assert {len(str(t.info["a"])) for t in drawn} == {3} and source.draw(2, 2) == drawn[:2]
-    held = [t.id.split("/")[0] for t in source.held_out(5)]
-    assert held == ["digits=1", "digits=3", "digits=1", "digits=3", "digits=1"]
-
-
-def test_a_source_of_the_users_with_a_list() -> None:
-    class Mine:
-        training = ({"id": "a", "prompt": "a?"}, {"id": "b", "prompt": "b?"})
-
-        def draw(self, n: int, step: int) -> list[Any]:
-            raise AssertionError
-
-        def held_out(self, n: int) -> list[Task]:
-            return [Task("h", "h?")]
-
-    source = made("variance", adopt(Mine(), "mine.py:Mine", seed=0, options={}, per_step=2))
-    assert sorted(names(source.draw(2, 1))) == ["a", "b"] and names(source.held_out(1)) == ["h"]
-
-
-# ---------------------------------------------------------------- what is refused
-def test_a_source_that_repeats_nothing_is_refused() -> None:
-    source = tasks.make("arithmetic", seed=0)
-    with pytest.raises(TaskError, match=r"repeats none.*tasks\.sampler\.by=digits"):
-        made("variance", source, lambda level: source)
-    with pytest.raises(TaskError, match=r"tasks\.options\.pool"):
-        made("variance", source)
-    with pytest.raises(TaskError, match="'arithmetic' has no option 'wide'"):
-        made("variance", source, lambda n: tasks.make("arithmetic", seed=0, options={"wide": n}), by="wide", levels=[1])
-    with pytest.raises(TaskError, match=r"'a' has no column 'level' \(tasks\.sampler\.by\), but none"):
-        made("variance", Listed("ab"), by="level")
-    with pytest.raises(TaskError, match="no task has level=7"):
-        made("variance", Listed("ab", level=[1, 2]), by="level", levels=[7])
 
 
 @pytest.mark.parametrize(
@@ -360,33 +117,4 @@ def test_settings_that_make_no_sense_are_refused(keys: dict[str, Any], said: str
 def test_a_score_of_the_users_must_give_weights() -> None:
     for wrong, said in ((lambda rate: rate[:1], "a weight for each of 5"), (lambda rate: -rate, "negative")):
         with pytest.raises(TaskError, match=said):
-            made(wrong).draw(1, 1)
-
-
-# ---------------------------------------------------------------- runs
-def test_read_back_it_draws_the_same() -> None:
-    one, two = (made("drop_solved", Listed("abcdef"), epochs=True) for _ in range(2))
-    one.draw(4, 1)
-    one.observe(answers({"a": 8, "b": 2}))
-    two.load_state_dict(json.loads(json.dumps(one.state_dict())))
-    assert [names(one.draw(3, s)) for s in (2, 3, 4)] == [names(two.draw(3, s)) for s in (2, 3, 4)]
-    with pytest.raises(CheckpointError, match=r"without tasks\.sampler"):
-        two.load_state_dict({})
-
-
-@pytest.mark.filterwarnings("ignore:reward")
-def test_a_run_resumed_from_the_middle_is_the_run_never_stopped(tmp_path: Path) -> None:
-    scores = tmp_path / "mine.py"
-    scores.write_text("def curious(rate, drawn, *, bonus=1.0):\n    return rate * (1 - rate) + bonus / (1 + drawn)\n")
-    keys = {"tasks.sampler": f"{scores}:curious", "tasks.sampler.bonus": 0.5, "tasks.sampler.uniform": 0.1}
-    rows = check_resumed("dapo", tmp_path, '"verdicts"', **keys)
-    assert [row["tasks_coverage"] for row in rows][-1] == 1.0 and all(row["tasks_effective"] > 1 for row in rows)
-
-
-@pytest.mark.filterwarnings("ignore:reward")
-def test_a_run_without_a_sampler_has_none_of_its_figures(tmp_path: Path) -> None:
-    keys = {"tasks.per_step": 2, "eval.tasks": 2, "sampling.max_new_tokens": 4, "rollout.group_size": 2}
-    run = gxpo.train("tiny:cold", "arithmetic", "grpo", 1, parity, out=tmp_path / "run", set=keys)
-    assert not any(key.startswith("tasks_") for key in lines(run.path)[0])
-    with pytest.raises(TaskError, match="repeats none"):
-        gxpo.train("tiny:cold", "arithmetic", "vas", 1, parity, out=tmp_path / "refused", set=keys)
+            sampled_source(wrong).draw(1, 1)

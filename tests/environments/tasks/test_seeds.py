@@ -36,14 +36,14 @@ def test_equal_instances_are_one_task_whatever_their_seed():
     assert len({t.info["seed"] for t in tasks}) > len(by_content)
 
 
-def test_held_out_tasks_do_not_depend_on_the_seed_of_the_run_and_training_ones_do():
+def test_the_seed_changes_training_tasks_and_no_held_out_ones():
     one, other = SeedTasks("world", thirds, seed=0), SeedTasks("world", thirds, seed=1)
     assert one.held_out(20) == other.held_out(20)
     assert one.draw(8, 3) != other.draw(8, 3)
     assert one.draw(8, 3) == SeedTasks("world", thirds, seed=0).draw(8, 3) == one.draw(12, 3)[:8]
 
 
-def test_a_pool_is_the_same_for_every_run_and_is_gone_through_evenly():
+def test_a_pool_is_the_same_for_every_run_and_repeats_evenly():
     one, other = (SeedTasks("world", thirds, seed=seed, pool=5, per_step=5) for seed in (0, 1))
     assert one.pool_tasks == other.pool_tasks and len(one.pool_tasks) == 5
     drawn = [t.id for t in one.draw(15, 2)]
@@ -76,6 +76,19 @@ def test_what_a_world_says_of_its_instances_is_the_tasks_own():
     (task,) = SeedTasks("world", thirds, **silent).draw(1, 1)
     assert task.answer is None and task.info.keys() == {"seed"}
     assert SeedTasks("world", thirds, **says).unanswered is None and SeedTasks("world", thirds, **silent).unanswered
+
+
+def test_a_checkpoint_restores_the_label_and_no_other_state():
+    one = SeedTasks("folder/mine.py:World", thirds, label="mine.py:World", pool=3)
+    assert one.state_dict() == {"label": "mine.py:World"}
+    assert {t.id.rpartition("/")[0] for t in one.pool_tasks} == {"mine.py:World"}
+    one.load_state_dict({"label": "old"})
+    assert {t.id.rpartition("/")[0] for t in [*one.pool_tasks, *one.draw(2, 1)]} == {"old"}
+    one.load_state_dict({})  # of a run whose ids began with the path as it was typed
+    assert {t.id.rpartition("/")[0] for t in one.pool_tasks} == {"folder/mine.py:World"} and one.state_dict() == {}
+    for state in ({"places": [1]}, {"label": "old", "places": [1]}):
+        with pytest.raises(TaskError, match=r"keeps no state.*\['places'\]"):
+            one.load_state_dict(state)
 
 
 def world_of(folder, level):

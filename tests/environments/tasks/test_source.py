@@ -33,7 +33,7 @@ def test_the_split_is_fixed():
 @pytest.mark.parametrize(("name", "options"), OWN)
 @given(seed=st.integers(0, 2**31), step=st.integers(0, 10**6), n=st.integers(0, 12), more=st.integers(0, 12))
 @settings(max_examples=20, deadline=None)
-def test_a_draw_depends_on_seed_and_step_and_begins_every_longer_draw(name, options, seed, step, n, more):
+def test_a_draw_depends_on_seed_and_step_and_begins_longer_ones(name, options, seed, step, n, more):
     source = make(name, seed=seed, options=options)
     longer = source.draw(n + more, step)
     source.draw(3, step + 1)  # what else was drawn does not matter
@@ -52,7 +52,7 @@ def test_steps_and_seeds_draw_different_tasks(name, options):
 
 
 @pytest.mark.parametrize(("name", "options"), OWN)
-def test_held_out_tasks_are_the_same_for_every_seed_and_never_drawn(name, options):
+def test_held_out_tasks_are_fixed_and_never_drawn(name, options):
     held_out = make(name, seed=0, options=options).held_out(1000)
     assert len({t.id for t in held_out}) == 1000
     assert make(name, seed=7, options=options).held_out(1000) == held_out
@@ -62,7 +62,7 @@ def test_held_out_tasks_are_the_same_for_every_seed_and_never_drawn(name, option
     assert not drawn & {source.content(t) for t in held_out}
 
 
-def test_few_tasks_repeat_in_a_draw_and_are_all_held_out_that_there_are():
+def test_a_small_generator_repeats_tasks_and_holds_out_all():
     source = Arithmetic(digits=1)  # 100 ordered pairs
     held_out = source.held_out(1000)
     expected = {(a, b) for a in range(10) for b in range(10) if fraction_of(f"{min(a, b)}+{max(a, b)}") < 0.25}

@@ -1,4 +1,4 @@
-"""Environments by name: `gxpo_worlds`, a user's class, other libraries; batched by `pool.EnvPool`."""
+"""Environments by name: gxpo's toy worlds, a user's class, or another library's; `EnvPool` runs them in batches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:  # worker processes need none of these, and s
 
 
 def source(name: str, options: Mapping[str, Any] | None = None) -> EnvSource | None:
-    """Source of the environment called `name`; None if this is no environment's name.
+    """Find the environment called `name`; None if no environment has that name.
 
     name     a world of gxpo ("sokoban"), an adapter with an id of its library ("gymnasium:CliffWalking-v1"; the id
              becomes the option `id`), or a class of a file ("my_env.py:MyEnv")
@@ -61,16 +61,18 @@ def source(name: str, options: Mapping[str, Any] | None = None) -> EnvSource | N
     True
     """
     options = dict(options or {})
+    # a path may hold a colon of its own, so a file comes before the names with a part after the colon
     if name.endswith(".py") or name.rpartition(":")[0].endswith(".py"):
         return EnvSource.of_file(name, options)
     head, colon, rest = name.partition(":")
+    # gxpo's own worlds can't hang: they may run in the trainer's process
     if head in WORLDS:
         if colon:
             raise ConfigError(f"environment {name!r}: {head} takes its settings as tasks.options, not after a colon")
         return EnvSource.of_module(WORLDS[head], options, name=name, trusted=True)
     if head in ADAPTERS:
         if colon and "id" in options:
-            raise ConfigError(f"environment {name!r}: the id stands in its name, so tasks.options can't give one")
+            raise ConfigError(f"environment {name!r}: the id is part of its name: remove it from tasks.options")
         options = {"id": rest, **options} if colon else options
         return EnvSource.of_module(ADAPTERS[head], options, name=name)
     return None

@@ -1,4 +1,4 @@
-"""Action parsing for text environments: pure functions shared by all of them."""
+"""Parse actions from a policy's text: pure functions shared by all text environments."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ DECORATION = "\"'`*.!,;: "  # what surrounds a word without changing what it say
 
 
 def action_text(text: str, tag: str = "action") -> str:
-    """Text of the last `<action>...</action>` of `text`, else all of it; stripped of white space.
+    """Text of the last `<action>...</action>` in `text`, or all of it without one; stripped of white space.
 
     Tags are case-insensitive; a tag that is never closed is plain text.
 
     >>> action_text("I go <action> up </action> or rather <action>left</action>!"), action_text(" left ")
     ('left', 'left')
     """
-    found = _tagged(tag).findall(text)
-    return (found[-1] if found else text).strip()
+    matches = _tagged(tag).findall(text)
+    return (matches[-1] if matches else text).strip()
 
 
 def find_action(text: str, actions: Sequence[str] | Mapping[str, str], tag: str = "action") -> str | None:
-    """The action named in `text`; None if there is none: the action is invalid.
+    """Find the action that `text` names; None if there is none: the action is invalid.
 
     text     what the policy wrote, without its reasoning
     actions  names of the known actions; the first letter of a name is an alias for it if no other name begins with it.
@@ -39,9 +39,10 @@ def find_action(text: str, actions: Sequence[str] | Mapping[str, str], tag: str 
     >>> find_action("<action>north</action>", {"north": "up", "south": "down"})
     'up'
     """
-    known = _aliases(actions) if isinstance(actions, Mapping) else _initials(tuple(actions))
-    said = _plain(action_text(text, tag))
-    return known.get(said, known.get(said.strip(DECORATION)))
+    name_by_spelling = _aliases(actions) if isinstance(actions, Mapping) else _initials(tuple(actions))
+    spelling = _plain(action_text(text, tag))
+    # as it is first: a name may itself begin or end with a character of DECORATION
+    return name_by_spelling.get(spelling, name_by_spelling.get(spelling.strip(DECORATION)))
 
 
 def _plain(text: str) -> str:
@@ -51,16 +52,17 @@ def _plain(text: str) -> str:
 @lru_cache(maxsize=64)
 def _tagged(tag: str) -> re.Pattern[str]:
     name = re.escape(tag)
+    # an inner opening tag begins anew: of "<action>a <action>b</action>" the action is b
     return re.compile(f"<{name}>((?:(?!<{name}>).)*?)</{name}>", re.DOTALL | re.IGNORECASE)
 
 
 @lru_cache(maxsize=256)
 def _initials(names: tuple[str, ...]) -> dict[str, str]:
-    """Plain spellings of the names, with the first letters that belong to one name alone."""
-    known = {_plain(name): name for name in names}
-    first = [plain[:1] for plain in known]
-    letters = {plain[:1]: name for plain, name in known.items() if first.count(plain[:1]) == 1}
-    return letters | known
+    """Spelling -> name: the names, and the first letters that belong to one name alone."""
+    name_by_spelling = {_plain(name): name for name in names}
+    initials = [plain[:1] for plain in name_by_spelling]
+    letters = {plain[:1]: name for plain, name in name_by_spelling.items() if initials.count(plain[:1]) == 1}
+    return letters | name_by_spelling
 
 
 def _aliases(actions: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Validation of what environments return, and their conversion to and from JSON."""
+"""Validate what environments return, and convert it to and from JSON."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ CARRIED = "data:image/png;base64,"  # how a picture in JSON begins
 
 
 class Nonsense(Exception):
-    """An environment returned a value outside the protocol; the message says which."""
+    """Error of an environment that returned a value outside the protocol; the message names the value."""
 
 
 def checked(step: object, *, first: bool = False) -> dict[str, Any]:
-    """Fields of a `TimeStep` in plain types; raises `Nonsense` for one of the wrong type.
+    """Convert a `TimeStep` to fields of plain types; raises `Nonsense` for one of the wrong type.
 
-    first  it is what `reset` returned: nothing can be over or paid yet
+    first  True for the result of `reset`: nothing can be over or paid yet
 
     numpy's scalars count as numbers and truth values. A step that is `truncated` is over: its `done` is set. Pictures
     in messages (pixels [H, W, 3] uint8, files, Pillow's images) become PNG in base64.
     """
+    # a user's code wrote it: every field is looked at, since it travels as JSON from here on
     if not isinstance(step, TimeStep):
         raise Nonsense(f"returned {_name(step)}, not a TimeStep")
     done, truncated = _truth("done", step.done), _truth("truncated", step.truncated)
-    plain = {
+    fields = {
         "observation": _observation(step.observation),
         "state": _text_or_none("state", step.state),
         "reward": None if step.reward is None else _number(step.reward),
@@ -49,33 +50,38 @@ def checked(step: object, *, first: bool = False) -> dict[str, Any]:
         raise Nonsense(f"action_error is {step.action_error!r}, not None, 'malformed' or 'illegal'")
     if not isinstance(step.info, Mapping) or not all(isinstance(key, str) for key in step.info):
         raise Nonsense("info is not a mapping of names to values")
-    if first and plain["done"]:
+    # an episode without an action has no tokens to train on
+    if first and fields["done"]:
         raise Nonsense("reset returned an episode that is over")
-    if first and plain["reward"] is not None:
-        raise Nonsense(f"reset paid a reward ({plain['reward']:g}); a reward belongs to an action")
-    return plain
+    if first and fields["reward"] is not None:
+        raise Nonsense(f"reset paid a reward ({fields['reward']:g}); a reward belongs to an action")
+    return fields
 
 
 def checked_text(what: str, value: object) -> str:
+    """Return `value` if it is a text, else raise `Nonsense`."""
     if not isinstance(value, str):
         raise Nonsense(f"{what} is {_name(value)}, not a text")
     return value
 
 
 def checked_texts(what: str, value: object) -> list[str]:
+    """Return `value` as a list if it is a sequence of texts, else raise `Nonsense`."""
+    # a text is a sequence of texts as well
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise Nonsense(f"{what} is {_name(value)}, not a sequence of texts")
     return [checked_text(f"an entry of {what}", x) for x in value]
 
 
 def checked_whole(what: str, value: object) -> int:
+    """Return `value` if it is a whole number, else raise `Nonsense`."""
     if type(value) is not int:
         raise Nonsense(f"{what} is {_name(value)}, not a whole number")
     return value
 
 
 def to_json(value: object) -> str:
-    """`value` as JSON; numpy arrays and scalars become lists and numbers."""
+    """Encode `value` as JSON; numpy arrays and scalars become lists and numbers."""
     try:
         text = json.dumps(value, allow_nan=False, default=_plain)
         if "\\ud" in text:
@@ -85,13 +91,13 @@ def to_json(value: object) -> str:
         raise Nonsense(f"it holds what JSON can't: {error}") from error
 
 
-def from_fields(plain: Mapping[str, Any]) -> TimeStep:
-    """A `TimeStep` from its fields, after a round trip through JSON; its pictures become references, so that equal
-    observations are equal."""
-    observation = plain["observation"]
+def from_fields(fields: Mapping[str, Any]) -> TimeStep:
+    """Make a `TimeStep` of its fields after a round trip through JSON; pictures become references, so that equal
+    observations compare equal."""
+    observation = fields["observation"]
     if not isinstance(observation, str):
-        observation = tuple(_with_pictures(message, _arrived) for message in observation)
-    return TimeStep(**{**plain, "observation": observation})
+        observation = tuple(_with_pictures(message, _as_reference) for message in observation)
+    return TimeStep(**{**fields, "observation": observation})
 
 
 def checked_answer(operation: str, answer: Any) -> tuple[str, Any]:
@@ -108,6 +114,7 @@ def checked_answer(operation: str, answer: Any) -> tuple[str, Any]:
         if set(value) != FIELDS:
             raise Nonsense("not the fields of a TimeStep")
         return status, checked(from_fields(value), first=operation == "reset")
+    # what each operation of `Host.run` may give: see its table
     if operation in ("restore", "close") and value is not None:
         raise Nonsense(f"{operation} gives nothing")
     if operation in ("restore", "close") or (operation in ("expert", "answer") and value is None):
@@ -139,11 +146,11 @@ def _observation(value: object) -> object:
     for message in value:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise Nonsense("observation holds something that is no message with a role and content")
-    return [_with_pictures(message, _carried) for message in value]
+    return [_with_pictures(message, _as_data_url) for message in value]
 
 
 def _with_pictures(message: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """A message with its pictures changed, where its content is a list of parts."""
+    """Copy of a message with `change` applied to its pictures, if its content is a list of parts."""
     content = message["content"]
     if isinstance(content, str) or not isinstance(content, Sequence):
         return dict(message)
@@ -156,18 +163,19 @@ def _with_pictures(message: Mapping[str, Any], change: Callable[[Any], Any]) -> 
     return {**message, "content": parts}
 
 
-def _carried(picture: Any) -> str:
-    """A picture as JSON has it."""
+def _as_data_url(picture: Any) -> str:
+    """Encode a picture for JSON, as a data URL of PNG."""
     try:
         ref = PICTURES.put(picture)
+        # PNG bytes are passed on as they are: the same picture has the same reference in every process
         data = PICTURES.data(ref) if ref.endswith(".png") else png(PICTURES.pixels(ref))
     except (GxpoError, OSError, ValueError) as error:
         raise Nonsense(f"observation shows what is no picture: {error}") from error
     return CARRIED + base64.b64encode(data).decode()
 
 
-def _arrived(picture: Any) -> Any:
-    """The reference of a picture that came in JSON; anything else as it is."""
+def _as_reference(picture: Any) -> Any:
+    """Store a picture that came in JSON and return its reference; anything else is returned unchanged."""
     if not isinstance(picture, str) or not picture.startswith(CARRIED):
         return picture
     if len(picture) > MAX_BYTES * 4 // 3 + len(CARRIED) + 4:  # base64 writes 3 bytes as 4 characters
@@ -199,6 +207,7 @@ def _truth(what: str, value: Any) -> bool:
 
 
 def _scalar(value: Any) -> Any:
+    """Convert a scalar of numpy or torch to Python's; anything else is returned unchanged."""
     is_array = getattr(value, "shape", None) == () and hasattr(value, "item")
     return value.item() if is_array else value
 

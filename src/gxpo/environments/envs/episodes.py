@@ -1,4 +1,4 @@
-"""Where episodes run: in this process, or in worker processes that can be killed and their episodes restored."""
+"""Run episodes in this process, or in worker processes that can be killed and whose episodes are then restored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Answer = Sequence[Any]  # "ok" and a value; or what kind of failure, and a messa
 
 
 class InProcess:
-    """Episodes in this process: exceptions are caught, but a hanging episode is not ended."""
+    """Episodes in this process; exceptions are caught, but an episode that hangs is not ended."""
 
     def __init__(self, source: EnvSource) -> None:
         self.source = source
@@ -60,12 +60,13 @@ class InProcess:
 
 
 class Worker(Process):
-    """A process that has loaded the environment."""
+    """Worker process that has loaded the environment."""
 
     about: dict[str, Any]
 
     def __init__(self, source: EnvSource) -> None:
         super().__init__(PROGRAM)
+        # whatever goes wrong from here on, the process must not stay
         try:
             self.send([source.for_host()])
             status, value = self.receive(LOADING, checked_about)
@@ -85,7 +86,7 @@ class Log:
     """Log of an episode, for its replay."""
 
     items: list[Item]
-    seen: Any = None  # observation, state and done of the last step
+    last_result: Any = None  # observation, state and done of the last step, which a replay has to give again
 
 
 def log(logs: dict[str, Log], item: Item, answer: Answer) -> None:
@@ -94,19 +95,19 @@ def log(logs: dict[str, Log], item: Item, answer: Answer) -> None:
     if answer[0] != "ok":
         logs.pop(name, None)
     elif operation in ("reset", "restore"):
-        logs[name] = Log([item], seen(answer))
+        logs[name] = Log([item], reproducible_part(answer))
     elif operation == "step":
         logs[name].items.append(item)
-        logs[name].seen = seen(answer)
+        logs[name].last_result = reproducible_part(answer)
 
 
 class InWorker:
-    """Episodes in one worker process. When it hangs or dies, one episode is lost; the others are replayed in a new
+    """Episodes in one worker process. If it hangs or dies, one episode is lost; the others are replayed in a new
     process, because environments are deterministic. That is checked: an episode whose last observation or state differs
-    is lost, too. Where the process was killed from outside, the episode that acted is replayed and acts once more: if
-    its process is killed again, it is lost.
+    is lost, too. If the process was killed from outside, the episode that acted is replayed and acts once more; if its
+    process is killed again, it is lost.
 
-    timeout  seconds for one item: a reset, a step, and each of these when they are gone through again
+    timeout  seconds for one item: a reset, a step, and each of these in a replay
     """
 
     def __init__(self, source: EnvSource, timeout: float) -> None:
@@ -122,47 +123,50 @@ class InWorker:
         return self._ready().about
 
     def lend(self) -> Worker:
-        """The process, which is another's from here on; before any episode."""
+        """Give the process away, before any episode has begun in it."""
         worker, self._worker = self._ready(), None
         return worker
 
     def run(self, items: Sequence[Item]) -> list[Answer]:
         """Results of the items, in order: those of `Host.run`, or "timeout" or "died"."""
         answers: dict[int, Answer] = {}
-        fruitless, tried = 0, -1
+        failed_sends, suspect = 0, -1
         while len(answers) < len(items) or self._drops:
             worker = self._ready()
             answers |= {i: self._lost.pop(item[1]) for i, item in enumerate(items) if item[1] in self._lost}
-            left = [i for i in range(len(items)) if i not in answers]
+            # a worker answers items in turn, so the first one without an answer is the one that ended it
+            pending = [i for i in range(len(items)) if i not in answers]
             drops, self._drops = self._drops, []
-            sent = [*[("close", name, None) for name in drops], *[items[i] for i in left]]
+            sent = [*[("close", name, None) for name in drops], *[items[i] for i in pending]]
             self._worker = None  # what is interrupted here is not used again
             try:
                 worker.send(sent)
             except OSError as error:  # it died between two calls: no item is to blame
-                fruitless += 1
+                failed_sends += 1
                 how = worker.exit_code()
-                if fruitless > FRUITLESS:
+                if failed_sends > FRUITLESS:
                     raise GxpoError(
                         f"environment {self.source.name}: its processes die before anything is asked of them ({how})"
                     ) from error
                 continue
-            found, end = self._exchange(worker, sent)
+            sent_answers, end = self._exchange(worker, sent)
             if end is not None:
-                at = left[len(found) - len(drops)] if len(found) >= len(drops) else -1
-                if not end.from_outside or at == tried >= 0:
-                    found.append((end.kind, f"{sent[len(found)][0]}: {end}"))
-                tried = at
-            for k, (item, answer) in enumerate(zip(sent, found, strict=False)):
+                # -1: it ended while it closed a dropped episode, which costs nobody anything
+                ended_by = pending[len(sent_answers) - len(drops)] if len(sent_answers) >= len(drops) else -1
+                # killed from outside (out of memory, an operator): the same item gets a second try, and no third
+                if not end.from_outside or ended_by == suspect >= 0:
+                    sent_answers.append((end.kind, f"{sent[len(sent_answers)][0]}: {end}"))
+                suspect = ended_by
+            for k, (item, answer) in enumerate(zip(sent, sent_answers, strict=False)):
                 if k >= len(drops):
-                    answers[left[k - len(drops)]] = answer
+                    answers[pending[k - len(drops)]] = answer
                     log(self._logs, item, answer)
                 elif answer[0] != "ok":
                     self.complaints.append(answer)
         return [answers[i] for i in range(len(items))]
 
     def _exchange(self, worker: Worker, sent: Sequence[Item]) -> tuple[list[Answer], Ended | None]:
-        """Answers to the items sent, up to the one that ended the process, and how it ended."""
+        """Receive the answers to the items sent, up to the one that ended the process, and how it ended."""
         answers: list[Answer] = []
         for operation, _, _ in sent:
             try:
@@ -173,45 +177,47 @@ class InWorker:
         return answers, None
 
     def _ready(self) -> Worker:
-        """A process in which all episodes are restored."""
-        tried: set[str] = set()
-        fruitless = 0
+        """Return the process, started anew with all episodes restored if there is none."""
+        retried: set[str] = set()
+        failed_sends = 0
         while self._worker is None:
             worker = loaded(lambda: Worker(self.source))
             self._drops.clear()
             try:
-                if self._restore(worker, tried):
+                if self._restore(worker, retried):
                     self._worker = worker
             except OSError as error:
-                fruitless += 1
-                if fruitless > FRUITLESS:
+                failed_sends += 1
+                if failed_sends > FRUITLESS:
                     how = worker.exit_code()
                     raise GxpoError(f"environment {self.source.name}: its process died ({how})") from error
         return self._worker
 
-    def _restore(self, worker: Worker, tried: set[str]) -> bool:
+    def _restore(self, worker: Worker, retried: set[str]) -> bool:
         """Replay all episodes; False if that ended the process, with one episode less, or one more in `tried`.
 
-        OSError where the process is gone before it is asked.
+        Raises OSError if the process is gone before it receives the items.
         """
+        # one message for all episodes: the process answers item by item
         logs = list(self._logs.items())
         items = [item for _, log in logs for item in log.items]
         worker.send(items)
         answers, end = self._exchange(worker, items)
         begin = 0
         for name, log in logs:
-            own = answers[begin : begin + len(log.items)]
+            episode_answers = answers[begin : begin + len(log.items)]
             begin += len(log.items)
-            failed = next((str(answer[1]) for answer in own if answer[0] != "ok"), None)
-            if end is not None and len(own) < len(log.items):
-                if failed is None and end.from_outside and name not in tried:
-                    tried.add(name)
+            failed = next((str(answer[1]) for answer in episode_answers if answer[0] != "ok"), None)
+            # fewer answers than items: the process ended in this episode, and the later ones were never reached
+            if end is not None and len(episode_answers) < len(log.items):
+                if failed is None and end.from_outside and name not in retried:
+                    retried.add(name)
                 else:
-                    self._lose(name, failed or f"{log.items[len(own)][0]}: {end}")
+                    self._lose(name, failed or f"{log.items[len(episode_answers)][0]}: {end}")
                 return False
             if failed is not None:
                 self._lose(name, failed)
-            elif log.seen != seen(own[-1]):
+            elif log.last_result != reproducible_part(episode_answers[-1]):
                 self._lose(name, "not deterministic: the same seed and actions led elsewhere")
         self.restored += len(self._logs)
         return True
@@ -239,7 +245,7 @@ class InWorker:
         self._logs, self._lost, self._drops = {}, {}, []
 
 
-def seen(answer: Answer) -> Any:
-    """The part of an answer that must be reproduced."""
+def reproducible_part(answer: Answer) -> Any:
+    """Part of an answer that a replay must reproduce."""
     fields = answer[1]
     return None if fields is None else (fields["observation"], fields["state"], fields["done"])

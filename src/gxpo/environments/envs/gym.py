@@ -1,4 +1,4 @@
-"""gymnasium environments in text: describe the observation and name the actions."""
+"""gymnasium environments played in text: observations described, actions named."""
 
 from __future__ import annotations
 
@@ -60,19 +60,20 @@ class GymEnv:
         self._discrete = isinstance(space, gymnasium.spaces.Discrete)
         if not self._discrete and not isinstance(space, gymnasium.spaces.Text):
             raise ConfigError(f"gymnasium's {self.id} acts in {space}; a policy in text needs Discrete or Text actions")
+        # options win over attributes of the subclass, these over gymnasium's registry
         self.actions = self._names(actions or self.actions)
         self.max_turns = max_turns or self.max_turns or self.env.spec.max_episode_steps or DEFAULT_TURNS
         listed = f" The actions are: {', '.join(self.actions)}." if self._discrete else ""
-        self._how = f"Answer with <action>...</action>.{listed}"
-        self.instructions = instructions or self.instructions or self._how
+        self._action_format = f"Answer with <action>...</action>.{listed}"
+        self.instructions = instructions or self.instructions or self._action_format
 
-    # ------------------------------------------------------------ what a subclass may say
+    # ------------------------------------------------------------ a subclass may override
     def describe(self, observation: Any) -> str:
         """Text of an observation for the policy."""
         return _readable(observation)
 
     def state(self, observation: Any) -> str | None:
-        """State id of an observation; None if the observation does not determine it."""
+        """State id of an observation; None if the observation does not determine the state."""
         return state_id(observation)
 
     def success(self, total: float, terminated: bool) -> bool | None:
@@ -86,19 +87,20 @@ class GymEnv:
         return TimeStep(self.describe(self._observation), self.state(self._observation))
 
     def step(self, action: str) -> TimeStep:
-        chosen = self._chosen(action)
+        # gymnasium never sees an action that can't be read; the turn counts all the same
+        chosen = self._parse_action(action)
         if chosen is None:
-            text = f"No action could be read. {self._how}\n{self.describe(self._observation)}"
+            text = f"No action could be read. {self._action_format}\n{self.describe(self._observation)}"
             return TimeStep(text, self.state(self._observation), 0.0, action_error="malformed")
         self._observation, reward, terminated, truncated, self._info = self.env.step(chosen)
         self._total += float(reward)
-        over = bool(terminated or truncated)
+        is_over = bool(terminated or truncated)
         return TimeStep(
             self.describe(self._observation),
             self.state(self._observation),
             float(reward),
-            done=over,
-            success=self.success(self._total, bool(terminated)) if over else None,
+            done=is_over,
+            success=self.success(self._total, bool(terminated)) if is_over else None,
             truncated=bool(truncated and not terminated),
         )
 
@@ -118,7 +120,7 @@ class GymEnv:
             raise ConfigError(f"gymnasium's {self.id} has {n} actions, not {len(names)}: {', '.join(names)}")
         return tuple(names) or tuple(str(k) for k in range(n))
 
-    def _chosen(self, action: str) -> Any:
+    def _parse_action(self, action: str) -> Any:
         if self._discrete:
             name = find_action(action, self.actions)
             return None if name is None else int(self.env.action_space.start) + self.actions.index(name)
@@ -127,7 +129,7 @@ class GymEnv:
 
 
 def state_id(observation: Any) -> str:
-    """Text that is equal for equal observations of any type.
+    """State id of an observation of any type: equal observations have equal ids.
 
     >>> state_id(7), state_id((3, [1.5, 2]))
     ('7', '[3, [1.5, 2]]')
@@ -137,6 +139,8 @@ def state_id(observation: Any) -> str:
 
 
 def _canonical(value: Any) -> Any:
+    """Convert a value for `state_id` that JSON does not have."""
+    # a picture's pixels as text would take megabytes
     shape = getattr(value, "shape", None)
     if shape is not None and value.size * 4 > ID_LENGTH:
         return [str(value.dtype), list(shape), hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()]
@@ -144,7 +148,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _readable(observation: Any) -> str:
-    """Numbers to three digits; what has names or parts, one after the other."""
+    """Write an observation as text, numbers to three digits, parts one after the other."""
     plain = observation.tolist() if hasattr(observation, "tolist") else observation
     if isinstance(plain, Mapping):
         return "; ".join(f"{name}: {_readable(part)}" for name, part in plain.items())

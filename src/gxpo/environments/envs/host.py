@@ -1,4 +1,4 @@
-"""Episodes of one environment class, in any process: runs operations and reports results or errors."""
+"""Instances of one environment class by episode: run operations, report results or errors as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gxpo.base.usercode import Unusable, described, from_file, hint, one_line, u
 from gxpo.environments.envs.checked import Nonsense, checked, checked_text, checked_texts, checked_whole, to_json
 from gxpo.parts.protocols import Reply, TimeStep
 
-PROBED = (0, 1, 2)  # seeds that are tried before an environment counts as broken
+PROBED = (0, 1, 2)  # seeds to try before an environment counts as broken
 PROBE = ""  # name of the episode that is played before any other
 
 
@@ -25,8 +25,8 @@ class Host:
 
     source  {"module" or "file" with "folder" and "code"; "name"; "options"}
 
-    Raises `Unusable` where the class is not an environment or its first step does not work. That step is a rehearsal
-    too: it imports and caches what the environment is slow to get, before any clock runs.
+    Raises `Unusable` if the class is not an environment or its first step does not work. That step also warms up: it
+    imports and caches what the environment is slow to get, before any time limit runs.
     """
 
     def __init__(self, source: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ class Host:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            raise _refused(error, "loading") from error
+            raise _unusable(error, "loading") from error
 
     def run(self, operation: str, episode: str, payload: Any) -> str:
         """Run an operation; gives JSON ["ok", value], or ["raised" or "nonsense", message], which ends the episode.
@@ -56,7 +56,8 @@ class Host:
 
         A child that an environment has forked, and that returns from it as its parent does, ends here.
         """
-        own = os.getpid()
+        process = os.getpid()
+        # BaseException: an environment that calls sys.exit() costs its episode, not the worker
         try:
             return to_json(["ok", getattr(self, f"_{operation}")(episode, payload)])
         except KeyboardInterrupt:
@@ -66,20 +67,22 @@ class Host:
         except BaseException as error:
             failure = ["raised", f"{operation}: {described(error)}"]
         finally:
-            if os.getpid() != own:
+            # the child of a fork would go on to answer in its parent's place
+            if os.getpid() != process:
                 os._exit(0)
+        # after an error its state is anybody's guess
         self.episodes.pop(episode, None)
         return to_json(failure)
 
     def _reset(self, episode: str, seed: int) -> dict[str, Any]:
         env = self.make()
         self.episodes[episode] = env
-        return checked(settled(env.reset(seed)), first=True)
+        return checked(await_result(env.reset(seed)), first=True)
 
     def _step(self, episode: str, reply: Reply) -> dict[str, Any]:
         env = self.episodes[episode]
         answer = env.call(reply.content, reply.calls) if self.about["tools"] else env.step(reply.content)
-        return checked(settled(answer))
+        return checked(await_result(answer))
 
     def _expert(self, episode: str, _: None) -> str | None:
         action = self.episodes[episode].expert()
@@ -108,34 +111,37 @@ class Host:
 
     def _close(self, episode: str, _: None) -> None:
         env = self.episodes.pop(episode, None)
-        if _has(env, "close"):
-            settled(env.close())
+        if _has_method(env, "close"):
+            await_result(env.close())
 
     def _provides(self) -> set[str]:
-        """Optional features: methods of the class, its own declaration, and the results of a first step."""
-        found = set(_declared(getattr(self._reader, "provides", ())))
-        found |= {name for name in ("expert", "legal", "content", "answer", "level") if _has(self._reader, name)}
-        if _has(self._reader, "snapshot") and _has(self._reader, "restore"):
-            found.add("snapshots")
+        """Optional features, from the methods of the class, its declaration, and the results of a first step."""
+        features = set(_declared(getattr(self._reader, "provides", ())))
+        features |= {
+            name for name in ("expert", "legal", "content", "answer", "level") if _has_method(self._reader, name)
+        }
+        if _has_method(self._reader, "snapshot") and _has_method(self._reader, "restore"):
+            features.add("snapshots")
         if self._first().state is not None:
-            found.add("states")
-        if "step_rewards" not in found and self._pays():
-            found.add("step_rewards")
+            features.add("states")
+        # not declared: found out by acting once
+        if "step_rewards" not in features and self._pays():
+            features.add("step_rewards")
         self.run("close", PROBE, None)
-        return found
+        return features
 
     def _first(self) -> TimeStep:
-        """What `reset` returns for the first seed for which it works."""
+        """First step of the first probed seed whose `reset` works; raises the error of the first seed otherwise."""
         failure: Unusable | None = None
         for seed in PROBED:
             try:
                 env = self.make()
-                step = settled(env.reset(seed))
+                step = await_result(env.reset(seed))
                 checked(step, first=True)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                failure = failure or _refused(error, f"resetting it with seed {seed}")
+                failure = failure or _unusable(error, f"resetting it with seed {seed}")
             else:
                 self.episodes[PROBE] = env
                 return step
@@ -143,10 +149,10 @@ class Host:
         raise failure
 
     def _pays(self) -> bool:
-        """Whether a first action is rewarded: the expert's, or a legal one, if there is one."""
+        """True if a first action is rewarded: the expert's, else a legal one, else an empty text."""
         env = self.episodes[PROBE]
         try:
-            action = env.expert() if _has(env, "expert") else env.legal()[0] if _has(env, "legal") else ""
+            action = env.expert() if _has_method(env, "expert") else env.legal()[0] if _has_method(env, "legal") else ""
             return self._step(PROBE, Reply(action or ""))["reward"] is not None
         except KeyboardInterrupt:
             raise
@@ -154,16 +160,16 @@ class Host:
             return False
 
 
-def _refused(error: BaseException, doing: str) -> Unusable:
-    """Why an environment can't be used; gxpo's own errors are passed on as they are."""
+def _unusable(error: BaseException, doing: str) -> Unusable:
+    """Error for an environment that can't be used; messages of gxpo's own errors are kept."""
     if isinstance(error, Nonsense):
         return Unusable(one_line(f"{doing}: {error}"))
     return Unusable(one_line(str(error))) if isinstance(error, GxpoError) else unusable(error, doing)
 
 
-def settled(value: Any) -> Any:
-    """What an environment returned; of a coroutine what it gives, run on the loop that all coroutines of the process
-    share, so that what they hold open stays usable."""
+def await_result(value: Any) -> Any:
+    """Await an environment's result if it is a coroutine, on the loop that all coroutines of the process share, so that
+    connections they hold open stay usable; any other result is returned unchanged."""
     return asyncio.run_coroutine_threadsafe(value, _loop()).result() if inspect.iscoroutine(value) else value
 
 
@@ -174,42 +180,44 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _has(env: Any, method: str) -> bool:
+def _has_method(env: Any, method: str) -> bool:
     return callable(getattr(env, method, None))
 
 
 def _class_of(source: Mapping[str, Any]) -> type:
+    # a user's file runs from the code that was read when the run began, not from the disk
     if "file" in source:
         return from_file(source, type, "gxpo_env_file")
-    found: Any = importlib.import_module(source["module"])
+    target: Any = importlib.import_module(source["module"])
     for part in source["name"].split("."):
-        if not hasattr(found, part):
-            own = [name for name, value in vars(found).items() if isinstance(value, type)]
-            raise Unusable(f"{source['module']} has no class {source['name']!r}{hint(part, own)}")
-        found = getattr(found, part)
-    if not isinstance(found, type):
-        raise Unusable(f"{source['name']!r} of {source['module']} is a {type(found).__name__}, not a class")
-    return found
+        if not hasattr(target, part):
+            class_names = [name for name, value in vars(target).items() if isinstance(value, type)]
+            raise Unusable(f"{source['module']} has no class {source['name']!r}{hint(part, class_names)}")
+        target = getattr(target, part)
+    if not isinstance(target, type):
+        raise Unusable(f"{source['name']!r} of {source['module']} is a {type(target).__name__}, not a class")
+    return target
 
 
 def _check_options(kind: type, options: Mapping[str, Any]) -> None:
-    """Raise an error for options that the constructor does not have, and for missing ones."""
+    """Raise `Unusable` for options that the constructor does not have, and for missing ones."""
     try:
         parameters = inspect.signature(kind).parameters.values()
     except (TypeError, ValueError):  # a constructor in C: it says itself what it does not know
         return
-    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    parameter_by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     for name in options:
-        if name not in named and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            there = f"; it has {', '.join(named) or 'none'}"
-            raise Unusable(f"{kind.__name__} has no option {name!r}{hint(name, named) or there}")
-    for name, p in named.items():
+        if name not in parameter_by_name and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            suggestion = hint(name, parameter_by_name) or f"; it has {', '.join(parameter_by_name) or 'none'}"
+            raise Unusable(f"{kind.__name__} has no option {name!r}{suggestion}")
+    for name, p in parameter_by_name.items():
         if p.default is p.empty and name not in options:
             raise Unusable(f"{kind.__name__} needs the option {name!r}")
 
 
 def _about(env: Any) -> dict[str, Any]:
-    """Attributes of an environment; `Unusable` if it is none."""
+    """Attributes of an environment for the pool; `Unusable` if a method is missing or an attribute has a wrong type."""
+    # a user's class needs no base: what it leaves out has a default here
     kind = type(env).__name__
     instructions, max_turns = getattr(env, "instructions", ""), getattr(env, "max_turns", 50)
     tools = getattr(env, "tools", ())
@@ -220,9 +228,11 @@ def _about(env: Any) -> dict[str, Any]:
     if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
         raise Unusable(f"{kind}.tools is not a list of schemas in OpenAI's function format")
     for method in ("reset", "call" if tools else "step"):
-        if not _has(env, method):
-            wanted = "with tools has reset(seed) and call(content, calls)" if tools else "has reset(seed), step(action)"
-            raise Unusable(f"{kind} has no method {method!r}; an environment {wanted}")
+        if not _has_method(env, method):
+            protocol = (
+                "with tools has reset(seed) and call(content, calls)" if tools else "has reset(seed), step(action)"
+            )
+            raise Unusable(f"{kind} has no method {method!r}; an environment {protocol}")
     acting = getattr(env, "call" if tools else "step")
     return {
         "instructions": instructions,
@@ -233,8 +243,8 @@ def _about(env: Any) -> dict[str, Any]:
 
 
 def _declared(value: object) -> list[str]:
-    """Features that an environment declares, in addition to visible ones."""
-    known = ("states", "snapshots", "expert", "legal", "content", "step_rewards")
-    if isinstance(value, str) or not isinstance(value, Sequence) or not all(x in known for x in value):
-        raise Unusable(f"provides is {value!r}, not a list out of {', '.join(known)}")
+    """Features that an environment declares in `provides`, in addition to those that are found by looking."""
+    features = ("states", "snapshots", "expert", "legal", "content", "step_rewards")
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(x in features for x in value):
+        raise Unusable(f"provides is {value!r}, not a list out of {', '.join(features)}")
     return list(value)

@@ -1,4 +1,4 @@
-"""`EnvPool`: batched episodes of one environment, in this process or in workers."""
+"""Pool of environments of one class: batched episodes, in this process or in worker processes."""
 
 from __future__ import annotations
 
@@ -57,20 +57,23 @@ class EnvPool:
         if concurrency is not None and (concurrency < 1 or (workers == 0 and concurrency > 1)):
             raise ConfigError(f"envs: concurrency {concurrency} needs a worker process, and is 1 or more")
         self.source = source
+        # "restored" counts replayed episodes, the other keys are failures by kind
         self.counts: dict[str, int] = dict.fromkeys((*FAILURES, "restored"), 0)
         self.messages: dict[str, str] = {}
+        # one place loads the class first: only that tells whether its episodes may act at the same time
         first = InWorker(source, timeout) if workers else InProcess(source)
         about = first.about()
         if concurrency is None:
             concurrency = AT_ONCE if about["blocking"] else 1
         self.concurrent = isinstance(first, InWorker) and concurrency > 1
+        # the process that has loaded the class is kept, whichever kind of place needs it
         self._places: list[InProcess | InWorker | Together]
         if isinstance(first, InWorker) and self.concurrent:
-            kept = [first.lend(), *[None] * (workers - 1)]
-            self._places = [Together(source, timeout, concurrency, worker) for worker in kept]
+            workers_by_place = [first.lend(), *[None] * (workers - 1)]
+            self._places = [Together(source, timeout, concurrency, worker) for worker in workers_by_place]
         else:
             self._places = [first, *(InWorker(source, timeout) for _ in range(workers - 1))]
-        self._place: dict[str, int] = {}  # of each episode under way
+        self._place_by_name: dict[str, int] = {}  # of each episode under way
         self._under_way: dict[str, None] = {}  # steps that were submitted and not collected
         self._load = [0] * len(self._places)
         self._threads: ThreadPoolExecutor | None = None
@@ -94,57 +97,61 @@ class EnvPool:
         return self._steps("step", {name: Reply(reply.content, None, reply.calls) for name, reply in actions.items()})
 
     def submit(self, actions: Mapping[str, Reply]) -> None:
-        """Begin these steps, where episodes act at the same time (`concurrent`); `collect` gives what comes of them."""
+        """Begin these steps in a pool whose episodes act at the same time (`concurrent`); `collect` gives the results.
+
+        ValueError for a name without an episode under way.
+        """
         for name in actions:
-            if name not in self._place:
+            if name not in self._place_by_name:
                 raise ValueError(f"environment {self.name}: no episode {name!r} is under way")
         self._under_way |= dict.fromkeys(actions)
-        for number, place in enumerate(self._together):
-            own = {n: reply for n, reply in actions.items() if self._place[n] == number}
-            place.submit([("step", n, Reply(reply.content, None, reply.calls)) for n, reply in own.items()])
+        for number, place in enumerate(self._concurrent_places):
+            place_actions = {n: reply for n, reply in actions.items() if self._place_by_name[n] == number}
+            place.submit([("step", n, Reply(reply.content, None, reply.calls)) for n, reply in place_actions.items()])
 
     def collect(self) -> dict[str, TimeStep | EnvFailure]:
-        """Steps that have come of `submit` since the last call, at least one if any is under way."""
+        """Results of `submit` that have arrived since the last call, at least one if any step is under way."""
         answers: dict[str, Answer] = {}
         while self._under_way and not answers:
-            for place in self._together:
+            for place in self._concurrent_places:
                 answers |= place.take()
             if not answers:
-                busy = [place for place in self._together if place.busy]
-                there = connection.wait([place.fileno() for place in busy], min(place.patience() for place in busy))
+                # sleep until a process writes, or the earliest deadline, whose place then ends what hangs
+                busy = [place for place in self._concurrent_places if place.busy]
+                readable = connection.wait([place.fileno() for place in busy], min(place.patience() for place in busy))
                 for place in busy:
-                    if place.fileno() in there or place.patience() <= 0:
+                    if place.fileno() in readable or place.patience() <= 0:
                         place.attend(0.0)
-        found = {name: self._value(name, *answers[name]) for name in list(self._under_way) if name in answers}
-        self._under_way = {name: None for name in self._under_way if name not in found}
-        self._collect()
-        return self._as_steps(found)
+        values = {name: self._value(name, *answers[name]) for name in list(self._under_way) if name in answers}
+        self._under_way = {name: None for name in self._under_way if name not in values}
+        self._collect_counts()
+        return self._as_steps(values)
 
     @property
-    def _together(self) -> list[Together]:
+    def _concurrent_places(self) -> list[Together]:
         return [place for place in self._places if isinstance(place, Together)]
 
     def finish(self, names: Sequence[str]) -> None:
         """Abandon these episodes and close their instances; finished names are ignored."""
-        touched = {self._place[name] for name in names if name in self._place}
+        touched = {self._place_by_name[name] for name in names if name in self._place_by_name}
         for name in names:
             self._forget(name)
         for place in touched:
             self._places[place].flush()
-        self._collect()
+        self._collect_counts()
 
     def snapshot(self, names: Sequence[str]) -> dict[str, str | EnvFailure]:
-        """State of each episode as a text for `restore`, under any name and in any process."""
+        """State of each episode, as a text that `restore` reads under any name and in any process."""
         return self._ask("snapshot", "snapshots", names)
 
     def restore(self, snapshots: Mapping[str, str]) -> dict[str, EnvFailure | None]:
-        """Start an episode under each name from a snapshot; None where that worked."""
+        """Start an episode under each name from a snapshot; None for those that worked."""
         self._need("snapshots")
         self._begin(snapshots)
         return self._run("restore", snapshots)
 
     def expert(self, names: Sequence[str]) -> dict[str, str | EnvFailure | None]:
-        """Expert action in each episode; None where nothing helps any more."""
+        """Expert action in each episode; None where none leads to success any more."""
         return self._ask("expert", "expert", names)
 
     def legal(self, names: Sequence[str]) -> dict[str, list[str] | EnvFailure]:
@@ -152,20 +159,21 @@ class EnvPool:
         return self._ask("legal", "legal", names)
 
     def contents(self, seeds: Sequence[int]) -> list[str]:
-        """Content of each seed's instance, equal for equal instances; the seed itself if the class does not say."""
+        """Content of each seed's instance, equal for equal instances; the seed itself if the class has no `content`."""
         return self._of_seeds("content", seeds) if "content" in self.provides else [str(seed) for seed in seeds]
 
     def answers(self, seeds: Sequence[int]) -> list[str | None]:
-        """Right answer in each seed's instance; None if the class does not say."""
+        """Right answer in each seed's instance; None if the class has no `answer`."""
         return self._of_seeds("answer", seeds) if "answer" in self.provides else [None] * len(seeds)
 
     def levels(self, seeds: Sequence[int]) -> list[int | None]:
-        """How hard each seed's instance is; None if the class does not say."""
+        """Difficulty of each seed's instance, a whole number; None if the class has no `level`."""
         return self._of_seeds("level", seeds) if "level" in self.provides else [None] * len(seeds)
 
     def _of_seeds(self, operation: str, seeds: Sequence[int]) -> list[Any]:
+        """Run an operation of no episode for each seed, the seeds dealt out to the places in turn."""
         shares = [[(operation, "", seed) for seed in seeds[k :: len(self._places)]] for k in range(len(self._places))]
-        answers = self._share(shares)
+        answers = self._run_shares(shares)
         texts = [answers[i % len(self._places)][i // len(self._places)] for i in range(len(seeds))]
         for seed, (status, value) in zip(seeds, texts, strict=True):
             if status != "ok":
@@ -179,7 +187,7 @@ class EnvPool:
         self._threads = None
         for place in self._places:
             place.close()
-        self._place.clear()
+        self._place_by_name.clear()
         self._under_way.clear()
         self._load = [0] * len(self._places)
 
@@ -191,12 +199,12 @@ class EnvPool:
 
     # ------------------------------------------------------------ running
     def _begin(self, names: Iterable[str]) -> None:
-        """Assign each name to a place: the one with the fewest episodes, the first of several."""
+        """Assign each name to the place with the fewest episodes, the first of several."""
         for name in names:
             if not isinstance(name, str) or not name:
                 raise ValueError(f"an episode's name is a text, not {name!r}")
             self._forget(name)
-            self._place[name] = place = self._load.index(min(self._load))
+            self._place_by_name[name] = place = self._load.index(min(self._load))
             self._load[place] += 1
 
     def _steps(self, operation: str, payloads: Mapping[str, Any]) -> dict[str, TimeStep | EnvFailure]:
@@ -206,6 +214,7 @@ class EnvPool:
         steps: dict[str, TimeStep | EnvFailure] = {}
         for name, value in values.items():
             steps[name] = value if isinstance(value, EnvFailure) else from_fields(value)
+            # an instance is closed as soon as its episode is over
             if isinstance(value, dict) and value["done"]:
                 self._forget(name)
         return steps
@@ -221,18 +230,20 @@ class EnvPool:
             )
 
     def _run(self, operation: str, payloads: Mapping[str, Any]) -> dict[str, Any]:
-        """Value of each, or its `EnvFailure`, which ends the episode."""
+        """Run an operation in each episode: its value, or an `EnvFailure`, which ends the episode."""
+        # before anything runs: an unknown name must not leave the others stepped
         for name in payloads:
-            if name not in self._place:
+            if name not in self._place_by_name:
                 raise ValueError(f"environment {self.name}: no episode {name!r} is under way")
         shares: list[list[Item]] = [[] for _ in self._places]
         for name, payload in payloads.items():
-            shares[self._place[name]].append((operation, name, payload))
+            shares[self._place_by_name[name]].append((operation, name, payload))
         answers = {}
-        for share, got in zip(shares, self._share(shares), strict=True):
-            answers |= {name: answer for (_, name, _), answer in zip(share, got, strict=True)}
+        for share, share_answers in zip(shares, self._run_shares(shares), strict=True):
+            answers |= {name: answer for (_, name, _), answer in zip(share, share_answers, strict=True)}
+        # in the order of the caller's names, whatever the places did first: counts and messages depend on it
         values = {name: self._value(name, *answers[name]) for name in payloads}
-        self._collect()
+        self._collect_counts()
         return values
 
     def _value(self, name: str, status: str, value: Any) -> Any:
@@ -242,19 +253,21 @@ class EnvPool:
         self._forget(name)
         return EnvFailure(status, value)
 
-    def _share(self, shares: Sequence[Sequence[Item]]) -> list[list[Answer]]:
-        """Each place does its share, at the same time."""
+    def _run_shares(self, shares: Sequence[Sequence[Item]]) -> list[list[Answer]]:
+        """Run each place's share, all at the same time."""
+        # one busy place needs no threads: a pool in this process never starts any
         if sum(map(bool, shares)) <= 1:
             return [place.run(share) if share else [] for place, share in zip(self._places, shares, strict=True)]
         if self._threads is None:
             self._threads = ThreadPoolExecutor(len(self._places))
         jobs = [self._threads.submit(place.run, share) for place, share in zip(self._places, shares, strict=True)]
+        # all have to end before one error is raised: the others would run on beside the next call
         wait(jobs)
         return [job.result() for job in jobs]
 
     def _forget(self, name: str) -> None:
         self._under_way.pop(name, None)
-        place = self._place.pop(name, None)
+        place = self._place_by_name.pop(name, None)
         if place is not None:
             self._load[place] -= 1
             self._places[place].dismiss(name)
@@ -263,8 +276,8 @@ class EnvPool:
         self.counts[kind] += 1
         self.messages.setdefault(kind, f"environment {self.name}: {message}")
 
-    def _collect(self) -> None:
-        """Collect failures and restored episodes of all places."""
+    def _collect_counts(self) -> None:
+        """Add the failures and restored episodes of all places to `counts`."""
         for place in self._places:
             for kind, message in place.complaints:
                 self._count(kind, message)

@@ -1,4 +1,4 @@
-"""Source of an environment class and its options, loaded identically in every process."""
+"""Source of an environment class: its module or file and its options, loaded identically in every process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gxpo.base.errors import ConfigError
 class EnvSource:
     """An environment class before loading: from an importable module, or a user's file, sent with its code.
 
-    name     how messages and records call the environment
+    name     of the environment in messages and records
     kind     name of the class
     module   importable module that has it; or
-    file     the file that has it, and `code`, what stood there
+    file     the file that has it, and `code`, its content when the run began
     options  for the constructor, by keyword
     trusted  gxpo's own code that can't hang: it may run in the trainer's process
     """
@@ -34,7 +34,7 @@ class EnvSource:
     def of_module(
         cls, path: str, options: Mapping[str, Any] | None = None, *, name: str | None = None, trusted: bool = False
     ) -> EnvSource:
-        """Source from "package.module:Class"."""
+        """Make a source from "package.module:Class"."""
         module, colon, kind = path.partition(":")
         if not colon or not module or not kind:
             raise ConfigError(f"environment {path!r}: name a class of a module, as in package.module:Class")
@@ -42,7 +42,7 @@ class EnvSource:
 
     @classmethod
     def of_file(cls, text: str, options: Mapping[str, Any] | None = None) -> EnvSource:
-        """Source from "path/to/my_env.py:MyEnv", relative to the current directory; read here, run elsewhere."""
+        """Make a source from "path/to/my_env.py:MyEnv", relative to the current directory; the file is read here."""
         path, colon, kind = text.rpartition(":")
         if not colon or not kind.isidentifier():
             raise ConfigError(f"environment {text!r}: name a class in the file, as in my_env.py:MyEnv")
@@ -50,6 +50,7 @@ class EnvSource:
         if not file.is_file():
             raise ConfigError(f"environment {text!r}: there is no file {path} (looked in {Path.cwd()})")
         file = file.resolve()
+        # the code travels along: an edit of the file during a run changes nothing in it
         return cls(text, kind, file=str(file), code=file.read_bytes(), options=dict(options or {}))
 
     def for_host(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Episodes that act at the same time in one worker process, each in a thread: for environments that wait."""
+"""Concurrent episodes in one worker process, a thread each: for environments that wait for something outside it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from gxpo.base.errors import GxpoError
 from gxpo.base.processes import Ended, loaded
 from gxpo.environments.envs.checked import checked_answer
-from gxpo.environments.envs.episodes import FRUITLESS, Answer, Item, Log, Worker, log, seen
+from gxpo.environments.envs.episodes import FRUITLESS, Answer, Item, Log, Worker, log, reproducible_part
 from gxpo.environments.envs.sources import EnvSource
 
 AT_ONCE = 1024  # episodes of one process that act at the same time
@@ -21,7 +21,7 @@ SIGN = 5.0  # seconds in which a process whose episode hangs has to show that it
 
 @dataclass(eq=False)
 class _Posted:
-    """Items of one episode that the process has, in order. `deadline`: when they hang."""
+    """Items of one episode that were sent to the process, in order; after `deadline` they count as hanging."""
 
     name: str
     items: list[Item]
@@ -34,11 +34,11 @@ class Together:
     timeout  seconds for one item, the processor's time for others included
     worker   a process that has loaded the environment; None: one is started
 
-    An episode that takes longer than `timeout` is over ("timeout"); its thread is left behind, and the process replaced
-    once half of `at_once` are. A process that ends, or shows no sign of life when an episode hangs, is replaced, and
-    all episodes are gone through again up to where they were. Those that were acting then act in ever smaller groups
-    until the one that ends its process acts alone: that one is lost ("died", "timeout"), the others have had their
-    turn. Where it was killed from outside, one that acted alone acts once more.
+    An episode that takes longer than `timeout` is over ("timeout"); its thread is left behind, and the process is
+    replaced once half of `at_once` threads are. A process that ends, or shows no sign of life when an episode hangs, is
+    replaced, and all episodes are replayed. Those that were acting then act in ever smaller groups until the one that
+    ends its process acts alone: that one is lost ("died", "timeout"), the others have had their turn. If the process
+    was killed from outside, one that acted alone acts once more.
     """
 
     def __init__(self, source: EnvSource, timeout: float, at_once: int = AT_ONCE, worker: Worker | None = None) -> None:
@@ -47,25 +47,26 @@ class Together:
         self.complaints: list[Answer] = []
         self._worker = worker
         self._logs: dict[str, Log] = {}
-        self._queue: deque[Item] = deque()  # what the process does not have yet
+        self._queue: deque[Item] = deque()  # not yet sent to the process
         self._posted: dict[bytes, _Posted] = {}
-        self._ignored: set[bytes] = set()  # keys of what hangs, or was given up
+        self._ignored: set[bytes] = set()  # keys of items that hang, or whose episode was dropped
         self._closing: set[bytes] = set()
-        self._found: dict[str, Answer] = {}  # by episode: one item of each is under way at most
+        self._answers: dict[str, Answer] = {}  # by episode: one item of each is under way at most
         self._lost: dict[str, Answer] = {}  # episodes that could not be restored, until they are asked for
 
-    # ------------------------------------------------------------ what a pool asks
+    # ------------------------------------------------------------ the pool's side
     def about(self) -> dict[str, Any]:
         """`Host.about`."""
         return self._ready().about
 
     def run(self, items: Sequence[Item]) -> list[Answer]:
         """Results of the items, in order: those of `Host.run`, or "timeout" or "died". Of each episode one item."""
-        named = [(operation, name or f"\0{i}", payload) for i, (operation, name, payload) in enumerate(items)]
-        self.submit(named)
-        while any(name not in self._found for _, name, _ in named):
+        keyed = [(operation, name or f"\0{i}", payload) for i, (operation, name, payload) in enumerate(items)]
+        # operations of no episode (a seed's content) need a name each, cut off again before they are sent
+        self.submit(keyed)
+        while any(name not in self._answers for _, name, _ in keyed):
             self.attend(self.patience())
-        return [self._found.pop(name) for _, name, _ in named]
+        return [self._answers.pop(name) for _, name, _ in keyed]
 
     def submit(self, items: Sequence[Item]) -> None:
         """Begin these items; `take` gives their results."""
@@ -76,35 +77,36 @@ class Together:
             self._recover(end)
 
     def take(self) -> dict[str, Answer]:
-        """Results that are there, by episode."""
-        found, self._found = self._found, {}
-        return found
+        """Take the results that have arrived, by episode."""
+        answers, self._answers = self._answers, {}
+        return answers
 
     def attend(self, seconds: float) -> None:
-        """Wait for results, at most so long, and end what hangs."""
+        """Wait for results for at most `seconds`, and end episodes that hang."""
         try:
             self._attend(seconds)
         except Ended as end:
             self._recover(end)
 
     def patience(self) -> float:
-        """Seconds until the next item hangs."""
+        """Seconds until the earliest deadline."""
         return max(0.0, min((p.deadline for p in self._posted.values()), default=0.0) - time.monotonic())
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way."""
+        """True if an item is under way or queued."""
         return bool(self._posted or self._queue)
 
     def fileno(self) -> int:
-        """Of the connection, for `select`."""
+        """File number of the connection to the process, for `select`."""
         return self._ready().fileno()
 
     def dismiss(self, name: str) -> None:
         """Drop an episode, whatever it does, and close its instance."""
-        self._found.pop(name, None)
+        self._answers.pop(name, None)
         self._lost.pop(name, None)
         self._queue = deque(item for item in self._queue if item[1] != name)
+        # its thread can't be stopped: what it still answers goes nowhere
         for key in [key for key, posted in self._posted.items() if posted.name == name]:
             self._ignored.add(key)
             del self._posted[key]
@@ -113,7 +115,7 @@ class Together:
                 self._closing.add(self._worker.post([("close", name, None)]))
 
     def flush(self) -> None:
-        """Wait until dropped episodes are closed."""
+        """Wait until dropped episodes are closed, for at most `timeout`."""
         deadline = time.monotonic() + self.timeout
         while self._closing and (left := deadline - time.monotonic()) > 0:
             self.attend(min(left, self.patience()) if self._posted else left)
@@ -121,7 +123,7 @@ class Together:
     def close(self) -> None:
         """End the process."""
         self._end_process()
-        self._logs, self._found, self._lost = {}, {}, {}
+        self._logs, self._answers, self._lost = {}, {}, {}
         self._queue.clear()
 
     # ------------------------------------------------------------ to and from the process
@@ -138,6 +140,7 @@ class Together:
             about.clear()
 
     def _post(self, name: str, items: Sequence[Item]) -> None:
+        """Send items of one episode; `Ended` if the process is gone."""
         worker = self._ready()
         try:
             key = worker.post([(operation, name.partition("\0")[0], payload) for operation, _, payload in items])
@@ -147,23 +150,25 @@ class Together:
         self._posted[key] = _Posted(name, list(items), time.monotonic() + self.timeout * len(items))
 
     def _send(self) -> None:
+        """Send queued items, as far as threads are free: a hanging one still holds its thread."""
         while self._queue and len(self._posted) + len(self._ignored) < self.at_once:
             item = self._queue[0]
+            # an episode that no replay could restore is answered with that
             if item[1] in self._lost:
-                self._found[item[1]] = self._lost.pop(item[1])
+                self._answers[item[1]] = self._lost.pop(item[1])
             else:
                 self._post(item[1], [item])
-            self._queue.popleft()
+            self._queue.popleft()  # only now: if posting ends in `Ended`, the item is still queued
 
     def _attend(self, seconds: float) -> None:
         for key, answers in self._ready().answers(seconds):
-            if (posted := self._answered(key, answers)) is not None:
+            if (posted := self._settle(key, answers)) is not None:
                 self._note(posted.items[0], _read(posted, answers)[0])
         self._end_late()
         self._send()
 
-    def _answered(self, key: bytes, answers: Any) -> _Posted | None:
-        """What is answered; None for what nobody waits for."""
+    def _settle(self, key: bytes, answers: Any) -> _Posted | None:
+        """Take the items that an answer belongs to from those under way; None if nobody waits for them."""
         if key in self._closing and answers[0][0] != "ok":
             self.complaints.append(answers[0])
         self._closing.discard(key)
@@ -171,13 +176,15 @@ class Together:
         return self._posted.pop(key, None)
 
     def _note(self, item: Item, answer: Answer) -> None:
-        self._found[item[1]] = answer
+        self._answers[item[1]] = answer
         log(self._logs, item, answer)
 
-    # ------------------------------------------------------------ what hangs, and what ends its process
+    # ------------------------------------------------------------ episodes that hang, and that end their process
     def _end_late(self) -> None:
+        """Answer items beyond their deadline with "timeout"."""
         now = time.monotonic()
         late = [key for key, posted in self._posted.items() if posted.deadline <= now]
+        # an episode that holds the interpreter's lock makes all others late: one is to blame, not each
         if late and not self._alive():
             raise Ended("timeout", f"took longer than {self.timeout:g} s; its process was killed")
         for key in late:
@@ -185,32 +192,34 @@ class Together:
                 self._ignored.add(key)
                 message = f"{posted.items[0][0]}: took longer than {self.timeout:g} s"
                 self._note(posted.items[0], ("timeout", message))
+        # threads that hang are never free again; the items under way begin anew in the next process
         if late and len(self._ignored) * 2 >= self.at_once:
             self._queue.extendleft(posted.items[0] for posted in self._posted.values())
             self._replace()
 
     def _alive(self) -> bool:
-        """Whether the process answers at all: one that holds the interpreter's lock does not."""
+        """Return True if the process answers an empty message; one that holds the interpreter's lock does not."""
         worker = self._ready()
         try:
-            sign = worker.post([])
+            sign_key = worker.post([])
         except OSError:
             return False
         deadline = time.monotonic() + max(SIGN, self.timeout)
         while (left := deadline - time.monotonic()) > 0:
             for key, answers in worker.answers(left):
-                if key == sign:
+                if key == sign_key:
                     return True
-                if (posted := self._answered(key, answers)) is not None:
+                if (posted := self._settle(key, answers)) is not None:
                     self._note(posted.items[0], _read(posted, answers)[0])
         return False
 
     def _recover(self, end: Ended) -> None:
-        """The process has ended: find out who ended it, and go on in another."""
+        """Find the episode that ended the process, and continue in another process."""
         for _ in range(FRUITLESS + 1):
-            waiting, self._queue = self._queue, deque()
+            # items that were not sent can't be to blame: they wait until the search is over
+            queued, self._queue = self._queue, deque()
             self._search([posted.items[0] for posted in self._posted.values()], end)
-            self._queue.extend(waiting)
+            self._queue.extend(queued)
             try:
                 return self._send()
             except Ended as another:
@@ -218,8 +227,10 @@ class Together:
         raise GxpoError(f"environment {self.source.name}: its processes die before anything is asked of them ({end})")
 
     def _search(self, suspects: Sequence[Item], end: Ended, *, again: bool = False) -> None:
-        """Have these act again in smaller groups; one that ends its process alone is lost. again: it has acted alone
-        before"""
+        """Let suspects act again in two groups, recursively; one that ends its process alone is lost.
+
+        again  the suspect has acted alone before
+        """
         groups = (suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :])
         if len(suspects) == 1:
             if end.from_outside and not again:
@@ -235,32 +246,33 @@ class Together:
                 while self._posted or self._queue:
                     self._attend(self.patience())
             except Ended as another:
-                left = [*(posted.items[0] for posted in self._posted.values()), *self._queue]
+                suspects_left = [*(posted.items[0] for posted in self._posted.values()), *self._queue]
                 self._queue.clear()
-                self._search(left, another, again=len(suspects) == 1)
+                self._search(suspects_left, another, again=len(suspects) == 1)
 
     def _replace(self) -> None:
-        """A new process in which all episodes are where they were; those that do not come there are lost."""
+        """Start a new process and replay all episodes in it; those whose replay fails are lost."""
         for attempt in range(FRUITLESS + 1):
             self._end_process()
             try:
-                return self._again()
+                return self._replay()
             except Ended as end:
+                # a kill from outside is nobody's fault the first time
                 if end.from_outside and not attempt:
                     continue
                 for posted in self._posted.values():
                     self._lose(posted.name, str(end))
         raise GxpoError(f"environment {self.source.name}: its processes die while episodes are gone through again")
 
-    def _again(self) -> None:
-        """Go through all episodes again, at the same time."""
-        left = deque(self._logs.items())
-        while left or self._posted:
-            while left and len(self._posted) < self.at_once:
-                name, log = left.popleft()
+    def _replay(self) -> None:
+        """Replay all episodes, at the same time."""
+        waiting = deque(self._logs.items())
+        while waiting or self._posted:
+            while waiting and len(self._posted) < self.at_once:
+                name, log = waiting.popleft()
                 self._post(name, log.items)
             for key, answers in self._ready().answers(self.patience()):
-                if (posted := self._answered(key, answers)) is not None:
+                if (posted := self._settle(key, answers)) is not None:
                     self._compare(posted, _read(posted, answers))
             now = time.monotonic()
             for key, posted in [(k, p) for k, p in self._posted.items() if p.deadline <= now]:
@@ -270,10 +282,11 @@ class Together:
         self.restored += len(self._logs)
 
     def _compare(self, posted: _Posted, answers: Sequence[Answer]) -> None:
+        # the last result stands for all: it holds the state that the actions led to
         failed = next((answer for answer in answers if answer[0] != "ok"), None)
         if failed is not None:
             self._lose(posted.name, str(failed[1]))
-        elif self._logs[posted.name].seen != seen(answers[-1]):
+        elif self._logs[posted.name].last_result != reproducible_part(answers[-1]):
             self._lose(posted.name, "not deterministic: the same seed and actions led elsewhere")
 
     def _lose(self, name: str, why: str) -> None:
@@ -282,7 +295,7 @@ class Together:
 
 
 def _read(posted: _Posted, answers: Any) -> list[Answer]:
-    """Validated results of an episode's items, the last of which may be a failure."""
+    """Validate the results of an episode's items, the last of which may be a failure."""
     try:
         if not 1 <= len(answers) <= len(posted.items):
             raise ValueError("another number of results")

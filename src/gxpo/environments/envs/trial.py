@@ -1,4 +1,4 @@
-"""Check an environment before training: play it, and replay it in another process."""
+"""Check an environment before training: play it, replay it in another process, and report what differs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gxpo.parts.protocols import EnvFailure, Reply, TimeStep
 
 @dataclass(frozen=True)
 class Check:
-    """Results of playing an environment.
+    """Results of checking an environment.
 
-    problems  what should be looked at before training, a line each
+    problems  faults and doubts to look at before training, a line each
     contents  different instances among the seeds played
     states    different (seed, state id); 0 where it gives no ids
     success   share of the expert's episodes that succeed; None without an expert
@@ -37,7 +37,7 @@ class Check:
 
 @dataclass
 class _Episode:
-    """Actions and observations of an episode."""
+    """Actions and results of one episode."""
 
     seed: int
     expert: bool
@@ -47,36 +47,39 @@ class _Episode:
 
     @property
     def over(self) -> bool:
+        """True if the episode has ended or failed."""
         last = self.steps[-1]
         return isinstance(last, EnvFailure) or last.done
 
     @property
     def visited(self) -> list[tuple[int, str]]:
-        """States in which an action was taken."""
-        known = [step for step in self.steps if isinstance(step, TimeStep)]
-        return [(self.seed, s.state) for s in known[: len(self.actions)] if s.state is not None]
+        """(seed, state id) of each state in which an action was taken."""
+        time_steps = [step for step in self.steps if isinstance(step, TimeStep)]
+        return [(self.seed, s.state) for s in time_steps[: len(self.actions)] if s.state is not None]
 
 
 def check(source: EnvSource, *, seeds: Sequence[int] = range(8), max_turns: int = 50, timeout: float = 5.0) -> Check:
-    """Play each seed twice, at random and by the expert if there is one; then replay all in another process.
+    """Play each seed twice, at random and by the expert if there is one; then replay all episodes in another process.
 
     Random actions are legal ones if the environment lists them, else an empty text.
-    The second time is in another process, whose hashes of texts differ: what depends on the order of a set shows.
-    Raises `ConfigError` where the class can't be used at all.
+    Raises `ConfigError` if the class can't be used at all.
     """
+    # without an expert the second episode is random as well, with other actions
     with EnvPool(source, workers=1, timeout=timeout) as envs:
-        second = "expert" in envs.provides
+        has_expert = "expert" in envs.provides
         episodes = {f"random {seed}": _Episode(seed, False, random.Random(2 * seed)) for seed in seeds}
-        episodes |= {f"second {seed}": _Episode(seed, second, random.Random(2 * seed + 1)) for seed in seeds}
+        episodes |= {f"second {seed}": _Episode(seed, has_expert, random.Random(2 * seed + 1)) for seed in seeds}
         reset_seconds, step_seconds = _play(envs, episodes, max_turns)
         contents = len(set(envs.contents(list(seeds))))
-        broken = [
+        failures = [
             f"{envs.counts[kind]} failures, first: {envs.messages[kind]}" for kind in FAILURES if envs.counts[kind]
         ]
+    # another process hashes texts differently: a result that depends on the order of a set changes
     with EnvPool(source, workers=1, timeout=timeout) as elsewhere:
-        changed = _play_again(elsewhere, episodes, interrupted=False)
-        if "snapshots" in envs.provides and not changed:
-            changed = _play_again(elsewhere, episodes, interrupted=True)
+        differences = _play_again(elsewhere, episodes, interrupted=False)
+        # a snapshot of an environment that is not deterministic would be blamed for that
+        if "snapshots" in envs.provides and not differences:
+            differences = _play_again(elsewhere, episodes, interrupted=True)
     turns = sum(len(e.actions) for e in episodes.values())
     return Check(
         name=source.name,
@@ -88,12 +91,12 @@ def check(source: EnvSource, *, seeds: Sequence[int] = range(8), max_turns: int 
         success=_success([e for e in episodes.values() if e.expert]),
         reset_seconds=reset_seconds / max(len(episodes), 1),
         step_seconds=step_seconds / max(turns, 1),
-        problems=(*broken, *changed, *_doubts(list(episodes.values()))),
+        problems=(*failures, *differences, *_warnings(list(episodes.values()))),
     )
 
 
 def _play(envs: EnvPool, episodes: Mapping[str, _Episode], max_turns: int) -> tuple[float, float]:
-    """Play all episodes; gives the seconds of resets and steps."""
+    """Play all episodes; return the seconds of resets and of steps."""
     begin = time.perf_counter()
     for name, step in envs.reset({name: e.seed for name, e in episodes.items()}).items():
         episodes[name].steps.append(step)
@@ -108,45 +111,53 @@ def _play(envs: EnvPool, episodes: Mapping[str, _Episode], max_turns: int) -> tu
     return resets, steps
 
 
-def _choose(envs: EnvPool, going: Mapping[str, _Episode]) -> dict[str, str]:
+def _choose(envs: EnvPool, open_episodes: Mapping[str, _Episode]) -> dict[str, str]:
     """Next action of each episode; a failure while choosing becomes the episode's last step."""
-    asked = envs.expert([name for name, e in going.items() if e.expert]) if "expert" in envs.provides else {}
-    others = [name for name, e in going.items() if not e.expert]
-    legal = envs.legal(others) if "legal" in envs.provides else dict.fromkeys(others)
+    expert_actions = (
+        envs.expert([name for name, e in open_episodes.items() if e.expert]) if "expert" in envs.provides else {}
+    )
+    others = [name for name, e in open_episodes.items() if not e.expert]
+    legal_actions = envs.legal(others) if "legal" in envs.provides else dict.fromkeys(others)
     actions = {}
-    for name, said in {**asked, **legal}.items():
-        if isinstance(said, EnvFailure):
-            going[name].steps.append(said)
-        elif isinstance(said, list):
-            actions[name] = going[name].chance.choice(said) if said else ""
+    for name, chosen in {**expert_actions, **legal_actions}.items():
+        if isinstance(chosen, EnvFailure):
+            open_episodes[name].steps.append(chosen)
+        # without legal actions the episode still has to act: an empty text is always an action
+        elif isinstance(chosen, list):
+            actions[name] = open_episodes[name].chance.choice(chosen) if chosen else ""
         else:
-            actions[name] = said or ""
+            actions[name] = chosen or ""
     return actions
 
 
 def _play_again(envs: EnvPool, episodes: Mapping[str, _Episode], *, interrupted: bool) -> list[str]:
-    """Replay: a line for each episode that went differently with the same seed and actions.
+    """Replay episodes; a line for each that differs with the same seed and actions.
 
-    interrupted  halfway, each episode goes on in a new instance from a snapshot
+    interrupted  halfway, each episode continues in a new instance from a snapshot
     """
     what = "a snapshot does not hold the whole state" if interrupted else "not deterministic"
     again: dict[str, TimeStep | EnvFailure] = envs.reset({name: e.seed for name, e in episodes.items()})
-    changed = []
+    differences = []
     for turn in range(1 + max((len(e.actions) for e in episodes.values()), default=0)):
-        parts = {name: _differ(episodes[name].steps[turn], step) for name, step in again.items()}
-        changed += [f"{what}: {name}, turn {turn}: other {differ}" for name, differ in parts.items() if differ]
-        envs.finish([name for name, differ in parts.items() if differ])
-        going = [name for name, differ in parts.items() if not differ and turn < len(episodes[name].actions)]
+        differing_fields = {name: _differ(episodes[name].steps[turn], step) for name, step in again.items()}
+        differences += [
+            f"{what}: {name}, turn {turn}: other {differ}" for name, differ in differing_fields.items() if differ
+        ]
+        # one difference is enough: what follows from it differs as well
+        envs.finish([name for name, differ in differing_fields.items() if differ])
+        unfinished = [
+            name for name, differ in differing_fields.items() if not differ and turn < len(episodes[name].actions)
+        ]
         if interrupted:
-            broken = _restored(envs, [name for name in going if turn == len(episodes[name].actions) // 2])
-            changed += [f"{what}: {name}, turn {turn}: {failure}" for name, failure in broken.items()]
-            going = [name for name in going if name not in broken]
-        again = envs.step({name: Reply(episodes[name].actions[turn]) for name in going})
-    return changed
+            failures = _restored(envs, [name for name in unfinished if turn == len(episodes[name].actions) // 2])
+            differences += [f"{what}: {name}, turn {turn}: {failure}" for name, failure in failures.items()]
+            unfinished = [name for name in unfinished if name not in failures]
+        again = envs.step({name: Reply(episodes[name].actions[turn]) for name in unfinished})
+    return differences
 
 
 def _restored(envs: EnvPool, names: Sequence[str]) -> dict[str, str]:
-    """Restore each episode in a new instance; messages of failures."""
+    """Restore each episode in a new instance; return the messages of failures by episode."""
     texts = envs.snapshot(names)
     failures = {name: text.message for name, text in texts.items() if isinstance(text, EnvFailure)}
     restored = envs.restore({name: text for name, text in texts.items() if isinstance(text, str)})
@@ -154,7 +165,7 @@ def _restored(envs: EnvPool, names: Sequence[str]) -> dict[str, str]:
 
 
 def _differ(first: TimeStep | EnvFailure, again: TimeStep | EnvFailure) -> str:
-    """Names of the fields that differ; failures are told apart by kind alone."""
+    """Names of the fields that differ, or kinds of failures; messages of failures are not compared."""
     if isinstance(first, EnvFailure) or isinstance(again, EnvFailure):
         kinds = [step.kind if isinstance(step, EnvFailure) else "no failure" for step in (first, again)]
         return "" if kinds[0] == kinds[1] else " and ".join(kinds)
@@ -166,20 +177,23 @@ def _success(episodes: Sequence[_Episode]) -> float | None:
     return sum(won) / len(won) if won else None
 
 
-def _doubts(episodes: Sequence[_Episode]) -> list[str]:
-    """Warnings: allowed, but methods that need it won't work."""
+def _warnings(episodes: Sequence[_Episode]) -> list[str]:
+    """Warnings about what is allowed, though some methods won't work with it."""
     visited = [place for e in episodes for place in e.visited]
     ends = [e.steps[-1] for e in episodes if e.over]
     silent = sum(isinstance(step, TimeStep) and step.success is None and not step.truncated for step in ends)
-    doubts = []
+    warnings = []
+    # methods that imitate an expert would learn to fail
     by_expert = [e for e in episodes if e.expert]
     if by_expert and _success(by_expert) == 0:
-        doubts.append(
+        warnings.append(
             f"its expert solved none of {len(by_expert)} episodes: methods that need one learn nothing from it, so "
             "mend expert(), or leave it out"
         )
     if visited and len(set(visited)) == len(visited):
-        doubts.append("no state id was met twice, not even at the start: make it an id of the state, not of the moment")
+        warnings.append(
+            "no state id was met twice, not even at the start: make it an id of the state, not of the moment"
+        )
     if silent:
-        doubts.append(f"{silent} episodes ended without a verdict: set success, which filters and evaluation read")
-    return doubts
+        warnings.append(f"{silent} episodes ended without a verdict: set success, which filters and evaluation read")
+    return warnings

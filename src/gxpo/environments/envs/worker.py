@@ -1,4 +1,4 @@
-"""Environment worker program: loads one class, then processes items one after the other, or many at the same time.
+"""Worker program of environments: loads one class, then runs items one after the other, or many at the same time.
 
 See `gxpo.base.processes`. The other sides are `envs.episodes`, which sends lists of items that are answered in turn
 with the results of `Host.run`, and `envs.together`, which posts lists of items of one episode each: such a list
@@ -20,7 +20,7 @@ from gxpo.environments.envs.host import Host
 if TYPE_CHECKING:
     from gxpo.base.processes import Line
 
-Job = tuple[Sequence[tuple[str, str, Any]], Callable[[str], None]]  # items, and who is told their results
+Job = tuple[Sequence[tuple[str, str, Any]], Callable[[str], None]]  # items, and the function that sends their results
 
 
 def serve(line: Line) -> None:
@@ -40,40 +40,42 @@ def serve(line: Line) -> None:
                 else:
                     line.answer(host.run(*item))
         except EOFError:
-            if threads.made:
+            if threads.thread_count:
                 os._exit(0)  # one of them may never come back
             raise
 
 
 class Threads:
-    """As many threads as there are lists of items under way."""
+    """Threads that run lists of items: as many as there are lists under way."""
 
     def __init__(self, host: Host) -> None:
-        self.host, self.made = host, 0
+        self.host, self.thread_count = host, 0
         self._idle = 0
         self._lock = threading.Lock()
         self._jobs = SimpleQueue[Job]()
 
     def run(self, items: Sequence[tuple[str, str, Any]], answer: Callable[[str], None]) -> None:
-        """Begin a list; an empty one is answered at once, which tells that the process is alive."""
+        """Begin a list; an empty one is answered at once, as a sign that the process is alive."""
         if not items:
             return answer("[]")
+        # below zero: more jobs than idle threads
         self._jobs.put((items, answer))
         with self._lock:
             self._idle -= 1
             if self._idle >= 0:
                 return
-            self._idle, self.made = 0, self.made + 1
+            self._idle, self.thread_count = 0, self.thread_count + 1
         threading.Thread(target=self._work, daemon=True).start()
 
     def _work(self) -> None:
         while True:
             items, answer = self._jobs.get()
-            found: list[str] = []
+            results: list[str] = []
             for item in items:
-                found.append(self.host.run(*item))
-                if not found[-1].startswith('["ok"'):
+                results.append(self.host.run(*item))
+                # a failure ends the episode: the items after it have nothing to act in
+                if not results[-1].startswith('["ok"'):
                     break
-            answer(f"[{', '.join(found)}]")
+            answer(f"[{', '.join(results)}]")
             with self._lock:
                 self._idle += 1

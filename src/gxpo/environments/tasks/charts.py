@@ -1,4 +1,4 @@
-"""Pictures of bar charts with ticks, with questions about them: a bar's value, the larger of two, how many."""
+"""Questions about pictures of bar charts: a bar's value, the larger of two bars, the number of bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from gxpo.base.drawing import COLOURS, GREY, WHITE, canvas, fill, noisy, scaled, write
 from gxpo.base.errors import TaskError, did_you_mean
 from gxpo.base.media import PICTURES
-from gxpo.environments.tasks.pictured import PicturedTasks, asked
+from gxpo.environments.tasks.pictured import PicturedTasks, picture_prompt
 from gxpo.environments.tasks.source import Author, check_options, exact
 from gxpo.parts.protocols import Task
 
@@ -27,9 +27,9 @@ UNIT, GROUND, AXIS = 6, 60, 7  # pixels of one unit; row of the value 0; column 
 LEAST = 2  # bars
 
 
-def drawn(values: Sequence[int], colours: Sequence[str], tick: int) -> Pixels:
-    """Pixels [64, 64, 3] of a chart: an axis with a number at every `tick`, and bars from the left."""
-    pixels = _axis(tick).copy()
+def draw_chart(values: Sequence[int], colours: Sequence[str], tick: int) -> Pixels:
+    """Draw a chart, pixels [64, 64, 3]: an axis with a number at every `tick`, and bars from the left."""
+    pixels = _axis(tick).copy()  # the cached axis is shared by all charts of a tick
     slot = (SIDE - AXIS - 1) // len(values)
     for k, (value, colour) in enumerate(zip(values, colours, strict=True)):
         box = (AXIS + 3 + k * slot, GROUND - UNIT * value, slot - 3, UNIT * value)
@@ -39,7 +39,7 @@ def drawn(values: Sequence[int], colours: Sequence[str], tick: int) -> Pixels:
 
 @lru_cache
 def _axis(tick: int) -> Pixels:
-    """A chart without bars."""
+    """The axis of a chart, without bars."""
     pixels = canvas(SIDE, SIDE, BACKGROUND)
     for value in range(0, TOP + 1, tick):
         row = GROUND - UNIT * value
@@ -58,12 +58,13 @@ def score(text: str, task: Task) -> dict[str, float]:
     >>> score("3", Task("", "", "4", {"answers": ["1", "2", "3", "4"]}))
     {'correct': 0.0, 'format': 1.0, 'closeness': 0.75}
     """
-    said, answers = text.strip(), task.info.get("answers", ())
-    right, well_formed = str(task.answer), said in answers
-    close = float(said == right)
-    if well_formed and right.isdecimal():
-        close = max(0.0, 1 - abs(int(said) - int(right)) / int(right))
-    return {"correct": float(said == right), "format": float(well_formed), "closeness": close}
+    answer, reference = text.strip(), str(task.answer)
+    well_formed = answer in task.info.get("answers", ())
+    closeness = float(answer == reference)
+    # a colour has no distance: it stays right or wrong
+    if well_formed and reference.isdecimal():
+        closeness = max(0.0, 1 - abs(int(answer) - int(reference)) / int(reference))
+    return {"correct": float(answer == reference), "format": float(well_formed), "closeness": closeness}
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Charts(PicturedTasks):
     """Questions about a bar chart: the value of one, which of two is larger, how many there are.
 
     questions  of "value" (1 to 9), "larger" and "count", each as often
-    bars       most bars of a chart, up to 6; two are the least
+    bars       largest number of bars in a chart, 2 to 6
     tick       numbers on the axis: 1: every value; 2, 3: every other or third, so that values between are estimated
     scale      the picture is 64 times that wide and high
     noise      how far any value of a pixel may be off
@@ -112,24 +113,26 @@ class Charts(PicturedTasks):
                 raise TaskError(f"charts: {name} must be from {low} to {high}, not {getattr(self, name)}")
 
     def numbered(self, number: int) -> Task:
-        """See `PicturedTasks`."""
-        own = np.random.Generator(np.random.Philox(number))
-        question = str(own.choice(list(self.questions)))
-        n = int(own.integers(LEAST, self.bars + 1))
-        values = [int(v) + 1 for v in own.permutation(TOP)[:n]]  # all different: one of two is larger
-        colours = [str(c) for c in own.permutation(list(COLOURS))[:n]]
-        text, answers, answer = self._asked(question, colours, values, own)
-        chart = canvas(SIDE, SIDE, GREY) if self.blank else drawn(values, colours, self.tick)
-        pixels = noisy(scaled(chart, self.scale * SIDE, self.scale * SIDE), own, self.noise)
+        """The task of a number, with its picture."""
+        # the number alone decides everything, so that `shuffled` can show the next number's picture
+        random = np.random.Generator(np.random.Philox(number))
+        question = str(random.choice(list(self.questions)))
+        n = int(random.integers(LEAST, self.bars + 1))
+        values = [int(v) + 1 for v in random.permutation(TOP)[:n]]  # all different: one of two is larger
+        colours = [str(c) for c in random.permutation(list(COLOURS))[:n]]
+        text, answers, answer = self._question_and_answers(question, colours, values, random)
+        # `blank` keeps all draws above, so question and answer are those of the picture that is not shown
+        chart = canvas(SIDE, SIDE, GREY) if self.blank else draw_chart(values, colours, self.tick)
+        pixels = noisy(scaled(chart, self.scale * SIDE, self.scale * SIDE), random, self.noise)
         bars = dict(zip(colours, values, strict=True))
         kind = "choice" if question == "larger" else "number"
         info = {"question": question, "kind": kind, "answers": answers, "number": number, "bars": bars}
-        return Task(f"charts/{question}/{number}", asked(PICTURES.put(pixels), text), answer, info)
+        return Task(f"charts/{question}/{number}", picture_prompt(PICTURES.put(pixels), text), answer, info)
 
-    def _asked(
+    def _question_and_answers(
         self, question: str, colours: Sequence[str], values: Sequence[int], random: np.random.Generator
     ) -> tuple[str, list[str], str]:
-        """The question in words, the answers that it can have, and the right one."""
+        """Question in words, its possible answers, and the right one."""
         if question == "count":
             return "how many bars?", [str(n) for n in range(LEAST, self.bars + 1)], str(len(colours))
         first, second = (int(k) for k in random.permutation(len(colours))[:2])
@@ -139,6 +142,6 @@ class Charts(PicturedTasks):
         return f"{pair[0]} or {pair[1]}?", pair, pair[int(values[second] > values[first])]
 
     def worked_example(self, task: Task, author: Author = exact) -> str:
-        """The answer as this author writes it."""
+        """Answer as this author writes it: an author who errs is off by some places in the list of answers."""
         answers = task.info["answers"]
         return answers[author(task.id, answers.index(task.answer)) % len(answers)]

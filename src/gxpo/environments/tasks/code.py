@@ -23,7 +23,7 @@ class NotAnExpression(ValueError):
 
 
 def evaluate(text: str, x: int) -> int:
-    """Evaluate a small expression in x; it is parsed, never executed.
+    """Evaluate a small expression in x by walking its syntax tree; nothing is executed.
 
     >>> evaluate("3*x+(1-2)", 5)
     14
@@ -32,6 +32,7 @@ def evaluate(text: str, x: int) -> int:
     def value(node: ast.AST) -> int:
         if isinstance(node, ast.Name) and node.id == "x":
             return x
+        # not True or False, which are ints to isinstance
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -43,6 +44,7 @@ def evaluate(text: str, x: int) -> int:
             )  # fmt: skip
         raise NotAnExpression(f"{text!r} holds more than x, whole numbers, + - * and parentheses")
 
+    # the parser's depth and the size of products grow with the text, which a policy writes
     if len(text) > LONGEST:
         raise NotAnExpression(f"longer than {LONGEST} characters")
     try:
@@ -63,12 +65,12 @@ def score(text: str, task: Task) -> dict[str, float]:
         values = [evaluate(text, x) for x in HIDDEN]
     except NotAnExpression:
         return {"correct": 0.0, "format": 0.0}
-    wanted = [task.info["slope"] * x + task.info["offset"] for x in HIDDEN]
-    return {"correct": float(values == wanted), "format": 1.0}
+    targets = [task.info["slope"] * x + task.info["offset"] for x in HIDDEN]
+    return {"correct": float(values == targets), "format": 1.0}
 
 
 def expression(slope: int, offset: int) -> str:
-    """The expression slope * x + offset in its usual spelling.
+    """Usual spelling of slope * x + offset.
 
     >>> [expression(a, b) for a, b in ((0, 7), (1, 0), (1, 4), (3, 0), (3, 4))]
     ['7', 'x', 'x+4', '3*x', '3*x+4']
@@ -117,9 +119,10 @@ class Code(GeneratedTasks):
 
     def propose(self, random: np.random.Generator) -> Task:
         slope, offset = int(random.integers(self.slope + 1)), int(random.integers(self.offset + 1))
+        # two points of a line: they determine the function, which the hidden values test elsewhere
         first, second = sorted(int(x) for x in random.choice(SHOWN, size=2, replace=False))
-        shown = [f"f({x})={slope * x + offset}" for x in (first, second)]
-        question = ",".join(shown)
+        examples = [f"f({x})={slope * x + offset}" for x in (first, second)]
+        question = ",".join(examples)
         info: dict[str, Any] = {
             "slope": slope,
             "offset": offset,
@@ -129,19 +132,20 @@ class Code(GeneratedTasks):
         if self.style == "bare":
             info["template"] = "f = lambda x: ({program})"
         else:
-            told = f" that returns {_in_words(slope, offset)}" if self.style == "words" else " that is linear in x"
-            example = "For example" if self.style == "words" else "It has the values"
+            in_words = self.style == "words"
+            description = f" that returns {_in_words(slope, offset)}" if in_words else " that is linear in x"
+            example = "For example" if in_words else "It has the values"
             prompt = (
-                f"Write a Python function f(x){told}. {example} {shown[0]} and {shown[1]}. "
+                f"Write a Python function f(x){description}. {example} {examples[0]} and {examples[1]}. "
                 "Answer with a Python code block and nothing else."
             )
         return Task(f"code/{self.style}/{question}", prompt, expression(slope, offset), info)
 
     def worked_example(self, task: Task, author: Author = exact) -> str:
-        """The expression, its numbers as `author` puts them down; of a function in words, the code block."""
+        """Expression with the numbers that `author` writes, in chat styles within a code block."""
         slope, offset = (author(f"{name} {task.info[name]}", task.info[name]) for name in ("slope", "offset"))
-        written = expression(slope, offset)
-        return written if self.style == "bare" else f"```python\ndef f(x):\n    return {written}\n```"
+        program = expression(slope, offset)
+        return program if self.style == "bare" else f"```python\ndef f(x):\n    return {program}\n```"
 
 
 def _in_words(slope: int, offset: int) -> str:

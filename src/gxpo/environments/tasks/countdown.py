@@ -1,4 +1,4 @@
-"""Countdown: reach a target from a few numbers with + - * /."""
+"""Countdown tasks: reach a target from a few numbers with + - * /."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NotAnExpression(ValueError):
 
 
 def evaluate(text: str) -> tuple[Fraction, Counter[int]]:
-    """Evaluate an arithmetic expression exactly, and count its numbers; it is parsed, never executed.
+    """Evaluate an arithmetic expression exactly, and count its numbers; nothing is executed.
 
     No signs before a number, no powers; `*` and `/` before `+` and `-`, each from left to right.
 
@@ -34,17 +34,19 @@ def evaluate(text: str) -> tuple[Fraction, Counter[int]]:
     """
     if len(text) > LONGEST:
         raise NotAnExpression(f"longer than {LONGEST} characters")
+    # tokens first: what is left over between them is no arithmetic
     text = text.rstrip(" ")
-    tokens, at = [], 0
-    while at < len(text):
-        match = TOKEN.match(text, at)
+    tokens, position = [], 0
+    while position < len(text):
+        match = TOKEN.match(text, position)
         if match is None:
-            raise NotAnExpression(f"unexpected {text[at]!r}")
+            raise NotAnExpression(f"unexpected {text[position]!r}")
         tokens.append(match[1])
-        at = match.end()
+        position = match.end()
     numbers: Counter[int] = Counter()
     tokens.reverse()  # the next token is at the end
 
+    # recursive descent, a function for each level of precedence
     def atom() -> Fraction:
         token = tokens.pop() if tokens else ""
         if token == "(":
@@ -76,6 +78,7 @@ def evaluate(text: str) -> tuple[Fraction, Counter[int]]:
         return value
 
     value = total()
+    # "(1+2" and "1 2": a sum that ends before the text does
     if tokens:
         raise NotAnExpression(f"unexpected {tokens[-1]!r}")
     return value, numbers
@@ -95,13 +98,13 @@ def score(text: str, task: Task) -> dict[str, float]:
         value, used = evaluate(match[1])
     except NotAnExpression:
         return {"correct": 0.0, "format": 0.0}
-    given = Counter(task.info["numbers"])
-    allowed = used == given if task.info["use_all"] else used <= given
+    available = Counter(task.info["numbers"])  # a number given twice may be used twice
+    allowed = used == available if task.info["use_all"] else used <= available
     return {"correct": float(allowed and value == task.info["target"]), "format": 1.0}
 
 
 def worked_example(task: Task, author: Author = exact) -> str:
-    """The value of each operation from the inside out, as `author` answers it, then the expression that made the task.
+    """Working and answer: each operation's value from the inside out, as `author` gives it, then the expression.
 
     >>> worked_example(Task("", "3,7,2=8:", "(7-3)*2", {"steps": [(7, "-", 3, 4), (4, "*", 2, 8)]}))
     '7-3=4,4*2=8#(7-3)*2'
@@ -146,22 +149,24 @@ class Countdown(GeneratedTasks):
             )
 
     def propose(self, random: np.random.Generator) -> Task:
+        # forwards from the numbers to the target, so that every task has a solution
         numbers = [int(x) for x in random.integers(1, self.maximum + 1, size=self.count)]
         value, expression, steps = numbers[0], str(numbers[0]), []
         for number in numbers[1:]:
-            left, operation, right, new = self._join(value, number, random)
+            left, operation, right, result = self._join(value, number, random)
             joined = expression if not steps else f"({expression})"
             # the number may be on the left: 9-(2+3)
             expression = f"{joined}{operation}{number}" if left == value else f"{number}{operation}{joined}"
-            steps.append((left, operation, right, new))
-            value = new
-        shown = [numbers[int(i)] for i in random.permutation(self.count)]
-        question = f"{','.join(map(str, shown))}={value}"
-        info = {"numbers": shown, "target": value, "use_all": self.use_all, "steps": steps}
+            steps.append((left, operation, right, result))
+            value = result
+        # in another order: the order of the prompt must not give away that of the solution
+        shuffled = [numbers[int(i)] for i in random.permutation(self.count)]
+        question = f"{','.join(map(str, shuffled))}={value}"
+        info = {"numbers": shuffled, "target": value, "use_all": self.use_all, "steps": steps}
         return Task(f"countdown/{question}", f"{question}:", expression, info)
 
     def _join(self, value: int, number: int, random: np.random.Generator) -> tuple[int, str, int, int]:
-        """One operation on `value` and `number` that stays a non-negative integer, chosen at random."""
+        """Random operation on `value` and `number` whose result is a non-negative integer."""
         high, low = max(value, number), min(value, number)
         possible = [
             (value, "+", number, value + number),

@@ -1,4 +1,4 @@
-"""Questions and answers from a Hugging Face data set, or a local folder that `datasets` loads."""
+"""Tasks from a Hugging Face data set, or a local folder that `datasets` loads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Dataset(ListedTasks):
 
     path              on the hub, or a local folder
     config            its configuration, where it has several
-    split             training rows; `held_out` names the split of the held-out ones, without it a share is held out
+    split             of the training rows; `held_out` names the split of the held-out ones, else a share is held out
     """
 
     path: str
@@ -47,8 +47,8 @@ class Dataset(ListedTasks):
         """Make the source from the options of a configuration, where `split` and `held_out` name splits."""
         check_options(f"dataset:{path}", options, cls.options)
         renamed = {"split": "split_name", "held_out": "held_out_split"}
-        columns, rest = Columns.among(options)
-        return cls(path, seed, per_step, columns=columns, **{renamed.get(k, k): v for k, v in rest.items()})
+        columns, others = Columns.among(options)
+        return cls(path, seed, per_step, columns=columns, **{renamed.get(k, k): v for k, v in others.items()})
 
     def __post_init__(self) -> None:
         self.name = f"dataset:{self.path}"
@@ -57,21 +57,23 @@ class Dataset(ListedTasks):
         self.split(self._tasks(self.split_name), held_out, self.held_out_fraction)
 
     def fingerprint(self) -> str:
-        """SHA-256 of every task on both sides: rows of a hub or a folder may change."""
+        """SHA-256 of the tasks of both sides: rows of a hub or a folder may change between runs."""
         digest = hashlib.sha256()
         for task in (*self._training, None, *self._held_out):
-            told = task and Task(task.id, task.prompt, task.answer)
-            digest.update(repr(told).encode("utf-8", "surrogatepass"))
+            # without `info`, whose columns no answer is checked against; None separates the sides
+            fields = task and Task(task.id, task.prompt, task.answer)
+            digest.update(repr(fields).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
     def _tasks(self, split: str) -> list[Task]:
+        # imported here: `datasets` takes seconds, and other sources don't need it
         datasets: Any = need("datasets", "hub")
         try:
             rows = unpadded_rows(datasets.load_dataset(self.path, self.config, split=split))
         except Exception as error:  # the hub, the network and a dozen file formats raise their own types here
             reason = " ".join(str(error).split())[:200]
             raise TaskError(f"task {self.name!r}: split {split!r} can't be loaded ({reason})") from error
-        made = (
+        numbered_rows = (
             (
                 f"task {self.name!r}: split {split!r}, row {i}",
                 f"{self.path}/{split}/{i}",
@@ -79,11 +81,11 @@ class Dataset(ListedTasks):
             )
             for i, row in enumerate(rows)
         )
-        return tasks_of(made, self.columns, f"task {self.name!r}: split {split!r}")
+        return tasks_of(numbered_rows, self.columns, f"task {self.name!r}: split {split!r}")
 
 
 def _row(row: Mapping[str, Any], answer: str) -> dict[str, Any]:
-    """A row whose task has the id of its place, and an answer without space around it."""
-    out = {k: v for k, v in row.items() if k != "id"}
-    answer_value = cell(out, answer)
-    return out | ({answer: answer_value.strip()} if isinstance(answer_value, str) and answer_value.strip() else {})
+    """Row without its `id` and with the answer stripped: the task gets the id of its place in the split."""
+    cells = {k: v for k, v in row.items() if k != "id"}
+    answer_value = cell(cells, answer)
+    return cells | ({answer: answer_value.strip()} if isinstance(answer_value, str) and answer_value.strip() else {})

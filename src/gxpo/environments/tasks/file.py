@@ -1,4 +1,4 @@
-"""Questions and answers from a file: JSON Lines, CSV, parquet."""
+"""Tasks from a file of rows: JSON Lines, CSV or parquet."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_tasks(path: Path, columns: Columns | None = None) -> list[Task]:
 
 
 def check_size(path: Path) -> None:
-    """`TaskError` for a file of text that is too large to be read."""
+    """Raise TaskError for a text file that is too large to read."""
     if (size := path.stat().st_size) > MOST_BYTES:
         raise TaskError(f"{path}: has {size:,} bytes, and at most {MOST_BYTES:,} are read: split it")
 
@@ -58,24 +58,27 @@ def _text(path: Path, encoding: str) -> str:
 
 
 def _encoding(path: Path, error: UnicodeDecodeError) -> str:
-    """What to do about a file that is not UTF-8: the encoding that it looks like, and the first line that shows it."""
+    """Error message for a file that is not UTF-8: its likely encoding, the first line that shows it, and the remedy."""
     raw = path.read_bytes()
     if raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        found, where = "UTF-16", "it begins with that mark"
+        encoding, evidence = "UTF-16", "it begins with that mark"
     else:
-        at = error.start
-        line = raw.count(b"\n", 0, at) + 1
+        offset = error.start
+        line = raw.count(b"\n", 0, offset) + 1
+        # control characters are in no encoding of text: a picture, an archive, a parquet file of another name
         if any(byte < 32 and byte not in b"\t\n\r\f" for byte in raw):
-            return f"{path}: is no text: byte 0x{raw[at]:02x} in line {line}; a .jsonl or .csv file in UTF-8 is"
-        found = "windows-1252" if any(0x80 <= byte < 0xA0 for byte in raw) else "latin-1"
-        where = f"byte 0x{raw[at]:02x} in line {line}"
+            return f"{path}: is no text: byte 0x{raw[offset]:02x} in line {line}; a .jsonl or .csv file in UTF-8 is"
+        # latin-1 leaves 0x80 to 0x9F to control characters; windows-1252 has quotes and dashes there
+        encoding = "windows-1252" if any(0x80 <= byte < 0xA0 for byte in raw) else "latin-1"
+        evidence = f"byte 0x{raw[offset]:02x} in line {line}"
     return (
-        f"{path}: is not UTF-8 and looks like {found} ({where}): convert it, "
-        f"iconv -f {found} -t utf-8 {path.name} > {path.stem}-utf8{path.suffix}"
+        f"{path}: is not UTF-8 and looks like {encoding} ({evidence}): convert it, "
+        f"iconv -f {encoding} -t utf-8 {path.name} > {path.stem}-utf8{path.suffix}"
     )
 
 
 def _json_lines(path: Path) -> Iterator[Row | TaskError]:
+    # not splitlines(): JSON texts may hold U+2028 and other characters that it cuts at
     for number, line in enumerate(_text(path, "utf-8").split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
@@ -84,7 +87,7 @@ def _json_lines(path: Path) -> Iterator[Row | TaskError]:
                     raise TaskError(f"{where}: has {len(line):,} characters, and at most {MOST_LINE:,} are read")
                 row = _object(line, where)
             except TaskError as error:
-                yield error
+                yield error  # `tasks_of` reports all bad rows together
                 continue
             yield where, f"{path.stem}/{number}", row
 
@@ -102,7 +105,7 @@ def _object(line: str, where: str) -> dict[str, Any]:
 
 
 def parse_task(line: str, where: str, default_id: str, columns: Columns = COLUMNS) -> Task:
-    """The task of one line, with an answer; `TaskError` that begins with `where` if it can't be one."""
+    """Parse the task of one line, which must have an answer; TaskError that begins with `where` otherwise."""
     return task_of(where, default_id, _object(line, where), columns, answered=True)
 
 
@@ -112,10 +115,10 @@ def _not_a_number(text: str) -> float:
 
 def _csv(path: Path) -> Iterator[Row | TaskError]:
     lines = _text(path, "utf-8-sig").splitlines(keepends=True)
-    if found := _delimiter(lines, path):
+    if delimiter := _delimiter(lines, path):
         raise TaskError(
-            f"{path}: cells are separated by {found!r}, not by commas: write it with commas, and in quotes what has "
-            f"commas in it (pandas: read_csv({path.name!r}, sep={found!r}).to_csv(..., index=False))"
+            f"{path}: cells are separated by {delimiter!r}, not by commas: write it with commas, and in quotes what "
+            f"has commas in it (pandas: read_csv({path.name!r}, sep={delimiter!r}).to_csv(..., index=False))"
         )
     reader = csv.DictReader(lines, strict=True)
     try:
@@ -123,6 +126,7 @@ def _csv(path: Path) -> Iterator[Row | TaskError]:
             raise TaskError(f"{path}: has {n:,} columns, and at most {MOST_COLUMNS:,} are read")
         for number, row in enumerate(reader, start=1):
             where = f"{path}, line {reader.line_num}"
+            # DictReader puts surplus cells under the key None, and None into columns of a short row
             if None in row or None in row.values():
                 yield TaskError(f"{where}: has another number of cells than the heading: quote those with commas")
                 continue
@@ -132,13 +136,13 @@ def _csv(path: Path) -> Iterator[Row | TaskError]:
 
 
 def _delimiter(lines: Sequence[str], path: Path) -> str | None:
-    """What separates the cells of a heading that commas do not; None where commas do, or where it has one cell."""
+    """Find the delimiter of a heading that has no commas; None where commas separate it, or where it has one cell."""
     heading = next((line for line in lines if line.strip()), "").strip()
     if len(heading) > MOST_HEADING:
         raise TaskError(f"{path}: its heading has {len(heading):,} characters, and at most {MOST_HEADING:,} are read")
-    cells = {d: _cells(heading, d) for d in (",", *OTHERS)}
-    most = max(OTHERS, key=cells.__getitem__)
-    return most if cells[","] == 1 and cells[most] > 1 else None
+    cell_counts = {d: _cells(heading, d) for d in (",", *OTHERS)}
+    likeliest = max(OTHERS, key=cell_counts.__getitem__)
+    return likeliest if cell_counts[","] == 1 and cell_counts[likeliest] > 1 else None
 
 
 def _cells(heading: str, delimiter: str) -> int:
@@ -156,7 +160,7 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 @dataclass
 class TaskFile(ListedTasks):
-    """Tasks from a file. `held_out_path`: a second file; without it a share of the prompts is held out."""
+    """Tasks from a file, held-out ones from `held_out_path` or, without it, a share of the prompts."""
 
     path: str
     seed: int = 0
@@ -175,12 +179,12 @@ class TaskFile(ListedTasks):
     def make(cls, path: str, options: Mapping[str, Any], *, seed: int, per_step: int) -> TaskFile:
         """Make the source from the options of a configuration."""
         check_options(path, options, cls.options)
-        columns, rest = Columns.among(options)
-        return cls(path, seed, rest.pop("held_out", None), per_step=per_step, columns=columns, **rest)
+        columns, others = Columns.among(options)
+        return cls(path, seed, others.pop("held_out", None), per_step=per_step, columns=columns, **others)
 
     def __post_init__(self) -> None:
-        given = {"held_out": self.held_out_path, "held_out_fraction": self.held_out_fraction}
-        check_options(self.path, given, self.options)
+        options = {"held_out": self.held_out_path, "held_out_fraction": self.held_out_fraction}
+        check_options(self.path, options, self.options)
         self.name = self.path
         columns = self.columns
         columns.check(self.path)

@@ -1,4 +1,4 @@
-"""Tasks from a finite list, shuffled anew each epoch."""
+"""Base of sources with a finite list of tasks, shuffled anew each epoch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
 
 
-FEW = 5  # held-out tasks below which a warning is due
+FEW = 5  # held-out tasks below which a warning is shown
 
 
 class ListedTasks(Epochs):
-    """Tasks from a list; the order of each epoch depends only on the seed and the epoch.
+    """Tasks from a list, in an order of each epoch that depends only on the seed and the epoch.
 
     The source has no state: step s takes the tasks from position (s - 1) * `per_step` on (steps count from 1), so with
     `per_step` tasks a step every epoch has each once, and `draw(n, step)` is the beginning of `draw(m, step)` for
@@ -37,12 +37,16 @@ class ListedTasks(Epochs):
     reward_default: ClassVar[str] = "math"
 
     def split(self, tasks: list[Task], held_out: list[Task] | None, fraction: float) -> None:
-        """Split into training and held-out tasks: `held_out` as given, else `fraction` of the prompts, chosen by their
-        hash; of a few prompts at least one on each side."""
+        """Split into training and held-out tasks: `held_out` if given, else `fraction` of the prompts, chosen by their
+        hash; of a few prompts at least one on each side.
+
+        Raises TaskError where one side is empty, and where a prompt is on both.
+        """
         if not 0 < fraction < 1:
             raise TaskError(f"task {self.name!r}: held_out_fraction must be between 0 and 1, not {fraction}")
         self._check_wordings(tasks)
         if held_out is None:
+            # by the prompt's hash: rows that are added or reordered move no prompt to the other side
             self._training, self._held_out = _by_hash(tasks, fraction)
             if self._training and 0 < len(self._held_out) < FEW:
                 warnings.warn(
@@ -53,12 +57,13 @@ class ListedTasks(Epochs):
                 )
         else:
             self._training, self._held_out = tasks, held_out
+            # ids may differ where the prompt is the same: accuracy on it would measure memory
             prompts = {str(t.prompt) for t in held_out}
             for task in tasks:
                 if str(task.prompt) in prompts:
                     raise TaskError(f"{self.name}: the prompt of task {task.id!r} is also in the held-out tasks")
-        for side, found in (("training", self._training), ("held-out", self._held_out)):
-            if not found:
+        for side, side_tasks in (("training", self._training), ("held-out", self._held_out)):
+            if not side_tasks:
                 raise TaskError(
                     f"{self.name}: held_out_fraction {fraction} of {len(tasks)} tasks leaves no {side} task; "
                     "give held-out tasks (tasks.options.held_out=FILE, in Python eval_task=...)"
@@ -66,10 +71,10 @@ class ListedTasks(Epochs):
         self._sets = wordings(self._training)
 
     def _check_wordings(self, tasks: Sequence[Task]) -> None:
-        """TaskError where a step would cut a set of wordings."""
+        """Raise TaskError where a step would cut a set of wordings."""
         if not any(SAME_AS in task.info for task in tasks):
             return
-        sizes = sorted({len(found) for found in wordings(tasks)})
+        sizes = sorted({len(wording_set) for wording_set in wordings(tasks)})
         if len(sizes) > 1 or self.per_step % sizes[0]:
             raise TaskError(
                 f"task {self.name!r}: sets of equal {SAME_AS!r} have {', '.join(map(str, sizes))} tasks; make all of "
@@ -82,45 +87,46 @@ class ListedTasks(Epochs):
         return list(self._training)
 
     def keep_fitting(self, change: Callable[[Task], Task | None]) -> None:
-        """Replace each task by what `change` makes of it; None drops it, with the other wordings of its set.
+        """Apply `change` to each task; where it returns None, drop the task and the other wordings of its set.
 
-        Raises TaskError where that leaves no task on one side.
+        Raises TaskError where no task is left on one side.
         """
         sides: list[list[Task]] = []
-        for side, found in (("training", self._training), ("held-out", self._held_out)):
-            changed = [[change(task) for task in together] for together in wordings(found)]
+        for side, side_tasks in (("training", self._training), ("held-out", self._held_out)):
+            changed = [[change(task) for task in wording_set] for wording_set in wordings(side_tasks)]
             fitting_tasks = [
-                task for together in changed if None not in together for task in together if task is not None
+                task for wording_set in changed if None not in wording_set for task in wording_set if task is not None
             ]
             if not fitting_tasks:
-                raise TaskError(f"{self.name}: the prompts of all {len(found)} {side} tasks are too long")
+                raise TaskError(f"{self.name}: the prompts of all {len(side_tasks)} {side} tasks are too long")
             sides.append(fitting_tasks)
         self._training, self._held_out = sides
         self._sets = wordings(self._training)
 
     @property
     def unanswered(self) -> Task | None:
-        """The first task without an answer."""
+        """First task without an answer, of both sides; None if all have one."""
         return next((t for t in (*self._training, *self._held_out) if t.answer is None), None)
 
     def draw(self, n: int, step: int) -> list[Task]:
         """Draw `n` training tasks; a task is repeated only in the next epoch."""
         sets = self._sets
-        wide = len(sets[0])
-        size = len(sets) * wide
+        set_size = len(sets[0])
+        task_count = len(sets) * set_size
 
         def order(epoch: int) -> Any:
+            # sets are shuffled as a whole: the wordings of a task follow each other
             shuffled = stream(self.seed, epoch).permutation(len(sets))
-            return (shuffled[:, None] * wide + range(wide)).ravel() if wide > 1 else shuffled
+            return (shuffled[:, None] * set_size + range(set_size)).ravel() if set_size > 1 else shuffled
 
-        return [sets[place // wide][place % wide] for place in self.places(size, n, step, order)]
+        return [sets[place // set_size][place % set_size] for place in self.places(task_count, n, step, order)]
 
     def held_out(self, n: int) -> list[Task]:
         """Up to `n` held-out tasks, in their order."""
         return self._held_out[:n]
 
     def observe(self, forest: Forest) -> None:
-        """Does nothing: results don't change the order."""
+        """Do nothing: results don't change the order."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -131,19 +137,20 @@ class ListedTasks(Epochs):
 
 
 def wordings(tasks: Sequence[Task]) -> list[list[Task]]:
-    """Tasks by their `info["same_as"]`, in the order of the first of each; a task without one is alone."""
+    """Sets of tasks with one `info["same_as"]`, by their first; a task without one is a set."""
     sets: dict[tuple[bool, str], list[Task]] = {}
     for task in tasks:
-        own = SAME_AS not in task.info
-        sets.setdefault((own, task.id if own else str(task.info[SAME_AS])), []).append(task)
+        # True in the key keeps an id that equals another task's `same_as` apart
+        is_single = SAME_AS not in task.info
+        sets.setdefault((is_single, task.id if is_single else str(task.info[SAME_AS])), []).append(task)
     return list(sets.values())
 
 
 def _by_hash(tasks: list[Task], fraction: float) -> tuple[list[Task], list[Task]]:
-    """Training and held-out tasks: prompts (of one task in several wordings, what they are the same as) whose hash is
-    below `fraction` are held out, but at least the one with the lowest, and never all."""
-    place = [fraction_of(str(t.info.get(SAME_AS, t.prompt))) for t in tasks]
-    ordered = sorted(set(place))
-    held = min(max(sum(x < fraction for x in ordered), 1), len(ordered) - 1)
-    paired = list(zip(tasks, place, strict=True))
-    return [t for t, x in paired if x >= ordered[held]], [t for t, x in paired if x < ordered[held]]
+    """Split into training and held-out tasks: a prompt whose hash is below `fraction` is held out, at least the one
+    with the lowest hash and never all. Wordings of one task share the hash of `same_as`."""
+    hashes = [fraction_of(str(t.info.get(SAME_AS, t.prompt))) for t in tasks]
+    ordered = sorted(set(hashes))
+    cut = min(max(sum(x < fraction for x in ordered), 1), len(ordered) - 1)
+    paired = list(zip(tasks, hashes, strict=True))
+    return [t for t, x in paired if x >= ordered[cut]], [t for t, x in paired if x < ordered[cut]]

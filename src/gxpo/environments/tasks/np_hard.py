@@ -1,4 +1,4 @@
-"""NP-hard optimisation problems: instances, feasibility, and a greedy heuristic that answers are measured by."""
+"""NP-hard optimisation tasks: instances, feasibility, and greedy heuristics that answers are compared with."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Numbers = Sequence[Sequence[int]]
 
 
 class Problem(NamedTuple):
-    """A kind of problem.
+    """Kind of problem: how instances are made and valued.
 
     make      (random, size) -> (instance, prompt)
     value     (instance, answer) -> value of a feasible answer; None where it is not feasible
     greedy    instance -> the heuristic's answer
-    minimise  whether less is better
+    minimise  True if a smaller value is better
     """
 
     make: Callable[[np.random.Generator, int], tuple[dict[str, Any], str]]
@@ -35,6 +35,7 @@ class Problem(NamedTuple):
 # ---------------------------------------------------------------- knapsack: items 1.. of (weight, value)
 def _knapsack(random: np.random.Generator, size: int) -> tuple[dict[str, Any], str]:
     items = random.integers(1, 10, size=(size, 2)).tolist()
+    # half of the weight fits, and any single item does: some answer is always feasible and worth more than 0
     capacity = max(sum(w for w, _ in items) // 2, max(w for w, _ in items))
     return {"items": items, "capacity": capacity}, f"k{capacity}:{_pairs(items)}="
 
@@ -47,13 +48,13 @@ def _knapsack_value(problem: Mapping[str, Any], answer: Sequence[int]) -> int | 
 
 
 def _by_density(problem: Mapping[str, Any]) -> list[int]:
-    """Items of the most value per weight first, as long as they fit."""
-    items, room, taken = problem["items"], problem["capacity"], []
+    """Greedy knapsack: items in order of value per weight, each if it fits."""
+    items, room, items_taken = problem["items"], problem["capacity"], []
     for i in sorted(range(len(items)), key=lambda i: (-items[i][1] / items[i][0], i)):
         if items[i][0] <= room:
             room -= items[i][0]
-            taken.append(i + 1)
-    return sorted(taken)
+            items_taken.append(i + 1)
+    return sorted(items_taken)
 
 
 # ---------------------------------------------------------------- maximum independent set: vertices 1.. and edges
@@ -70,16 +71,16 @@ def _independent_value(problem: Mapping[str, Any], answer: Sequence[int]) -> int
 
 
 def _by_degree(problem: Mapping[str, Any]) -> list[int]:
-    """The vertex of the fewest neighbours among those that are left, again and again."""
-    near: dict[int, set[int]] = {v: set() for v in range(1, problem["vertices"] + 1)}
+    """Greedy independent set: again and again the candidate with the fewest neighbours among the candidates."""
+    neighbours: dict[int, set[int]] = {v: set() for v in range(1, problem["vertices"] + 1)}
     for a, b in problem["edges"]:
-        near[a].add(b)
-        near[b].add(a)
-    left, chosen = set(near), []
-    while left:
-        v = min(left, key=lambda v: (len(near[v] & left), v))
+        neighbours[a].add(b)
+        neighbours[b].add(a)
+    candidates, chosen = set(neighbours), []
+    while candidates:
+        v = min(candidates, key=lambda v: (len(neighbours[v] & candidates), v))
         chosen.append(v)
-        left -= near[v] | {v}
+        candidates -= neighbours[v] | {v}
     return sorted(chosen)
 
 
@@ -102,11 +103,11 @@ def _tour_value(problem: Mapping[str, Any], answer: Sequence[int]) -> int | None
 
 
 def _nearest(problem: Mapping[str, Any]) -> list[int]:
-    """From the first point always to the nearest one that is left."""
-    points, tour, left = problem["points"], [1], set(range(2, len(problem["points"]) + 1))
-    while left:
-        tour.append(min(left, key=lambda i: (_distance(points[tour[-1] - 1], points[i - 1]), i)))
-        left.discard(tour[-1])
+    """Nearest-neighbour tour from the first point."""
+    points, tour, unvisited = problem["points"], [1], set(range(2, len(problem["points"]) + 1))
+    while unvisited:
+        tour.append(min(unvisited, key=lambda i: (_distance(points[tour[-1] - 1], points[i - 1]), i)))
+        unvisited.discard(tour[-1])
     return tour
 
 
@@ -126,7 +127,7 @@ def _distinct(answer: Sequence[int], most: int) -> bool:
 
 
 def quality(value: int, heuristic: int, *, minimise: bool) -> float:
-    """Ratio of a feasible answer's value to the heuristic's, above 1 where it is better; both above 0.
+    """Ratio of a feasible answer's value to the heuristic's, above 1 if the answer is better; both values above 0.
 
     >>> quality(12, 10, minimise=True), quality(9, 10, minimise=False)
     (0.8333333333333334, 0.9)
@@ -173,12 +174,12 @@ class NPHard(GeneratedTasks):
             raise TaskError(f"task 'np_hard': size must be from 3 to 50, not {self.size}")
 
     def propose(self, random: np.random.Generator) -> Task:
-        made = PROBLEMS[self.kind]
-        problem, prompt = made.make(random, self.size)
-        greedy = made.greedy(problem)
-        info = {"kind": self.kind, "problem": problem, "heuristic": made.value(problem, greedy)}
+        generator = PROBLEMS[self.kind]
+        problem, prompt = generator.make(random, self.size)
+        greedy = generator.greedy(problem)
+        info = {"kind": self.kind, "problem": problem, "heuristic": generator.value(problem, greedy)}
         return Task(f"np_hard/{prompt}", prompt, ",".join(map(str, greedy)), info)
 
     def worked_example(self, task: Task, author: Author = exact) -> str:
-        """The heuristic's answer."""
+        """Answer of the heuristic."""
         return f"#{task.answer}"

@@ -1,4 +1,4 @@
-"""Nulls that Arrow adds to nested values: a struct has every key that any row has, and null where a row had none."""
+"""Remove the nulls that Arrow adds to nested values: a struct has every key of any row, null where a row had none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = list[dict[str, Any]]
 
 
 def without_padding(rows: Rows, schema: Any) -> Rows:
-    """Rows of an Arrow table as they were written: without keys of nested values that are null only here.
+    """Remove Arrow's padding from the rows of a table: keys of nested values that are null in some rows alone.
 
     schema  of the table. A key whose column is typed is left out where it is null; one of Arrow's type null, which is
             null in every row, was written so and stays. Columns themselves stay, null or not, and so do nulls in lists
@@ -23,7 +23,7 @@ def without_padding(rows: Rows, schema: Any) -> Rows:
 
 
 def row_trim(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
-    """Return the function that takes Arrow's padding out of one row of a table; None where there can be none."""
+    """Make the function that removes Arrow's padding from one row of a table; None if the schema has no structs."""
     trims = {name: trim for name, kind in zip(schema.names, schema.types, strict=True) if (trim := _trim_of(kind))}
     if not trims:
         return None
@@ -31,15 +31,18 @@ def row_trim(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
 
 
 def _trim_of(kind: Any) -> Trim | None:
-    """Function that takes the padding out of a value of this type of Arrow; None where there can be none."""
+    """Make the function that removes the padding from a value of this Arrow type; None if it holds no structs."""
     types: Any = need("pyarrow", "data").types
     if types.is_struct(kind):
         inner = {part.name: _trim_of(part.type) for part in kind}
+        # a key of Arrow's type null was written as null in every row that has it: that is data
         explicit = {part.name for part in kind if types.is_null(part.type)}
         return lambda value: _struct(value, inner, explicit)
+    # a map arrives as a list of pairs; its keys are data and never padded
     if types.is_map(kind):
         item = _trim_of(kind.item_type)
         return None if item is None else lambda value: _each(value, lambda pair: (pair[0], item(pair[1])))
+    # lists of all sizes, and no dictionary encoding, whose values are plain
     if hasattr(kind, "value_type") and not types.is_dictionary(kind):
         item = _trim_of(kind.value_type)
         return None if item is None else lambda value: _each(value, item)
@@ -60,14 +63,14 @@ def _each(value: Any, trim: Trim) -> Any:
 # ---------------------------------------------------------------- tables without a schema
 @dataclass
 class _Place:
-    """Values of one place of nested data: how many objects, their keys with (present, not null), what lies below."""
+    """Statistics of one place in nested data: number of objects, (present, not null) of each key, places below."""
 
     objects: int = 0
     keys: dict[str, list[int]] = field(default_factory=dict)
     below: dict[str, _Place] = field(default_factory=dict)
 
     def note(self, value: Any) -> None:
-        """Count a value and all that it holds."""
+        """Count a value and everything in it."""
         if isinstance(value, Mapping):
             self.objects += 1
             for key, inner in value.items():
@@ -81,18 +84,19 @@ class _Place:
                 self.note(inner)
 
     def trimmed(self, value: Any) -> Any:
-        """The value without padding: in a place all of whose objects have all keys, nulls of a key that others fill."""
+        """Remove padding from a value: where all objects of a place have the same keys, nulls of a key others fill."""
         if isinstance(value, list):
             return [self.trimmed(x) for x in value]
         if not isinstance(value, Mapping):
             return value
+        # a null of Arrow's comes with every key in every object; rows that differ in keys were not padded
         padded = all(present == self.objects for present, _ in self.keys.values())
         entries = {k: v for k, v in value.items() if v is not None or not padded or not self.keys[k][1]}
         return {k: self.below[k].trimmed(v) if k in self.below else v for k, v in entries.items()}
 
 
 def without_even_padding(rows: Rows, columns: Sequence[str]) -> Rows:
-    """Rows of a table of which no schema is known, as those of pandas, without what looks like Arrow's padding."""
+    """Remove what looks like Arrow's padding from rows without a schema, as pandas gives them."""
     places = {name: _Place() for name in columns}
     for row in rows:
         for name, place in places.items():
@@ -102,7 +106,7 @@ def without_even_padding(rows: Rows, columns: Sequence[str]) -> Rows:
 
 
 def unpadded_rows(data: Any) -> Any:
-    """The rows of a `datasets.Dataset` without Arrow's padding; anything else as it is."""
+    """Remove Arrow's padding from the rows of a `datasets.Dataset`; return anything else unchanged."""
     features = getattr(data, "features", None)
     schema = getattr(features, "arrow_schema", None)
     return data if schema is None else without_padding(list(data), schema)

@@ -1,4 +1,4 @@
-"""Generated tasks about a picture, made from a number; `shuffled`, the control, shows the picture of another task."""
+"""Base of generated tasks about a picture; its control `shuffled` shows the picture of another task."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ class PicturedTasks(GeneratedTasks):
 
     @abstractmethod
     def numbered(self, number: int) -> Task:
-        """The task of a number from 0 on, with its own picture."""
+        """Make the task of a number from 0 on, with its own picture."""
 
     def propose(self, random: np.random.Generator) -> Task:
+        # the next number's picture: another task with probability near 1, and the same one on every machine
         task = self.numbered(int(random.integers(1 << 62)))
-        return showing(task, picture_of(self.numbered(task.info["number"] + 1))) if self.shuffled else task
+        return with_picture(task, picture_of(self.numbered(task.info["number"] + 1))) if self.shuffled else task
 
 
-def asked(ref: str, text: str) -> tuple[Mapping[str, Any], ...]:
-    """Prompt of a picture and a question."""
+def picture_prompt(ref: str, text: str) -> tuple[Mapping[str, Any], ...]:
+    """Prompt of one picture and a question."""
     return ({"role": "user", "content": [{"type": "image", "image": ref}, {"type": "text", "text": text}]},)
 
 
 def picture_of(task: Task) -> str:
-    """Reference of the picture in a task's prompt, as of `asked`."""
+    """Reference of the picture in a prompt made by `picture_prompt`."""
     return _parts(task)[0]["image"]
 
 
-def showing(task: Task, ref: str) -> Task:
-    """A task with another picture; its answer stays."""
-    return replace(task, prompt=asked(ref, _parts(task)[1]["text"]))
+def with_picture(task: Task, ref: str) -> Task:
+    """Copy of a task with another picture and the same answer."""
+    return replace(task, prompt=picture_prompt(ref, _parts(task)[1]["text"]))
 
 
 def _parts(task: Task) -> Sequence[Mapping[str, Any]]:

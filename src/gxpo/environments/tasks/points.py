@@ -1,4 +1,4 @@
-"""Points on the unit circle: tasks for a flow, conditioned on an angle in degrees."""
+"""Tasks for a flow model: sample a point on the unit circle, conditioned on an angle in degrees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIRECTIONS = 360  # conditions are whole degrees
 
 
 def target(degrees: Tensor) -> Tensor:
-    """[n, 2] float64: target points of the angles.
+    """Target points of angles, [n, 2] float64.
 
     >>> import torch
     >>> target(torch.tensor([0, 90])).round().abs().tolist()
@@ -35,20 +35,21 @@ def target(degrees: Tensor) -> Tensor:
 
 
 def mixture(degrees: Tensor, uniform: Tensor, normal: Tensor, heed: float = 0.35, spread: float = 0.12) -> Tensor:
-    """[n, 2] float64: training data of the warm start: points near the target, or anywhere on the circle.
+    """Training data of the warm start, [n, 2] float64: points near the target, or anywhere on the circle.
 
     With probability `heed` a point near the target, else one near any place of the circle; normal(0, spread)
     is added to both. degrees [n], uniform [n, 2] in [0, 1), normal [n, 2].
     """
     anywhere = target(uniform[:, 1] * DIRECTIONS)
-    heard = uniform[:, :1] < heed
-    return target(degrees).where(heard, anywhere) + spread * normal
+    near_target = uniform[:, :1] < heed
+    return target(degrees).where(near_target, anywhere) + spread * normal
 
 
 def final_latents(forest: Forest) -> Tensor:
-    """[R, D] float64: final latent of each trajectory, that of its last action token."""
+    """Final latent of each trajectory, [R, D] float64: that of its last action token."""
     import torch
 
+    # a policy of texts has no latents to rate
     if "latent" not in forest.extras:
         raise TaskError(
             "task 'points' rates latents, and these rollouts have none: use model 'flow' and rollout denoise"
@@ -88,13 +89,14 @@ class Points(GeneratedTasks):
         return Task(f"points/{degrees}", str(degrees), info={"degrees": degrees})
 
     def rate(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
-        """Score components [R] float64 of finished samples, nan for unfinished ones; texts are not read."""
+        """Score components [R] float64 from the final latents; nan for unfinished samples. Texts are not read."""
         import torch
 
         degrees = torch.tensor([task.info["degrees"] for task in tasks])
         distance = (final_latents(forest) - target(degrees)).norm(dim=1)
-        found = {
+        components = {
             "correct": (distance <= self.radius).to(torch.float64),
             "closeness": (-distance.square() / (2 * 0.5**2)).exp(),
         }
-        return {name: x.masked_fill(forest.truncated | distance.isnan(), torch.nan) for name, x in found.items()}
+        # nan leaves a sample out of every statistic; a cut one has no final latent to score
+        return {name: x.masked_fill(forest.truncated | distance.isnan(), torch.nan) for name, x in components.items()}

@@ -1,20 +1,23 @@
-"""Rows of data as tasks: which columns are prompt and answer, and what a row may hold."""
+"""Convert rows of data to tasks: the columns of prompt and answer, validation of rows, verl's layout."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gxpo.base import cells
 from gxpo.base.errors import ModelError, TaskError
-from gxpo.environments.tasks import verl_rows
 from gxpo.models.chat.messages import normal_messages, without_prefill
 from gxpo.parts.protocols import Message, Task
 
+VERL_ANSWER = "reward_model.ground_truth"
+VERL_PICTURES = ("images", "videos")  # columns that verl's `<image>` and `<video>` in a text stand for
 SHOWN = 3  # places and kinds of faults in an error
-Row = tuple[str, str, Mapping[str, Any]]  # (where it stands, id where it has none, columns)
+Row = tuple[str, str, Mapping[str, Any]]  # (place for messages, id if it has none, columns)
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,12 @@ class Columns:
 
     @classmethod
     def among(cls, options: Mapping[str, Any]) -> tuple[Columns, dict[str, Any]]:
-        """The columns that options of a task name, and the other options."""
-        own = {k: v for k, v in options.items() if k in cls.options}
-        return cls(**own), {k: v for k, v in options.items() if k not in own}
+        """Split options of a task into `Columns` and all others."""
+        column_options = {k: v for k, v in options.items() if k in cls.options}
+        return cls(**column_options), {k: v for k, v in options.items() if k not in column_options}
 
     def check(self, label: str) -> None:
-        """`TaskError` for a template without a place for the prompt."""
+        """Raise TaskError for a template without {prompt}."""
         if "{prompt}" not in self.template:
             raise TaskError(f"task {label!r}: template must contain {{prompt}}, not {self.template!r}")
 
@@ -49,84 +52,92 @@ COLUMNS = Columns()
 
 
 def tasks_of(rows: Iterable[Row | TaskError], columns: Columns, label: str, example: str = "") -> list[Task]:
-    """Tasks of rows, in order. `label`: what holds them; `example`: what a message about an empty one ends with.
+    """Convert rows to tasks, in order; one TaskError reports all rows at fault, and nothing is half-loaded.
 
-    A row that could not be read is its error; all rows at fault are told in one `TaskError`.
+    rows     or, in place of a row that could not be read, its error
+    label    name of the file, data set or argument, for messages
+    example  ending of the message about an empty source
 
-    A row's `id` is the task's. Without a column of answers, tasks have none; a row that lacks what others have is an
-    error. An answer or an id that is a number becomes text, and `info` keeps it as it was. Raises `TaskError` with the
-    row and the field; nothing is half-loaded.
+    A row's `id` is the task's. Without a column of answers, tasks have none; a row that lacks a column that others have
+    is an error. An answer or an id that is a number becomes text, and `info` keeps the number.
     """
+    # layouts of other tools become rows with a prompt and an answer, before anything is checked
     rows_or_errors = [row if isinstance(row, TaskError) else with_prompt(row, columns) for row in rows]
-    if columns.answer in (COLUMNS.answer, verl_rows.ANSWER):
-        rows_or_errors = verl_rows.with_answers(rows_or_errors, columns.answer, label)
-    listed = [row for row in rows_or_errors if not isinstance(row, TaskError)]
+    if columns.answer in (COLUMNS.answer, VERL_ANSWER):
+        rows_or_errors = with_verl_answers(rows_or_errors, columns.answer, label)
+    readable = [row for row in rows_or_errors if not isinstance(row, TaskError)]
     if not rows_or_errors:
         raise TaskError(f"{label}: no tasks in it{example}")
-    if not listed:
-        raise at_fault(label, [row for row in rows_or_errors if isinstance(row, TaskError)], len(rows_or_errors))
-    _check_columns(listed, columns, label)
-    answered = any(cells.cell(row, columns.answer) is not None for _, _, row in listed)
+    if not readable:
+        raise faults_error(label, [row for row in rows_or_errors if isinstance(row, TaskError)], len(rows_or_errors))
+    # a column that no row has is one error, not one for each row
+    _check_columns(readable, columns, label)
+    answered = any(cells.cell(row, columns.answer) is not None for _, _, row in readable)
     tasks: list[Task] = []
     faults: list[TaskError] = []
-    place_of: dict[str, str] = {}
-    for one in rows_or_errors:
-        if isinstance(one, TaskError):
-            faults.append(one)
+    place_by_id: dict[str, str] = {}
+    for entry in rows_or_errors:
+        if isinstance(entry, TaskError):
+            faults.append(entry)
             continue
-        where, default_id, row = one
+        where, default_id, row = entry
         try:
             task = task_of(where, default_id, row, columns, answered=answered)
-            if task.id in place_of:
-                raise TaskError(f"{where}: id {task.id!r} is already that of {place_of[task.id]}")
+            if task.id in place_by_id:
+                raise TaskError(f"{where}: id {task.id!r} is already that of {place_by_id[task.id]}")
         except TaskError as error:
             faults.append(error)
             continue
-        place_of[task.id] = where.rpartition(", ")[2]
+        place_by_id[task.id] = where.rpartition(", ")[2]
         tasks.append(task)
     if faults:
-        raise at_fault(label, faults, len(rows_or_errors))
+        raise faults_error(label, faults, len(rows_or_errors))
     return tasks
 
 
 def with_prompt(row: Row, columns: Columns) -> Row:
-    """The row of a preference data set without prompts: the messages that open both its answers are the prompt."""
-    where, name, found = row
-    pair = [found.get(column) for column in ("chosen", "rejected")]
-    if cells.has_cell(found, columns.prompt) or not all(isinstance(x, (list, tuple)) for x in pair):
+    """Add the prompt to a row of a preference data set: the messages that open both of its answers.
+
+    A row with a prompt, or of another layout, is returned unchanged.
+    """
+    where, default_id, cells_by_name = row
+    answers = [cells_by_name.get(column) for column in ("chosen", "rejected")]
+    if cells.has_cell(cells_by_name, columns.prompt) or not all(isinstance(x, (list, tuple)) for x in answers):
         return row
-    chosen, rejected = (list(x or ()) for x in pair)
+    chosen, rejected = (list(x or ()) for x in answers)
     shared = [a for a, _ in itertools.takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False))]
+    # at least one message of each conversation is its answer, even where both are the same
     opening = shared[: min(len(shared), len(chosen) - 1, len(rejected) - 1)]
     while opening and isinstance(opening[-1], Mapping) and opening[-1].get("role") == "assistant":
         opening.pop()
-    return (where, name, {**found, columns.prompt: opening}) if opening else row
+    return (where, default_id, {**cells_by_name, columns.prompt: opening}) if opening else row
 
 
-def at_fault(label: str, faults: Sequence[TaskError], of: int) -> TaskError:
-    """One error for rows at fault: the first of each kind of fault with where it is, and how many there are."""
+def faults_error(label: str, faults: Sequence[TaskError], row_count: int) -> TaskError:
+    """Join the errors of several rows: the kinds of faults, each with its first few places."""
     if len(faults) == 1:
         return faults[0]
     places: dict[str, list[str]] = {}
     for fault in faults:
+        # two rows with the same fault differ in their place alone, which begins the message
         where, _, what = str(fault).removeprefix(f"{label}, ").partition(": ")
         places.setdefault(what, []).append(where)
-    said = [f"{_some(found)}: {what}" for what, found in list(places.items())[:SHOWN]]
+    messages = [f"{_first_few(wheres)}: {what}" for what, wheres in list(places.items())[:SHOWN]]
     if len(places) > SHOWN:
-        said.append(f"and {len(places) - SHOWN} more kinds of faults")
-    return TaskError(f"{label}: {len(faults)} of {of} rows are at fault; {'; '.join(said)}")
+        messages.append(f"and {len(places) - SHOWN} more kinds of faults")
+    return TaskError(f"{label}: {len(faults)} of {row_count} rows are at fault; {'; '.join(messages)}")
 
 
-def _some(places: Sequence[str]) -> str:
-    """The first few places: "line 2, line 5, line 8 and 4 more"."""
+def _first_few(places: Sequence[str]) -> str:
+    """List the first few places: "line 2, line 5, line 8 and 4 more"."""
     more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
     return ", ".join(places[:SHOWN]) + more
 
 
 def _check_columns(rows: list[Row], columns: Columns, label: str) -> None:
-    """`TaskError` for a column that no row has; the answers' may be missing where nothing names it."""
-    asked = {"prompt": columns.prompt, "answer": columns.answer}
-    for option, column in asked.items():
+    """Raise TaskError for a column that no row has; the default column of answers may be missing."""
+    column_by_option = {"prompt": columns.prompt, "answer": columns.answer}
+    for option, column in column_by_option.items():
         if (option == "answer" and column == option) or any(cells.has_cell(row, column) for _, _, row in rows):
             continue
         hint = cells.lacking([row for _, _, row in rows], column)
@@ -134,7 +145,7 @@ def _check_columns(rows: list[Row], columns: Columns, label: str) -> None:
 
 
 def task_of(where: str, default_id: str, row: Mapping[str, Any], columns: Columns, *, answered: bool) -> Task:
-    """One row as a task; `answered`: it must have an answer."""
+    """Convert one row to a task, which must have an answer if `answered`."""
     row = dict(row)
     for column in (columns.prompt, *([columns.answer] if answered else [])):
         if not cells.has_cell(row, column):
@@ -146,7 +157,8 @@ def task_of(where: str, default_id: str, row: Mapping[str, Any], columns: Column
         row["id"], name = name, str(name)
     if not isinstance(name, str) or not name:
         raise TaskError(f"{where}: field 'id' must be a text that is not empty or a whole number, not {name!r}")
-    found = _prompt(where, prompt, columns)
+    prompt_text = _prompt(where, prompt, columns)
+    # `info` keeps a number as it was: a reward of the user's may compute with it
     if answered:
         if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or answer == "":
             raise TaskError(
@@ -161,10 +173,11 @@ def task_of(where: str, default_id: str, row: Mapping[str, Any], columns: Column
             if not mark:
                 raise TaskError(f"{where}: its {columns.answer!r} has no {columns.answer_after!r} in it")
             answer = answer.strip()
-    return Task(name, found, answer, row)
+    return Task(name, prompt_text, answer, row)
 
 
 def _prompt(where: str, prompt: Any, columns: Columns) -> str | tuple[Message, ...]:
+    """Validate a prompt: a text, put into the template, or messages, which take none."""
     if isinstance(prompt, (list, tuple)):
         return messages(list(prompt), where)
     if not isinstance(prompt, str) or not prompt:
@@ -174,15 +187,15 @@ def _prompt(where: str, prompt: Any, columns: Columns) -> str | tuple[Message, .
     return columns.template.replace("{prompt}", prompt)
 
 
-def messages(given: list[Any], where: str) -> tuple[Message, ...]:
+def messages(entries: list[Any], where: str) -> tuple[Message, ...]:
     """Validate a prompt of messages, each {"role": text, "content": text or parts of text}; see `normal_messages`.
 
     Keys that are null are left out, and the arguments of tool calls become objects.
     """
-    if not given:
+    if not entries:
         raise TaskError(f"{where}: field 'prompt' holds no message")
     try:
-        conversation = normal_messages(given)
+        conversation = normal_messages(entries)
         without_prefill(conversation)  # an answer that is begun must be one that can be continued
     except ModelError as error:
         raise TaskError(f"{where}: field 'prompt' must hold messages with 'role' and 'content': {error}") from None
@@ -193,3 +206,98 @@ def messages(given: list[Any], where: str) -> tuple[Message, ...]:
                 "task source in Python (docs/vision.md)"
             )
     return tuple(conversation)
+
+
+# ---------------------------------------------------------------- verl's layout: the answer under `reward_model`
+def with_verl_answers(rows: Sequence[Any], column: str, label: str) -> list[Any]:
+    """Add answers to rows in verl's layout that have none in `column`.
+
+    column  "answer", or the ground truth by its dotted name, which a list of one text becomes, too
+
+    Where some ground truth is not one text or number, no row gets an answer, and unless the column was named a warning
+    says which is first: a reward of the user's reads them in `info`. A row whose prompt shows pictures of a column
+    beside it becomes its error.
+    """
+    rows = [row if isinstance(row, TaskError) or not is_verl(row[2]) else _refuse_verl_pictures(row) for row in rows]
+    readable_rows = [row for row in rows if not isinstance(row, TaskError)]
+    verl = [row for row in readable_rows if is_verl(row[2])]
+    if not verl or any(column in row[2] for row in readable_rows):
+        return rows
+    answers: dict[str, Any] = {}
+    for where, _, row in verl:
+        truth, why = verl_answer(row)
+        # all or none: a data set of which some rows are answered would fail on the others
+        if why:
+            if column != VERL_ANSWER:
+                _warn_of_verl_truths(label, where.removeprefix(f"{label}, "), why)
+            return rows
+        answers[where] = truth
+    answered = [None if isinstance(row, TaskError) else answers.get(row[0]) for row in rows]
+    return [
+        row if answer is None else (*row[:2], {**row[2], column: answer})
+        for row, answer in zip(rows, answered, strict=True)
+    ]
+
+
+def _warn_of_verl_truths(label: str, place: str, why: str) -> None:
+    warnings.warn(
+        f"{label}: rows in verl's layout, and of {place} {why}: no task has an answer, which reward=math needs; name "
+        "the text, as in tasks.options.answer=reward_model.ground_truth.KEY, or take a reward of your own, which finds "
+        "it in info['reward_model']",
+        stacklevel=5,
+    )
+
+
+def is_verl(row: Mapping[str, Any]) -> bool:
+    """Return True if a row has verl's columns."""
+    model = row.get("reward_model")
+    return "prompt" in row and isinstance(model, Mapping) and "ground_truth" in model
+
+
+def verl_answer(row: Mapping[str, Any]) -> tuple[str | int | float | None, str]:
+    """Ground truth of a row as (value, "") if it is one text or number, or a list of one; else (None, its description).
+
+    >>> verl_answer({"reward_model": {"style": "rule", "ground_truth": "7"}})
+    ('7', '')
+    >>> verl_answer({"reward_model": {"ground_truth": {"target": ["a", "b"]}}})[1]
+    'reward_model.ground_truth is a mapping of target'
+    """
+    value, style = cells.cell(row, VERL_ANSWER), cells.cell(row, "reward_model.style")
+    if style is not None and not str(style).startswith("rule"):
+        return None, f"reward_model.style is {style!r}, not a rule"
+    listed = _decode_json(value)
+    if isinstance(listed, (list, tuple)) and len(listed) == 1:
+        value = listed = listed[0]
+    if isinstance(listed, Mapping):
+        return None, f"{VERL_ANSWER} is a mapping of {', '.join(map(str, listed)) or 'nothing'}"
+    if isinstance(listed, (list, tuple)):
+        return None, f"{VERL_ANSWER} is a list of {len(listed)}"
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
+        return None, f"{VERL_ANSWER} is {value!r}"
+    return value, ""
+
+
+def _decode_json(value: Any) -> Any:
+    """Decode a text of JSON that holds a mapping or a list of texts; return any other value as it is ("[0, 1]" is an
+    interval)."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return value
+    try:
+        content = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    texts = isinstance(content, list) and content and all(isinstance(x, (str, Mapping)) for x in content)
+    return content if isinstance(content, Mapping) or texts else value
+
+
+def _refuse_verl_pictures(row: Any) -> Any:
+    """Return the error of a row whose text refers to pictures of another column; any other row unchanged."""
+    where, _, cells = row
+    for column in VERL_PICTURES:
+        mark = f"<{column[:-1]}>"
+        if cells.get(column) and mark in str(cells["prompt"]):
+            return TaskError(
+                f"{where}: its prompt has {mark} where verl puts what the column {column!r} holds, which is not read: "
+                "write it as a part of the message, {'type': 'image', 'image': FILE}"
+            )
+    return row

@@ -1,4 +1,4 @@
-"""A task source under a task sampler: draws by measured success rates, and measures them."""
+"""Task source under a task sampler: measures success rates and draws tasks by them."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _STATE = {"source", "rates", "drawn", "pending"}
 
 
 class Arms(ABC):
-    """What a sampler chooses among, by name: tasks, or levels of them."""
+    """Named choices of a sampler: single tasks, or levels of them."""
 
     names: Sequence[str]
 
     @abstractmethod
     def name_of(self, task: str) -> str | None:
-        """The name that a task's id belongs to; None: to none of them."""
+        """Name of the arm that a task's id belongs to; None if it belongs to none."""
 
     @abstractmethod
-    def draw(self, chances: np.ndarray, drawn: np.ndarray, n: int, step: int, epochs: bool) -> list[Task]:
-        """`n` tasks by chances [N]; `drawn` [N]: how often each name was drawn before."""
+    def draw(self, chances: np.ndarray, draw_counts: np.ndarray, n: int, step: int, epochs: bool) -> list[Task]:
+        """Draw `n` tasks by chances [N]; `epochs`: first those of the lowest `draw_counts` [N], their earlier draws."""
 
 
 class EachTask(Arms):
-    """Every task of a list by itself: those of a step differ until all with a chance are drawn, then come again."""
+    """Each task of a list is an arm, drawn without replacement within a step until all with a chance are drawn."""
 
     def __init__(self, tasks: Sequence[Task], seed: int) -> None:
         self._tasks, self._seed = {t.id: t for t in tasks}, seed
@@ -52,65 +52,69 @@ class EachTask(Arms):
     def name_of(self, task: str) -> str | None:
         return task if task in self._tasks else None
 
-    def draw(self, chances: np.ndarray, drawn: np.ndarray, n: int, step: int, epochs: bool) -> list[Task]:
-        waits = stream(DRAWN, self._seed, step).standard_exponential(len(chances))
-        able = np.flatnonzero(chances)
-        # sorted by wait / chance, tasks are as if drawn one after the other in proportion to what is left
-        keys = waits[able] / chances[able]
-        order = able[np.lexsort((keys, drawn[able] if epochs else np.zeros_like(able)))]
+    def draw(self, chances: np.ndarray, draw_counts: np.ndarray, n: int, step: int, epochs: bool) -> list[Task]:
+        waiting_times = stream(DRAWN, self._seed, step).standard_exponential(len(chances))
+        candidates = np.flatnonzero(chances)
+        # sorted by wait / chance, tasks are as if drawn one after the other in proportion to the chances that remain
+        keys = waiting_times[candidates] / chances[candidates]
+        order = candidates[np.lexsort((keys, draw_counts[candidates] if epochs else np.zeros_like(candidates)))]
         return [self._tasks[self.names[int(order[i % len(order)])]] for i in range(n)]
 
 
 class _Levels(Arms):
-    """Levels, drawn with repetition; each gives its next tasks."""
+    """Levels are arms, drawn with replacement; a level gives its next tasks."""
 
     def __init__(self, names: Sequence[str], seed: int) -> None:
         self.names, self._seed = list(names), seed
 
     @abstractmethod
     def of_level(self, level: int, n: int, before: int, step: int) -> list[Task]:
-        """`n` tasks of a level, of which `before` were drawn in the steps before."""
+        """Take `n` tasks of a level, of which `before` were drawn in earlier steps."""
 
-    def draw(self, chances: np.ndarray, drawn: np.ndarray, n: int, step: int, epochs: bool) -> list[Task]:
+    def draw(self, chances: np.ndarray, draw_counts: np.ndarray, n: int, step: int, epochs: bool) -> list[Task]:
+        # inverse CDF; rounding may leave a draw beyond the last level with a chance, which then gets it
         ends = np.cumsum(chances)
         places = np.searchsorted(ends, stream(DRAWN, self._seed, step).random(n) * ends[-1], side="right")
         levels = np.minimum(places, np.flatnonzero(chances)[-1]).tolist()
-        wanted = Counter(levels)
-        tasks = {level: iter(self.of_level(level, m, int(drawn[level]), step)) for level, m in wanted.items()}
+        level_counts = Counter(levels)
+        tasks = {
+            level: iter(self.of_level(level, m, int(draw_counts[level]), step)) for level, m in level_counts.items()
+        }
         return [next(tasks[level]) for level in levels]
 
 
 class ColumnLevels(_Levels):
-    """Levels that a column of a list names; a level's tasks come in epochs, each time in another order."""
+    """Levels named by a column of a list; a level's tasks come in epochs, each in another order."""
 
     def __init__(self, tasks: Sequence[Task], column: str, levels: Sequence[Any], label: str, seed: int) -> None:
-        found: dict[Any, list[Task]] = {}
+        tasks_by_level: dict[Any, list[Task]] = {}
         for task in tasks:
             if not has_cell(task.info, column):
-                there = ", ".join(task.info) or "none"
-                raise TaskError(f"{label}: {task.id!r} has no column {column!r} (tasks.sampler.by), but {there}")
-            found.setdefault(_hashable(cell(task.info, column)), []).append(task)
-        chosen = list(map(_hashable, levels)) or sorted(found, key=lambda x: (isinstance(x, str), x))
+                columns = ", ".join(task.info) or "none"
+                raise TaskError(f"{label}: {task.id!r} has no column {column!r} (tasks.sampler.by), but {columns}")
+            tasks_by_level.setdefault(_hashable(cell(task.info, column)), []).append(task)
+        # JSON gives numbers and texts in one column: numbers first, each kind in its order
+        chosen = list(map(_hashable, levels)) or sorted(tasks_by_level, key=lambda x: (isinstance(x, str), x))
         for level in chosen:
-            if level not in found:
+            if level not in tasks_by_level:
                 raise TaskError(f"{label}: no task has {column}={level!r} (tasks.sampler.levels)")
         super().__init__([str(level) for level in chosen], seed)
-        self._of = [found[level] for level in chosen]
-        self._names = {task.id: str(level) for level in chosen for task in found[level]}
+        self._tasks_by_level = [tasks_by_level[level] for level in chosen]
+        self._names = {task.id: str(level) for level in chosen for task in tasks_by_level[level]}
 
     def name_of(self, task: str) -> str | None:
         return self._names.get(task)
 
     def of_level(self, level: int, n: int, before: int, step: int) -> list[Task]:
-        tasks, out = self._of[level], []
+        tasks, drawn_tasks = self._tasks_by_level[level], []
         for position in range(before, before + n):
             epoch, place = divmod(position, len(tasks))
-            out.append(tasks[int(stream(LEVEL, self._seed, level, epoch).permutation(len(tasks))[place])])
-        return out
+            drawn_tasks.append(tasks[int(stream(LEVEL, self._seed, level, epoch).permutation(len(tasks))[place])])
+        return drawn_tasks
 
 
 class OptionLevels(_Levels):
-    """Levels of a source that generates tasks: one source for each value of an option. Ids begin with the level."""
+    """Levels of a generator: one source for each value of an option. Ids of tasks begin with the level's name."""
 
     def __init__(self, option: str, sources: Mapping[Any, TaskSource], seed: int) -> None:
         super().__init__([f"{option}={level}" for level in sources], seed)
@@ -122,15 +126,17 @@ class OptionLevels(_Levels):
         return name if name in self._known else None
 
     def of_level(self, level: int, n: int, before: int, step: int) -> list[Task]:
-        return [self._named(level, t) for t in self.sources[level].draw(n, step)]
+        return [self._with_level(level, t) for t in self.sources[level].draw(n, step)]
 
     def held_out(self, n: int) -> list[Task]:
-        """Up to `n` held-out tasks, from all levels in turn."""
-        each = -(-n // len(self.sources))
-        found = [[self._named(i, t) for t in source.held_out(each)] for i, source in enumerate(self.sources)]
-        return [tasks[i] for i in range(each) for tasks in found if i < len(tasks)][:n]
+        """Up to `n` held-out tasks, from the levels in turn."""
+        per_level = -(-n // len(self.sources))
+        tasks_by_level = [
+            [self._with_level(i, t) for t in source.held_out(per_level)] for i, source in enumerate(self.sources)
+        ]
+        return [tasks[i] for i in range(per_level) for tasks in tasks_by_level if i < len(tasks)][:n]
 
-    def _named(self, level: int, task: Task) -> Task:
+    def _with_level(self, level: int, task: Task) -> Task:
         return replace(task, id=f"{self.names[level]}/{task.id}")
 
 
@@ -139,23 +145,23 @@ def _hashable(level: Any) -> Any:
 
 
 class SampledTasks:
-    """A source whose training tasks are drawn by `sampler`; whatever else it is asked for, `inner` answers.
+    """A source whose training tasks are drawn by `sampler`; all other attributes are those of `inner`.
 
-    The rates move in `observe`, after a step's update; within a step `draw(n, step)` is the beginning of
-    `draw(m, step)` for n <= m. With `see`, what a step sampled counts even where a filter has left it out of the
-    forest that is observed. A task without a chance is never drawn: where a step draws more than are left, those come
-    several times, which is warned of once, and where none is left the source is `exhausted`.
+    The rates change in `observe`, after a step's update; within a step `draw(n, step)` is the beginning of
+    `draw(m, step)` for n <= m. Rollouts passed to `see` count even where a filter has removed them from the forest
+    that is observed. A task of weight 0 is never drawn: where a step draws more tasks than have a weight, these repeat
+    (with one warning), and where none has a weight the source is `exhausted`.
     """
 
     def __init__(self, inner: TaskSource, sampler: Any, arms: Arms) -> None:
         self._inner, self.sampler, self.arms = inner, sampler, arms
         self.rates = SuccessRates(sampler.discount, sampler.prior, sampler.window)
-        self._drawn: Counter[str] = Counter()
+        self._draw_counts: Counter[str] = Counter()
         self._pending: tuple[int, list[str]] = (-1, [])  # (step, names) of the newest draw, not yet in `_drawn`
-        self._seen: list[Forest] = []
-        self._share = math.nan
-        self._left: int | None = None  # names with a chance; None: not counted since a rate has moved
-        self._warned = False
+        self._unobserved_forests: list[Forest] = []
+        self._mixed_share = math.nan
+        self._candidate_count: int | None = None  # names with a chance; None: not counted since a rate changed
+        self._has_warned = False
         self._lock = threading.RLock()  # an asynchronous run draws beside the steps that observe
 
     def __getattr__(self, name: str) -> Any:
@@ -164,27 +170,28 @@ class SampledTasks:
         return getattr(self._inner, name)
 
     def draw(self, n: int, step: int) -> list[Task]:
-        """`n` training tasks of a step."""
+        """Draw the `n` training tasks of a step."""
         with self._lock:
+            # a step that draws again, for more tasks, draws by the same counts as before
             if step != self._pending[0]:
-                self._drawn.update(self._pending[1])
-            drawn = np.array([self._drawn[name] for name in self.arms.names])
-            chances = self._chances(self._drawn).numpy()
-            if not (left := int(np.count_nonzero(chances))):
+                self._draw_counts.update(self._pending[1])
+            draw_counts = np.array([self._draw_counts[name] for name in self.arms.names])
+            chances = self._chances(self._draw_counts).numpy()
+            if not (candidate_count := int(np.count_nonzero(chances))):
                 raise TaskError(self._exhaustion)
-            self._warn_of_few(left, n)
-            tasks = self.arms.draw(chances, drawn, n, step, self.sampler.epochs)
-            self._left = None
+            self._warn_of_few(candidate_count, n)
+            tasks = self.arms.draw(chances, draw_counts, n, step, self.sampler.epochs)
+            self._candidate_count = None
             self._pending = (step, [name for t in tasks if (name := self.arms.name_of(t.id)) is not None])
             return tasks
 
     @property
     def exhausted(self) -> str | None:
-        """Why a step after the first has nothing to draw; None where something is left."""
+        """Reason why a step after the first has nothing to draw; None while some task has a weight."""
         with self._lock:
-            if self._left is None:
-                self._left = int(np.count_nonzero(self.chances().numpy()))
-            return self._exhaustion if not self._left and self._pending[0] >= 0 else None
+            if self._candidate_count is None:
+                self._candidate_count = int(np.count_nonzero(self.chances().numpy()))
+            return self._exhaustion if not self._candidate_count and self._pending[0] >= 0 else None
 
     @property
     def _exhaustion(self) -> str:
@@ -194,33 +201,37 @@ class SampledTasks:
             "them the weight 0; tasks.sampler.uniform above 0 goes on drawing them"
         )
 
-    def _warn_of_few(self, left: int, n: int) -> None:
-        """Say once that the tasks that are left are fewer than a step draws."""
+    def _warn_of_few(self, candidate_count: int, n: int) -> None:
+        """Warn once if fewer tasks have a chance than a step draws."""
         task_count = len(self.arms.names)
-        if self._warned or left >= min(n, task_count) or not isinstance(self.arms, EachTask):
+        if self._has_warned or candidate_count >= min(n, task_count) or not isinstance(self.arms, EachTask):
             return
-        self._warned = True
+        self._has_warned = True
+        sampler = type(self.sampler).__name__
         warnings.warn(
-            f"tasks.sampler={type(self.sampler).__name__}: {left} of {task_count} tasks are left, and a step draws "
-            f"{n}: they come several times in a step (lower tasks.per_step, or set tasks.sampler.uniform above 0)",
+            f"tasks.sampler={sampler}: {candidate_count} of {task_count} tasks are left, and a step draws {n}: they "
+            "come several times in a step (lower tasks.per_step, or set tasks.sampler.uniform above 0)",
             stacklevel=3,
         )
 
     def chances(self) -> torch.Tensor:
-        """[N] the chances of `arms.names` in the next step's draw."""
-        return self._chances(self._drawn + Counter(self._pending[1]))
+        """Chances of `arms.names` in the next step's draw, [N]."""
+        return self._chances(self._draw_counts + Counter(self._pending[1]))
 
-    def _chances(self, drawn: Mapping[str, int]) -> torch.Tensor:
-        """[N] the chances of `arms.names`, each of which was drawn so often."""
-        made: dict[str, Callable[[], torch.Tensor]] = {
-            "drawn": lambda: torch.tensor([float(drawn[name]) for name in self.arms.names]),
+    def _chances(self, draw_counts: Mapping[str, int]) -> torch.Tensor:
+        """Chances of `arms.names`, [N], given how often each was drawn."""
+        own_columns: dict[str, Callable[[], torch.Tensor]] = {
+            "drawn": lambda: torch.tensor([float(draw_counts[name]) for name in self.arms.names]),
             "level": lambda: torch.arange(len(self.arms.names), dtype=torch.float64),
         }
-        columns = {c: made[c]() if c in made else self.rates.column(c, self.arms.names) for c in self.sampler.reads}
+        columns = {
+            c: own_columns[c]() if c in own_columns else self.rates.column(c, self.arms.names)
+            for c in self.sampler.reads
+        }
         return self.sampler.weights(columns)
 
     def count_from(self, step: int) -> None:
-        """Let the epochs of the source begin at this step."""
+        """Set the step at which the epochs of the source begin."""
         count_from(self._inner, step)
 
     def held_out(self, n: int) -> list[Task]:
@@ -229,41 +240,43 @@ class SampledTasks:
 
     # ------------------------------------------------------------ memory
     def see(self, forest: Forest) -> None:
-        """Scored rollouts of the step that is being sampled."""
-        self._seen.append(forest)
+        """Note scored rollouts of the step that is being sampled, for `observe`."""
+        self._unobserved_forests.append(forest)
 
     def observe(self, forest: Forest) -> None:
-        """Count the verdicts of a step: of all that was seen, or of the forest where nothing was."""
-        seen, self._seen = self._seen or [forest], []
+        """Count the verdicts of a step: of all rollouts passed to `see`, or of the forest if there were none."""
+        forests, self._unobserved_forests = self._unobserved_forests or [forest], []
         with self._lock:
-            found: dict[str, dict[str, Visit]] = {}
-            for part in seen:
+            visits_by_name: dict[str, dict[str, Visit]] = {}
+            for part in forests:
                 part.need_verdicts("tasks.sampler")
+                # by name and task: variances are of the answers to one task, also where the name is a level
                 for task, visit in visits_of(part).items():
                     if (name := self.arms.name_of(task)) is not None:
-                        held = found.setdefault(name, {}).setdefault(task, Visit())
-                        held.verdicts += visit.verdicts
-                        held.outcomes += visit.outcomes
-                        held.logprobs += visit.logprobs
-            for name, visits in found.items():
+                        total = visits_by_name.setdefault(name, {}).setdefault(task, Visit())
+                        total.verdicts += visit.verdicts
+                        total.outcomes += visit.outcomes
+                        total.logprobs += visit.logprobs
+            for name, visits in visits_by_name.items():
                 self.rates.add(name, list(visits.values()))
-            every = [visit.mixed for visits in found.values() for visit in visits.values()]
-            self._share = sum(every) / len(every) if every else math.nan
-            self._left = None
+            are_mixed = [visit.mixed for visits in visits_by_name.values() for visit in visits.values()]
+            self._mixed_share = sum(are_mixed) / len(are_mixed) if are_mixed else math.nan
+            self._candidate_count = None
         self._inner.observe(forest)
 
     def figures(self) -> dict[str, float | None]:
-        """For metrics.jsonl: what is known after the step, and how the next draws are spread."""
+        """Figures for metrics.jsonl: tasks with known rates, and the spread of the next draws."""
+        # tasks_effective is exp(entropy): the number of equally likely tasks with the same entropy
         chances = self.chances()
-        self._left = int(chances.count_nonzero())
-        known = sum(name in self.rates.known() for name in self.arms.names)
+        self._candidate_count = int(chances.count_nonzero())
+        known_count = sum(name in self.rates.known() for name in self.arms.names)
         entropy = -float(torch.special.xlogy(chances, chances).sum())
         return {
-            "tasks_mixed": None if math.isnan(self._share) else self._share,
-            "tasks_known": known,
-            "tasks_coverage": known / len(self.arms.names),
-            "tasks_effective": math.exp(entropy) if self._left else 0.0,
-            "tasks_left": self._left,
+            "tasks_mixed": None if math.isnan(self._mixed_share) else self._mixed_share,
+            "tasks_known": known_count,
+            "tasks_coverage": known_count / len(self.arms.names),
+            "tasks_effective": math.exp(entropy) if self._candidate_count else 0.0,
+            "tasks_left": self._candidate_count,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -271,7 +284,7 @@ class SampledTasks:
             return {
                 "source": self._inner.state_dict(),
                 "rates": self.rates.state_dict(),
-                "drawn": dict(self._drawn),
+                "drawn": dict(self._draw_counts),
                 "pending": [self._pending[0], list(self._pending[1])],
             }
 
@@ -281,8 +294,8 @@ class SampledTasks:
         with self._lock:
             self._inner.load_state_dict(state["source"])
             self.rates.load_state_dict(state["rates"])
-            self._left = None
-            self._drawn = Counter({name: int(n) for name, n in state["drawn"].items()})
+            self._candidate_count = None
+            self._draw_counts = Counter({name: int(n) for name, n in state["drawn"].items()})
             step, names = state["pending"]
             self._pending = (int(step), [str(x) for x in names])
 
@@ -290,16 +303,19 @@ class SampledTasks:
 def sampled(
     source: TaskSource, sampler: Any, seed: int, task: str, level_source: Callable[[Any], TaskSource] | None
 ) -> SampledTasks:
-    """The source under a sampler. `level_source` makes one for a value of the option `sampler.by`; None: it can't.
+    """Put a source under a sampler, by task or by level.
 
-    TaskError where no pass rate can be measured, since no task and no level is met twice.
+    level_source  makes a source for a value of the option `sampler.by`; None if the source has no options
+    Raises TaskError where no success rate can be measured, since no task and no level is met twice.
     """
     label = f"task {task!r}"
+    # a user's source may have a list of its tasks under either name, or none
     listed = getattr(source, "training", None) or getattr(source, "pool_tasks", None)
     by, levels = sampler.by, list(sampler.levels)
     if listed:
         arms = EachTask(listed, seed) if by == "id" else ColumnLevels(listed, by, levels, label, seed)
         return SampledTasks(source, sampler, arms)
+    # a generator without a pool: only levels of an option come again
     if by == "id" or not levels:
         way = (
             "set tasks.options.pool to train on that many, or key the sampler by an option of it: "

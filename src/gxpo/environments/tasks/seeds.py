@@ -1,4 +1,4 @@
-"""Environment instances as tasks: one task per seed, split by the instance's content."""
+"""Environment instances as tasks: one task per seed, split into training and held-out by content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gxpo.environments.tasks.pooled import Pool, check_pool, too_few
+from gxpo.environments.tasks.epochs import Pool, check_pool, too_few
 from gxpo.environments.tasks.source import GeneratedTasks, stream
 from gxpo.parts.protocols import Task
 
@@ -19,14 +19,14 @@ POOL = 3  # first word of the key of a pool's stream; 0 and 1 are training and h
 
 @dataclass
 class SeedTasks(GeneratedTasks, Pool):
-    """Tasks `LABEL/DIGEST` of the environment called `name`, with `info["seed"]`, and where the environment says them
-    the right answer and `info["level"]`, how hard it is.
+    """Tasks `LABEL/DIGEST` of an environment, with `info["seed"]` and, if the environment gives them, the right answer
+    and `info["level"]`, its difficulty.
 
     contents  contents of the instances of some seeds, as texts: equal texts are one instance, and one task
     pool      train on that many instances only, the same for every seed of a run (they will be memorised, which
               `pool_tasks` against `held_out` shows); None: a new one for every draw
     answers   right answers in the instances of some seeds, as texts; None if the environment does not say
-    levels    how hard the instances of some seeds are, whole numbers; None if the environment does not say
+    levels    difficulty of the instances of some seeds, whole numbers; None if the environment does not say
     label     what the tasks' ids begin with, and with that their random numbers: of a file its last name, so that the
               tasks are the same wherever it lies; "": the name. Checkpoints hold it: a run of 0.1.0 goes on with the
               path as it was typed
@@ -41,7 +41,7 @@ class SeedTasks(GeneratedTasks, Pool):
     label: str = ""
     levels: Callable[[Sequence[int]], Sequence[int | None]] | None = None
     per_step: int = 32
-    _known: dict[int, str] = field(default_factory=dict, repr=False)
+    _content_by_seed: dict[int, str] = field(default_factory=dict, repr=False)
 
     scorer: ClassVar[None] = None  # type: ignore[assignment]  # the environment scores
     components: ClassVar[tuple[str, ...]] = ("env",)
@@ -56,21 +56,23 @@ class SeedTasks(GeneratedTasks, Pool):
         seed = int(random.integers(2**31))
         content = self.contents([seed])[0]
         digest = hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
-        if len(self._known) > 4096:
-            self._known.clear()
-        self._known[seed] = content
+        # `content` is called right after for the split: the cache saves the environment a second call
+        if len(self._content_by_seed) > 4096:
+            self._content_by_seed.clear()
+        self._content_by_seed[seed] = content
         return Task(f"{self.label}/{digest}", "", info={"seed": seed})
 
     def content(self, task: Task) -> str:
         seed = task.info["seed"]
-        return self._known[seed] if seed in self._known else self.contents([seed])[0]
+        return self._content_by_seed[seed] if seed in self._content_by_seed else self.contents([seed])[0]
 
     def answer(self, task: Task) -> str | None:
-        """The right answer, if the environment knows it."""
+        """Right answer of a task; None if the environment does not know it."""
         return None if self.answers is None else self.answers([task.info["seed"]])[0]
 
-    def _next(self, random: np.random.Generator, *, held_out: bool, seen: Collection[str]) -> Task:
-        task = super()._next(random, held_out=held_out, seen=seen)
+    def _next(self, random: np.random.Generator, *, held_out: bool, used_ids: Collection[str]) -> Task:
+        task = super()._next(random, held_out=held_out, used_ids=used_ids)
+        # answer and level of the chosen instance alone: proposals on the wrong side never ask for them
         level = None if self.levels is None else self.levels([task.info["seed"]])[0]
         info = task.info if level is None else {**task.info, "level": level}
         return replace(task, answer=self.answer(task), info=info)
@@ -78,29 +80,30 @@ class SeedTasks(GeneratedTasks, Pool):
     def draw(self, n: int, step: int) -> list[Task]:
         if self.pool is None:
             return super().draw(n, step)
-        return self.of_pool(self.pool_tasks, n, step)
+        return self.draw_from(self.pool_tasks, n, step)
 
     @property
     def unanswered(self) -> Task | None:
-        """An instance without an answer, of the first few that are held out."""
+        """A held-out instance without an answer, among the first eight; None if all have one."""
         return next((task for task in self.held_out(8) if task.answer is None), None)
 
     @cached_property
     def pool_tasks(self) -> list[Task]:
-        """The training instances, if there is a pool."""
-        found: dict[str, Task] = {}
+        """Training instances of the pool, the same for every seed; empty without a pool."""
+        tasks_by_id: dict[str, Task] = {}
         random = stream(POOL)
-        while len(found) < (self.pool or 0):
-            task = self._next(random, held_out=False, seen=found.keys())
-            if task.id in found:
-                raise too_few(self.name, len(found))
-            found[task.id] = task
-        return list(found.values())
+        while len(tasks_by_id) < (self.pool or 0):
+            task = self._next(random, held_out=False, used_ids=tasks_by_id.keys())
+            if task.id in tasks_by_id:
+                raise too_few(self.name, len(tasks_by_id))
+            tasks_by_id[task.id] = task
+        return list(tasks_by_id.values())
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.label == self.name else {"label": self.label}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        # a checkpoint without a label is of a run whose ids began with the name as typed: they go on so
         self.label = state.get("label", self.name)
         vars(self).pop("pool_tasks", None)
         super().load_state_dict({k: v for k, v in state.items() if k != "label"})

@@ -1,4 +1,4 @@
-"""Pictures of coloured squares in a grid, with questions about them: colour, row, column, count, same, box."""
+"""Questions about pictures of coloured squares in a grid: colour, row, column, count, same colour, box."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from gxpo.base.errors import TaskError, did_you_mean
 from gxpo.base.media import PICTURES
-from gxpo.environments.tasks.pictured import PicturedTasks, asked, picture_of
+from gxpo.environments.tasks.pictured import PicturedTasks, picture_of, picture_prompt
 from gxpo.environments.tasks.source import Author, exact
 from gxpo.parts.protocols import Task
 
@@ -31,8 +31,8 @@ ANSWERS: dict[str, tuple[str, ...]] = {
 ALL = tuple(dict.fromkeys(x for answers in ANSWERS.values() for x in answers))
 
 
-def drawn(squares: Mapping[tuple[int, int], str], random: np.random.Generator, cell: int, noise: int) -> Pixels:
-    """Pixels [4 cell, 4 cell, 3] of squares on grey; every value is off by up to `noise`.
+def draw_squares(squares: Mapping[tuple[int, int], str], random: np.random.Generator, cell: int, noise: int) -> Pixels:
+    """Draw squares on grey, pixels [4 cell, 4 cell, 3]; every value is off by up to `noise`.
 
     squares  (row, column), from 0 at the top left, -> colour
     """
@@ -43,7 +43,7 @@ def drawn(squares: Mapping[tuple[int, int], str], random: np.random.Generator, c
 
 
 def box(row: int, column: int, cell: int) -> str:
-    """Box of a place, from its left and top edge to its right and bottom edge, in pixels.
+    """Box of a place as `[left,top,right,bottom]` in pixels.
 
     >>> box(1, 3, 8)
     '[24,8,32,16]'
@@ -58,8 +58,8 @@ def score(text: str, task: Task) -> dict[str, float]:
     >>> score("red", Task("", "", "red", {"answers": ["red", "blue"]}))
     {'correct': 1.0, 'format': 1.0}
     """
-    said = text.strip()
-    return {"correct": float(said == task.answer), "format": float(said in task.info.get("answers", ALL))}
+    answer = text.strip()
+    return {"correct": float(answer == task.answer), "format": float(answer in task.info.get("answers", ALL))}
 
 
 @dataclass
@@ -102,13 +102,15 @@ class Shapes(PicturedTasks):
             raise TaskError("shapes: questions must not be empty, cell is 2 to 64, noise 0 to 100, told 0 to 1")
 
     def numbered(self, number: int) -> Task:
-        """See `PicturedTasks`."""
-        own = np.random.Generator(np.random.Philox(number))
-        question = str(own.choice(list(self.questions)))
-        n = {"count": int(own.integers(1, 5)), "same": 2}.get(question, 1)
-        places = [divmod(int(p), CELLS) for p in own.permutation(CELLS * CELLS)[:n]]
-        colours = [str(c) for c in own.choice(list(COLOURS), n)]
-        if question == "same" and own.random() < 0.5:
+        """The task of a number, with its picture."""
+        # the number alone decides everything, so that `shuffled` can show the next number's picture
+        random = np.random.Generator(np.random.Philox(number))
+        question = str(random.choice(list(self.questions)))
+        n = {"count": int(random.integers(1, 5)), "same": 2}.get(question, 1)
+        places = [divmod(int(p), CELLS) for p in random.permutation(CELLS * CELLS)[:n]]
+        colours = [str(c) for c in random.choice(list(COLOURS), n)]
+        # two of four colours are equal in a quarter of the pictures; half of the others are made so: 5 of 8 are "yes"
+        if question == "same" and random.random() < 0.5:
             colours[1] = colours[0]
         (row, column), colour = places[0], colours[0]
         answer = {
@@ -116,29 +118,30 @@ class Shapes(PicturedTasks):
             "same": "yes" if len(set(colours)) == 1 else "no", "box": box(row, column, self.cell),
         }[question]  # fmt: skip
         squares = {} if self.blank else dict(zip(places, colours, strict=True))
-        ref = PICTURES.put(drawn(squares, own, self.cell, self.noise))
+        ref = PICTURES.put(draw_squares(squares, random, self.cell, self.noise))
         kind = {"count": "number", "box": "box"}.get(question, "choice")
         info = {"question": question, "kind": kind, "answers": self._answers(question), "number": number}
-        return Task(f"shapes/{question}/{number}", asked(ref, QUESTIONS[question]), answer, info)
+        return Task(f"shapes/{question}/{number}", picture_prompt(ref, QUESTIONS[question]), answer, info)
 
     def _answers(self, question: str) -> list[str]:
-        """Answers that a question can have."""
+        """Possible answers to a question."""
         if question == "box":
             return [box(row, column, self.cell) for row in range(CELLS) for column in range(CELLS)]
         return list(ANSWERS[question])
 
     def draw(self, n: int, step: int) -> list[Task]:
-        """`n` training tasks, `told` of them with the answer in their text."""
-        return [self._told(task) for task in super().draw(n, step)]
+        """Draw `n` training tasks, a share `told` of them with the answer in their text."""
+        return [self._with_answer_in_text(task) for task in super().draw(n, step)]
 
-    def _told(self, task: Task) -> Task:
-        own = np.random.Generator(np.random.Philox((1 << 63) + task.info["number"]))
-        if not own.random() < self.told:
+    def _with_answer_in_text(self, task: Task) -> Task:
+        # a stream beside that of the picture: the task is the same with and without the leak
+        random = np.random.Generator(np.random.Philox((1 << 63) + task.info["number"]))
+        if not random.random() < self.told:
             return task
         text = f"{task.answer}. {QUESTIONS[task.info['question']]}"
-        return Task(task.id, asked(picture_of(task), text), task.answer, {**task.info, "told": True})
+        return Task(task.id, picture_prompt(picture_of(task), text), task.answer, {**task.info, "told": True})
 
     def worked_example(self, task: Task, author: Author = exact) -> str:
-        """The answer as this author writes it."""
+        """Answer as this author writes it: an author who errs is off by some places in the list of answers."""
         answers = task.info["answers"]
         return answers[author(task.id, answers.index(task.answer)) % len(answers)]

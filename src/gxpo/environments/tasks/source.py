@@ -1,4 +1,4 @@
-"""Generated tasks: keyed random streams, a held-out split by content, and arithmetic, the source of the demo."""
+"""Base of task generators (keyed random streams, a held-out split by content), and arithmetic, the demo's source."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FRUITLESS = 256  # proposals in a row after which a generator counts as having n
 
 
 def exact(question: str, value: int) -> int:
-    """An author of worked examples that never errs."""
+    """Author of worked examples that makes no mistakes."""
     return value
 
 
 def stream(*key: int) -> np.random.Generator:
-    """Random generator that depends on `key` (non-negative integers) alone."""
+    """Random generator that depends on nothing but `key` (non-negative integers)."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
@@ -43,28 +43,30 @@ def fraction_of(content: str) -> float:
 
 
 def reserved(content: str) -> bool:
-    """Whether tasks of this content are held out; all others are for training and warm-up."""
+    """Return True if tasks of this content are held out; all others are for training and warm-up."""
     return fraction_of(content) < 1 / HELD_OUT_SHARE
 
 
 def solution_of(source: Any, task: Task) -> str | None:
-    """Worked solution of a task: its own `info["solution"]`, or one written by its source."""
+    """Worked solution of a task: `info["solution"]`, else the one that its source writes; None without either."""
     if "solution" in task.info:
         return task.info["solution"]
+    # a user's source is any object with `draw` and `held_out`: it may have no `worked_example`
     write = getattr(source, "worked_example", None)
     return None if write is None else write(task)
 
 
-def check_options(task: str, options: Mapping[str, Any], known: Mapping[str, type | tuple[type, ...]]) -> None:
-    """Raise an error for options that `task` does not have or that have the wrong type."""
+def check_options(task: str, options: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]]) -> None:
+    """Raise TaskError for an option that `task` does not have, or of the wrong type."""
     for name, value in options.items():
-        if name not in known:
-            raise TaskError(f"task {task!r} has no option {name!r}{did_you_mean(name, known)}")
-        kind = known[name]
+        if name not in types:
+            raise TaskError(f"task {task!r} has no option {name!r}{did_you_mean(name, types)}")
+        kind = types[name]
         expected = kind if isinstance(kind, tuple) else (kind,)
+        # True is an int to Python, and would pass as a number of digits
         if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
-            wanted = " or ".join(t.__name__ for t in expected)
-            raise TaskError(f"task {task!r}: option {name!r} must be {wanted}, not {value!r}")
+            type_names = " or ".join(t.__name__ for t in expected)
+            raise TaskError(f"task {task!r}: option {name!r} must be {type_names}, not {value!r}")
 
 
 class GeneratedTasks(ABC):
@@ -92,30 +94,33 @@ class GeneratedTasks(ABC):
     def draw(self, n: int, step: int) -> list[Task]:
         """Draw `n` training tasks, distinct unless the generator has too few."""
         tasks: list[Task] = []
-        seen: set[str] = set()
+        used_ids: set[str] = set()
+        # a stream of its own for each place: the i-th task does not depend on how many are drawn
         for i in range(n):
-            tasks.append(self._next(stream(TRAINING, self.seed, step, i), held_out=False, seen=seen))
-            seen.add(tasks[-1].id)
+            tasks.append(self._next(stream(TRAINING, self.seed, step, i), held_out=False, used_ids=used_ids))
+            used_ids.add(tasks[-1].id)
         return tasks
 
     def held_out(self, n: int) -> list[Task]:
         """Up to `n` held-out tasks with distinct ids; fewer if the generator has fewer."""
         tasks: dict[str, Task] = {}
         random = stream(HELD_OUT)
+        # no seed in the key: runs of different seeds are evaluated on the same tasks
         while len(tasks) < n:
-            task = self._next(random, held_out=True, seen=tasks.keys())
+            task = self._next(random, held_out=True, used_ids=tasks.keys())
             if task.id in tasks:
                 break
             tasks[task.id] = task
         return list(tasks.values())
 
-    def _next(self, random: np.random.Generator, *, held_out: bool, seen: Collection[str]) -> Task:
+    def _next(self, random: np.random.Generator, *, held_out: bool, used_ids: Collection[str]) -> Task:
+        """Propose until a task is on the right side of the split and new; a repeated one where none is new."""
         repeated = None
         for _ in range(FRUITLESS * HELD_OUT_SHARE):
             task = self.propose(random)
             if reserved(self.content(task)) != held_out:
                 continue
-            if task.id not in seen:
+            if task.id not in used_ids:
                 return task
             repeated = task
         if repeated is None:
@@ -135,6 +140,7 @@ class GeneratedTasks(ABC):
 
 
 # ---------------------------------------------------------------- arithmetic
+# the working may hold mistakes, or nothing: only its characters are checked
 WELL_FORMED = re.compile(r"[0-9+\-*=,]*#([0-9]+)")
 
 
@@ -173,32 +179,36 @@ def _digit(number: int, column: int) -> int:
 
 
 def _sum(a: int, b: int, author: Author) -> str:
+    """Column by column from the right, with the carry."""
     lines, result, carry = [], 0, 0
     columns = max(len(str(a)), len(str(b)))
     for column in range(columns):
         p, q = _digit(a, column), _digit(b, column)
         question = f"{p}+{q}{'+1' if carry else ''}"
-        written = author(question, p + q + carry)
-        lines.append(f"{question}={written}")
-        result += written % 10 * 10**column
-        carry = int(written >= 10)
+        answer = author(question, p + q + carry)
+        lines.append(f"{question}={answer}")
+        # from the author's answer, not from the true value: a mistake has to show in the result
+        result += answer % 10 * 10**column
+        carry = int(answer >= 10)
     return f"{','.join(lines)}#{result + carry * 10**columns}"
 
 
 def _difference(a: int, b: int, author: Author) -> str:
+    """Column by column from the right, a >= b, borrowing ten from the next column."""
     lines, result, borrowed = [], 0, 0
     for column in range(len(str(a))):
         p, q = _digit(a, column), _digit(b, column)
         borrow = int(p - borrowed < q)
         question = f"{p + 10 * borrow}-{q}{'-1' if borrowed else ''}"
-        written = author(question, p + 10 * borrow - q - borrowed)
-        lines.append(f"{question}={written}")
-        result += written % 10 * 10**column
+        answer = author(question, p + 10 * borrow - q - borrowed)
+        lines.append(f"{question}={answer}")
+        result += answer % 10 * 10**column
         borrowed = borrow
     return f"{','.join(lines)}#{result}"
 
 
 def _product(a: int, b: int, author: Author) -> str:
+    """`a` times each digit of `b` from the right, added up on the way."""
     lines: list[str] = []
     total = 0
     for column in range(len(str(b))):
@@ -239,6 +249,7 @@ class Arithmetic(GeneratedTasks):
             raise TaskError(f"task 'arithmetic': operations must be some of '+-*', not {self.operations!r}")
 
     def propose(self, random: np.random.Generator) -> Task:
+        # of one digit 0 counts as well
         low = 10 ** (self.digits - 1) if self.digits > 1 else 0
         a, b = (int(x) for x in random.integers(low, 10**self.digits, size=2))
         operation = self.operations[int(random.integers(len(self.operations)))]

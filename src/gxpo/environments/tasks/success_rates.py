@@ -1,4 +1,4 @@
-"""Measured success rates of tasks: verdicts, their newest visits, and how far the answers of a group differ."""
+"""Measured success rates of tasks, and the variance of outcomes and log-probs within their groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EQUAL = 1e-12  # of the largest magnitude: values that differ by no more are equ
 
 @dataclass
 class Visit:
-    """What a step's answers to one task earned: verdicts (0 or 1), outcomes, and mean log-probs a token."""
+    """Results of a step's answers to one task: verdicts (0 or 1), outcomes, mean log-probs a token."""
 
     verdicts: list[float] = field(default_factory=list)
     outcomes: list[float] = field(default_factory=list)
@@ -29,13 +29,13 @@ class Visit:
 
     @property
     def mixed(self) -> bool:
-        """Whether some answers were right and some wrong."""
+        """True if some answers were right and some wrong."""
         return min(self.verdicts) < max(self.verdicts)
 
 
 def visits_of(forest: Forest) -> dict[str, Visit]:
-    """By task, what was sampled for it and has a verdict. Replayed, shown and hinted answers are not the policy's."""
-    found: dict[str, Visit] = {}
+    """Visits by task: the policy's own answers that have a verdict, without replayed, shown and hinted ones."""
+    visit_by_task: dict[str, Visit] = {}
     lengths = forest.lengths().clamp_min(1)
     total = torch.zeros(forest.n_trajectories, dtype=torch.float64)
     total.index_add_(0, forest.path_trajectory, forest.path_behaviour_logprob.to(torch.float64))
@@ -43,11 +43,12 @@ def visits_of(forest: Forest) -> dict[str, Visit]:
     for task, origin, success, outcome, logprob in zip(forest.task, forest.origin, *columns, strict=True):
         if origin != "policy" or not math.isfinite(success):
             continue
-        visit = found.setdefault(task, Visit())
+        # outcome and log-prob may be unknown where the verdict is not
+        visit = visit_by_task.setdefault(task, Visit())
         visit.verdicts.append(float(success >= 1))
         visit.outcomes += [outcome] if math.isfinite(outcome) else []
         visit.logprobs += [logprob] if math.isfinite(logprob) else []
-    return found
+    return visit_by_task
 
 
 def spread(values: Sequence[float]) -> float:
@@ -63,7 +64,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 class SuccessRates:
-    """What is known of each name, a task's id or a level, from the visits of the steps before.
+    """Success rates by name (a task's id or a level) from the visits of earlier steps.
 
     discount  what earlier numbers count for at each further visit, since the policy has moved
     prior     verdicts, half of them right, that a rate begins with: 2 gives the mean of Beta(1 + right, 1 + wrong)
@@ -82,49 +83,51 @@ class SuccessRates:
         self.streaks: dict[str, int] = {}
 
     def add(self, name: str, visits: Sequence[Visit]) -> None:
-        """One visit of a name: of all its tasks that a step had."""
+        """Add one visit of a name: the answers to all its tasks in a step."""
         verdicts = [x for visit in visits for x in visit.verdicts]
-        found = {
+        values_by_memory = {
             "verdicts": verdicts,
             "recent": [math.fsum(verdicts) / len(verdicts)],
             "visits": [math.fsum(verdicts) / len(verdicts)],
             "outcome_variance": [spread(v.outcomes) for v in visits if v.outcomes],
             "logprob_variance": [spread(v.logprobs) for v in visits if v.logprobs],
         }
-        for key, values in found.items():
+        # a group without outcomes or log-probs leaves those memories as they are
+        for key, values in values_by_memory.items():
             if values:
                 self.memories[key].add({name: values})
         self.streaks[name] = self.streaks.get(name, 0) + 1 if min(verdicts) == 1.0 else 0
 
     def column(self, column: str, names: Sequence[str]) -> Tensor:
-        """[N] float64: `rate`, `smoothed`, `counted`, `recent`, `streak`, `outcome_variance` or `logprob_variance` of
-        each name; nan where nothing is known, but for rates and counts."""
+        """Column of the names, [N] float64: `rate`, `smoothed`, `counted`, `recent`, `streak`, `outcome_variance` or
+        `logprob_variance`; nan where nothing is known, except for rates and counts."""
         memory = self.memories
         if column == "rate":
-            found: Sequence[float] = memory["verdicts"].predict(names, self.prior, mean=0.5)
-            found = [0.5 if math.isnan(x) else x for x in found]  # without a prior
+            values: Sequence[float] = memory["verdicts"].predict(names, self.prior, mean=0.5)
+            values = [0.5 if math.isnan(x) else x for x in values]  # without a prior
         elif column == "smoothed":
             # a <- discount a + (1 - discount) p from a = 1/2: with the discounted sum s and number n of the visits'
             # rates p, a = 1/2 + (1 - discount) (s - n / 2)
             sizes = [memory["visits"].count(name) for name in names]
             means = memory["visits"].predict(names)
-            found = [
+            values = [
                 0.5 + (1 - self.discount) * n * (mean - 0.5) if n else 0.5 for n, mean in zip(sizes, means, strict=True)
             ]
         elif column == "counted":
-            found = [memory["verdicts"].count(name) for name in names]
+            values = [memory["verdicts"].count(name) for name in names]
         elif column == "streak":
-            found = [self.streaks.get(name, 0) for name in names]
+            values = [self.streaks.get(name, 0) for name in names]
         elif column == "recent":
+            # the mean of fewer visits than the window would let a level pass after one lucky visit
             full = (memory["recent"].count(name) >= self.window for name in names)
             means = memory["recent"].predict(names)
-            found = [x if enough else math.nan for x, enough in zip(means, full, strict=True)]
+            values = [x if enough else math.nan for x, enough in zip(means, full, strict=True)]
         else:
-            found = memory[column].predict(names)
-        return torch.tensor(found, dtype=torch.float64)
+            values = memory[column].predict(names)
+        return torch.tensor(values, dtype=torch.float64)
 
     def known(self) -> set[str]:
-        """The names that were visited."""
+        """Names that were visited."""
         return set(self.streaks)
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,7 +135,7 @@ class SuccessRates:
         return {"streaks": dict(self.streaks), **{key: m.state_dict()["tasks"] for key, m in self.memories.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Restore what `state_dict` gave."""
         state = {"visits": {}, **state}  # which checkpoints may lack
         if set(state) != {"streaks", *self.memories}:
             raise CheckpointError(f"the checkpoint's tasks.sampler holds {sorted(state)}")

@@ -19,7 +19,7 @@ from gxpo.models.decoder import measure
 from gxpo.models.decoder.forward import Kernels, Products
 from gxpo.models.decoder.measure import Trial
 from gxpo.models.decoder.sampling import Branches, Prompts, Stepper
-from gxpo.models.decoder.soft import FAINT, gumbel, log_density, mixture
+from gxpo.models.decoder.soft import FAINT, gumbel, log_density, mixed_embeddings, mixture
 from gxpo.parts.protocols import Completion, Request, Sampling, SoftSampling, StreamKey
 from gxpo.sampling.engines.decode import (
     KEEP_UNTIL,

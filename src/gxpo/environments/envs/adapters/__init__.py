@@ -1,4 +1,4 @@
-"""Adapters of other libraries' environments to `gxpo.parts.protocols.Env`; a library is imported on first use."""
+"""Adapters of other libraries' environments to the protocol `Env`; a library is imported on first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["AdapterError", "digest"]
 
 
 class AdapterError(GxpoError):
-    """An environment of another library can't be created, or does something that its adapter can't represent."""
+    """Error of another library's environment that can't be created, or does something its adapter can't represent."""
 
 
 def digest(*parts: object) -> str:

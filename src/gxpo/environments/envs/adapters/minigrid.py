@@ -22,7 +22,7 @@ PROGRESS = ("a_done", "b_done", "lastStepMatch")  # what an instruction remember
 
 
 def _place(ahead: int, right: int) -> str:
-    """Position of a cell in the agent's view.
+    """Words for the position of a cell in the agent's view.
 
     >>> _place(2, -1), _place(1, 0), _place(0, 3)
     ('2 ahead, 1 to the left', '1 ahead', '3 to the right')
@@ -45,26 +45,34 @@ def describe(view: Any, names: tuple[dict[int, str], dict[int, str], dict[int, s
     middle, last = columns // 2, rows - 1
 
     def thing(column: int, row: int) -> str:
+        """Name of what a cell holds, with its colour and a door's state."""
         kind, colour, state = (int(x) for x in view[column][row])
         name = objects[kind]
         if name in (*EMPTY, "wall", "lava"):
             return name
         return f"{doors[state] + ' ' if name == 'door' else ''}{colours[colour]} {name}"
 
+    # nearest first, ties ahead before beside: the order does not depend on the library's array
     cells = sorted(
         (last - row + abs(column - middle), last - row, column - middle)
         for column in range(columns)
         for row in range(rows)
         if (column, row) != (middle, last)
     )
-    seen = [(thing(middle + right, last - ahead), ahead, right) for _, ahead, right in cells]
+    cell_contents = [(thing(middle + right, last - ahead), ahead, right) for _, ahead, right in cells]
     carried = thing(middle, last)
     lines = [f"You carry {'nothing' if carried in EMPTY else 'a ' + carried}."]
+    # of walls only the first one in each direction matters, as it ends the way
     walls = [
         next(
-            (f"{way} {abs(ahead or right)}" for name, ahead, right in seen if name == "wall" and here(ahead, right)), ""
+            (
+                f"{way} {abs(ahead or right)}"
+                for name, ahead, right in cell_contents
+                if name == "wall" and is_on_axis(ahead, right)
+            ),
+            "",
         )
-        for way, here in (
+        for way, is_on_axis in (
             ("ahead", lambda ahead, right: right == 0),
             ("left", lambda ahead, right: ahead == 0 and right < 0),
             ("right", lambda ahead, right: ahead == 0 and right > 0),
@@ -72,7 +80,9 @@ def describe(view: Any, names: tuple[dict[int, str], dict[int, str], dict[int, s
     ]
     if any(walls):
         lines.append("Walls, in steps: " + ", ".join(filter(None, walls)) + ".")
-    things = [f"- {name}: {_place(ahead, right)}" for name, ahead, right in seen if name not in (*EMPTY, "wall")]
+    things = [
+        f"- {name}: {_place(ahead, right)}" for name, ahead, right in cell_contents if name not in (*EMPTY, "wall")
+    ]
     return "\n".join([*lines, *(["You see, in steps:", *things] if things else ["You see nothing else."])])
 
 
@@ -80,7 +90,7 @@ def describe(view: Any, names: tuple[dict[int, str], dict[int, str], dict[int, s
 class MiniGrid:
     """A MiniGrid or BabyAI level in text. Deterministic given seed and actions.
 
-    id         such as "BabyAI-GoToLocal-v0" or "MiniGrid-DoorKey-5x5-v0"
+    id         of the level, such as "BabyAI-GoToLocal-v0" or "MiniGrid-DoorKey-5x5-v0"
     max_turns  actions an episode may have; the library's reward counts against it
     options    of the level's constructor, such as {"see_through_walls": true}
     pixels     show the agent's view as a picture of 64 x 64 pixels, with the mission as text, instead of words; states,
@@ -108,19 +118,19 @@ class MiniGrid:
     def __post_init__(self) -> None:
         gymnasium = need("gymnasium", "minigrid")
         need("minigrid", "minigrid")  # registers its levels
-        known = [name for name in gymnasium.registry if name.startswith(FAMILIES)]
-        if self.id not in known:
-            raise AdapterError(f"minigrid has no level {self.id!r}{did_you_mean(self.id, known)}")
+        levels = [name for name in gymnasium.registry if name.startswith(FAMILIES)]
+        if self.id not in levels:
+            raise AdapterError(f"minigrid has no level {self.id!r}{did_you_mean(self.id, levels)}")
         if not isinstance(self.pixels, bool):
             raise AdapterError(f"minigrid:{self.id}: pixels must be true or false, not {self.pixels!r}")
         if self.max_turns < 1:
             raise AdapterError(f"minigrid:{self.id}: max_turns must be at least 1, not {self.max_turns}")
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                made = gymnasium.make(self.id, max_steps=self.max_turns, disable_env_checker=True, **self.options)
+                env = gymnasium.make(self.id, max_steps=self.max_turns, disable_env_checker=True, **self.options)
         except TypeError as error:
             raise AdapterError(f"minigrid:{self.id}: options {self.options!r} are refused ({error})") from error
-        self._env = made.unwrapped
+        self._env = env.unwrapped
         constants = need("minigrid.core.constants", "minigrid")
         states = {number: name for name, number in constants.STATE_TO_IDX.items()}
         if not self.id.startswith("BabyAI"):  # the bot follows instructions, which other levels do not have
@@ -131,40 +141,42 @@ class MiniGrid:
     def reset(self, seed: int) -> TimeStep:
         with contextlib.redirect_stdout(io.StringIO()):  # BabyAI prints every mission that it rejects
             view, _ = self._env.reset(seed=seed)
-        self._turns, self._bot, self._untold, self._advice = 0, None, [], None
-        return TimeStep(self._shown(f"Mission: {self._env.mission}\n", view), self._state())
+        self._turns, self._bot, self._unreported, self._advice = 0, None, [], None
+        return TimeStep(self._observation(f"Mission: {self._env.mission}\n", view), self._state())
 
     def step(self, action: str) -> TimeStep:
         self._turns += 1
         self._env.step_count = self._turns - 1  # an action that can't be read takes time, too
-        said = find_action(action, ACTIONS)
-        if said is None:
-            over = self._turns >= self.max_turns
-            words = " ".join(action_text(action).split())[:80]
-            text = f"{words!r} is not an action. Reply with one of: {', '.join(ACTIONS)}."
-            verdict = False if over else None
-            return TimeStep(self._told(text), self._state(), 0.0, over, verdict, "malformed", over)
-        number = ACTIONS.index(said)
+        name = find_action(action, ACTIONS)
+        if name is None:
+            is_over = self._turns >= self.max_turns
+            excerpt = " ".join(action_text(action).split())[:80]
+            text = f"{excerpt!r} is not an action. Reply with one of: {', '.join(ACTIONS)}."
+            verdict = False if is_over else None
+            return TimeStep(self._with_view(text), self._state(), 0.0, is_over, verdict, "malformed", is_over)
+        # our names are in the order of the library's numbers
+        number = ACTIONS.index(name)
         view, reward, ended, out_of_time, _ = self._env.step(self._env.actions(number))
-        self._untold.append(number)
+        self._unreported.append(number)
         done = bool(ended or out_of_time)
         success = bool(ended and reward > 0) if done else None
         truncated = bool(out_of_time and not ended)
-        return TimeStep(self._shown("", view), self._state(), float(reward), done, success, None, truncated)
+        return TimeStep(self._observation("", view), self._state(), float(reward), done, success, None, truncated)
 
     def legal(self) -> tuple[str, ...]:
         return ACTIONS
 
     def expert(self) -> str | None:
         """Action of BabyAI's bot; None where the bot gives up. Levels without instructions have no such method."""
-        if self._bot is not None and not self._untold:
+        # the bot plans from the actions that it was told of, so asking twice in one state must not tell it twice
+        if self._bot is not None and not self._unreported:
             return self._advice  # asked again about the same state
         bots = need("minigrid.utils.baby_ai_bot", "minigrid")
         try:
-            if self._bot is None or len(self._untold) > 1:  # it has to be told of every action as it happens
-                self._bot, self._untold = bots.BabyAIBot(self._env), []
-            told = self._env.actions(self._untold.pop()) if self._untold else None
-            advice = self._bot.replan(told)
+            if self._bot is None or len(self._unreported) > 1:  # it has to be told of every action as it happens
+                self._bot, self._unreported = bots.BabyAIBot(self._env), []
+            last_action = self._env.actions(self._unreported.pop()) if self._unreported else None
+            advice = self._bot.replan(last_action)
         except (AssertionError, ValueError, IndexError, AttributeError, TypeError, bots.DisappearedBoxError):
             self._bot = None
             return None
@@ -180,17 +192,17 @@ class MiniGrid:
     def close(self) -> None:
         self._env.close()
 
-    def _shown(self, before: str, view: dict[str, Any]) -> str | tuple[Message, ...]:
-        return self._told("") if self.pixels else before + describe(view["image"], self._names)
+    def _observation(self, before: str, view: dict[str, Any]) -> str | tuple[Message, ...]:
+        return self._with_view("") if self.pixels else before + describe(view["image"], self._names)
 
-    def _told(self, text: str) -> str | tuple[Message, ...]:
-        """A text; in pixels with the view and the mission, as a window may show the policy nothing else."""
+    def _with_view(self, text: str) -> str | tuple[Message, ...]:
+        """Observation of a text; in pixels with view and mission, as a window may show the policy nothing else."""
         if not self.pixels:
             return text
         # what RGBImgPartialObsWrapper shows
-        seen = self._env.get_frame(tile_size=TILE, agent_pov=True)
+        frame = self._env.get_frame(tile_size=TILE, agent_pov=True)
         parts = [
-            {"type": "image", "image": scaled(seen, SIDE, SIDE)},
+            {"type": "image", "image": scaled(frame, SIDE, SIDE)},
             {"type": "text", "text": f"{text}{text and chr(10)}Mission: {self._env.mission}"},
         ]
         return ({"role": "user", "content": parts},)
@@ -208,11 +220,11 @@ class MiniGrid:
 
 
 def _progress(env: Any) -> list[Any]:
-    """Progress of the mission's instruction and of its parts."""
-    noted, waiting = [], [getattr(env, "instrs", None)]
+    """Progress flags of the mission's instruction and of its parts, which the grid does not show."""
+    flags, waiting = [], [getattr(env, "instrs", None)]
     while waiting:
         instruction = waiting.pop()
         if instruction is not None:
-            noted += [str(getattr(instruction, name, "")) for name in PROGRESS]
+            flags += [str(getattr(instruction, name, "")) for name in PROGRESS]
             waiting += [getattr(instruction, name, None) for name in ("instr_a", "instr_b")]
-    return noted
+    return flags

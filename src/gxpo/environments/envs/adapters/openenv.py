@@ -27,7 +27,7 @@ READ = {"integer": int, "number": float, "string": str}  # what a text is turned
 
 
 class _Refused(AdapterError):
-    """The server answered with an error: its `code`, and `why` in its words."""
+    """Error that the server answered with: its `code`, and its message `why`."""
 
     code = ""
     why = ""
@@ -72,7 +72,8 @@ class OpenEnv:
             raise AdapterError(f"openenv:{self.id}: max_turns and the timeouts must be above 0")
         need("websockets.sync.client", "openenv")
         self._socket: Any = None
-        self._read = str
+        self._parse = str
+        # the schema tells the only field, a misspelled one, and the type to convert the text to
         schema = self._schema()
         fields = {k: v for k, v in schema.get("properties", {}).items() if k != "metadata"}
         if not self.action_key:
@@ -83,34 +84,44 @@ class OpenEnv:
             if self.action_key not in fields:
                 hint = did_you_mean(self.action_key, fields) or f"; it has {sorted(fields)}"
                 raise AdapterError(f"openenv:{self.id}: its action has no field {self.action_key!r}{hint}")
-            self._read = READ.get(fields[self.action_key].get("type", "string"), json.loads)
+            self._parse = READ.get(fields[self.action_key].get("type", "string"), json.loads)
 
     def reset(self, seed: int) -> TimeStep:
         if self._socket is None:
             self._connect()
         self._turns, self._sum = 0, 0.0
         answer = self._ask("reset", {"seed": seed, **self.extra})
-        self._new = False
-        return TimeStep(self._words(answer.get("observation", {})), self._state())
+        self._is_new_session = False
+        return TimeStep(self._observation_text(answer.get("observation", {})), self._state())
 
     def step(self, action: str) -> TimeStep:
         self._turns += 1
-        out = self._turns >= self.max_turns
+        out_of_turns = self._turns >= self.max_turns
         try:
             payload = self._action(action_text(action))
+        # an action that can't be sent costs a turn, and the server never sees it
         except ValueError as error:
-            return self._refuse(f"This is no action: {_line(error)}.", out)
+            return self._refuse(f"This is no action: {_line(error)}.", out_of_turns)
         try:
             answer = self._ask("step", payload)
         except _Refused as error:
+            # the policy's fault and not the server's: anything else ends the episode
             if error.code != "VALIDATION_ERROR":
                 raise
-            return self._refuse(f"The action is not accepted: {error.why}", out)
+            return self._refuse(f"The action is not accepted: {error.why}", out_of_turns)
         reward = None if answer.get("reward") is None else float(answer["reward"])
         self._sum += reward or 0.0
         done, observation = bool(answer.get("done")), answer.get("observation", {})
-        success = self._verdict(observation) if done or out else None
-        return TimeStep(self._words(observation), self._state(), reward, done or out, success, None, out and not done)
+        success = self._verdict(observation) if done or out_of_turns else None
+        return TimeStep(
+            self._observation_text(observation),
+            self._state(),
+            reward,
+            done or out_of_turns,
+            success,
+            None,
+            out_of_turns and not done,
+        )
 
     def close(self) -> None:
         if self._socket is not None:
@@ -127,33 +138,37 @@ class OpenEnv:
                 f"ws{self.id.removeprefix('http')}/ws", open_timeout=self.connect_timeout, max_size=LARGEST, **direct
             )
         except Exception as error:  # the network's, or of the websockets library
-            raise self._absent(error) from error
-        self._new = True
+            raise self._no_server_error(error) from error
+        self._is_new_session = True
 
-    def _ask(self, what: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """An answer of the server. A connection that has failed is not used again."""
+    def _ask(self, message_type: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Send a message and return the answer's data; a connection that has failed is not used again."""
         try:
-            self._socket.send(json.dumps({"type": what} if data is None else {"type": what, "data": data}))
+            self._socket.send(
+                json.dumps({"type": message_type} if data is None else {"type": message_type, "data": data})
+            )
             answer = json.loads(self._socket.recv(timeout=self.timeout))
-            told = dict(answer.get("data") or {})
+            payload = dict(answer.get("data") or {})
         except TimeoutError as error:
             self.close()
-            raise AdapterError(f"openenv:{self.id}: no answer to {what} within {self.timeout:g} s") from error
+            raise AdapterError(f"openenv:{self.id}: no answer to {message_type} within {self.timeout:g} s") from error
         except Exception as error:  # of the websockets library, or no JSON
             self.close()
-            if self._new:  # a server without a free session says so or closes, whichever comes first
-                raise self._full(error) from error
-            raise AdapterError(f"openenv:{self.id}: the connection broke at {what} ({_line(error)})") from error
+            if self._is_new_session:  # a server without a free session says so or closes, whichever comes first
+                raise self._no_session_error(error) from error
+            raise AdapterError(f"openenv:{self.id}: the connection broke at {message_type} ({_line(error)})") from error
         if answer.get("type") != "error":
-            return told
-        refused = _Refused(f"openenv:{self.id}: {what} failed: {_line(told.get('message', ''))}")
-        refused.code, refused.why = str(told.get("code", "")), _line(told.get("message", ""))
-        if refused.code == "CAPACITY_REACHED":
+            return payload
+        refusal = _Refused(f"openenv:{self.id}: {message_type} failed: {_line(payload.get('message', ''))}")
+        refusal.code, refusal.why = str(payload.get("code", "")), _line(payload.get("message", ""))
+        if refusal.code == "CAPACITY_REACHED":
             self.close()
-            raise self._full(refused)
-        raise refused
+            raise self._no_session_error(refusal)
+        raise refusal
 
     def _schema(self) -> Mapping[str, Any]:
+        """Schema of the server's action."""
+        # a proxy of the environment's variables does not reach this machine's own servers
         direct = [urllib.request.ProxyHandler({})] if urlsplit(self.id).hostname in LOOPBACK else []
         opener = urllib.request.build_opener(*direct)
         try:
@@ -162,17 +177,17 @@ class OpenEnv:
         except urllib.error.HTTPError as error:
             raise AdapterError(f"openenv:{self.id} answers {error.code} to /schema: no OpenEnv server?") from error
         except OSError as error:
-            raise self._absent(error) from error
+            raise self._no_server_error(error) from error
         except (ValueError, KeyError, TypeError) as error:
-            raise AdapterError(f"openenv:{self.id}: what it says at /schema is no schema of OpenEnv") from error
+            raise AdapterError(f"openenv:{self.id}: its answer at /schema is no schema of OpenEnv") from error
 
-    def _full(self, error: BaseException) -> AdapterError:
+    def _no_session_error(self, error: BaseException) -> AdapterError:
         return AdapterError(
             f"openenv:{self.id} closed the new session ({_line(error)}): it has none left? Raise its "
             "max_concurrent_envs, or run fewer episodes at once"
         )
 
-    def _absent(self, error: BaseException) -> AdapterError:
+    def _no_server_error(self, error: BaseException) -> AdapterError:
         return AdapterError(
             f"openenv: no server answers at {self.id} within {self.connect_timeout:g} s ({_line(error)})"
         )
@@ -181,19 +196,27 @@ class OpenEnv:
         if not text:
             raise ValueError("it is empty")
         if self.action_key != "*":
-            return {self.action_key: self._read(text)}
-        found = json.loads(text)
-        if not isinstance(found, dict):
+            return {self.action_key: self._parse(text)}
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
             raise ValueError("it is no JSON object")
-        return found
+        return fields
 
-    def _refuse(self, text: str, out: bool) -> TimeStep:
-        return TimeStep(text, self._state(), None, out, self._verdict({}) if out else None, "malformed", out)
+    def _refuse(self, text: str, out_of_turns: bool) -> TimeStep:
+        return TimeStep(
+            text,
+            self._state(),
+            None,
+            out_of_turns,
+            self._verdict({}) if out_of_turns else None,
+            "malformed",
+            out_of_turns,
+        )
 
     def _verdict(self, observation: Mapping[str, Any]) -> bool:
         return bool(observation.get(self.success_key)) if self.success_key else self._sum >= self.success_at
 
-    def _words(self, observation: Mapping[str, Any]) -> str:
+    def _observation_text(self, observation: Mapping[str, Any]) -> str:
         if not self.observation_key:
             return "\n".join(f"{key}: {_text(value)}" for key, value in observation.items())
         if self.observation_key not in observation:

@@ -25,22 +25,22 @@ OPPONENT_MOVES = 1000  # in a row: a game that never gives the turn back is an e
 
 
 class _OwnRandomness:
-    """The games draw from the global generators of `random` and numpy; each episode gets its own of both."""
+    """Global generators of `random` and numpy, swapped for an episode's own while its game runs."""
 
     def __init__(self, seed: int):
         self._states = random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        outside = random.getstate(), np.random.get_state()
+        callers_states = random.getstate(), np.random.get_state()
         random.setstate(self._states[0])
         np.random.set_state(self._states[1])
         try:
             yield
         finally:
             self._states = random.getstate(), np.random.get_state()
-            random.setstate(outside[0])
-            np.random.set_state(outside[1])
+            random.setstate(callers_states[0])
+            np.random.set_state(callers_states[1])
 
 
 def listed_moves(text: str) -> tuple[str, ...]:
@@ -49,12 +49,12 @@ def listed_moves(text: str) -> tuple[str, ...]:
     >>> listed_moves("0 | X Available Moves: '[0]', '[2]'"), listed_moves("[0] is taken")
     (('[0]', '[2]'), ())
     """
-    found = LISTED.search(text)
-    return tuple(dict.fromkeys(MOVE.findall(found.group(1)))) if found else ()
+    match = LISTED.search(text)
+    return tuple(dict.fromkeys(MOVE.findall(match.group(1)))) if match else ()
 
 
 def _plain(value: Any) -> Any:
-    """`value` as something with the same `repr` in every process. Raises TypeError for an object that it can't read."""
+    """Convert `value` to something with the same `repr` in every process; TypeError for an unknown kind of object."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, enum.Enum):
@@ -74,7 +74,7 @@ def _plain(value: Any) -> Any:
 class TextArena:
     """A TextArena game. Deterministic given seed and actions, also between processes.
 
-    id         such as "TicTacToe" or "Minesweeper-v0-small"; without "-v" it is version 0
+    id         of the game, such as "TicTacToe" or "Minesweeper-v0-small"; without "-v" it is version 0
     opponent   player of the other seat in a game for two. "random": any of the moves that the game lists as available
                to it, or any valid one of `moves` where it lists none, each as likely as another. Any other text is
                what it always says, such as "[rock]". Neither is a good player: a success rate against them is no
@@ -127,41 +127,46 @@ class TextArena:
                 game = self._library.make(self._name, **self.options)
         except (Exception, SyntaxError) as error:  # a game of the library may not even be importable
             raise AdapterError(f"textarena:{self.id} can't be made ({_reason(error)})") from error
+        # wrappers that the registry adds all the same
         while hasattr(game, "env"):
             game = game.env
         return game
 
     def reset(self, seed: int) -> TimeStep:
-        self._own = _OwnRandomness(seed)
+        # the opponent has a generator of its own: its moves do not depend on what the game draws
+        self._own_randomness = _OwnRandomness(seed)
         self._rival = random.Random(f"opponent/{seed}")
-        self._turns, self._listed = 0, {}
-        with self._own(), _quiet():
+        self._turns, self._moves_by_player = 0, {}
+        with self._own_randomness(), _quiet():
             self._game = self.make()  # another one: some games keep something of the one before
             self._game.reset(num_players=self._players, seed=seed)
-            return self._say(self._let_the_opponent_play())
+            return self._time_step(self._play_opponent())
 
     def step(self, action: str) -> TimeStep:
         self._turns += 1
-        with self._own(), _quiet():
-            said = action_text(action)
-            if not said:
-                return self._say(False, note="There is no move in this.", action_error="malformed")
-            over, invalid = _played(self._game, f"[{said}]" if self._brackets and not {"[", "]"} & set(said) else said)
-            over = over or self._let_the_opponent_play()
-            return self._say(over, action_error="illegal" if invalid else None)
+        with self._own_randomness(), _quiet():
+            move = action_text(action)
+            if not move:
+                return self._time_step(False, note="There is no move in this.", action_error="malformed")
+            is_over, invalid = _play_move(
+                self._game, f"[{move}]" if self._brackets and not {"[", "]"} & set(move) else move
+            )
+            is_over = is_over or self._play_opponent()
+            return self._time_step(is_over, action_error="illegal" if invalid else None)
 
     def legal(self) -> tuple[str, ...]:
         """The moves that the game listed last; empty where it lists none."""
-        return self._listed.get(self.seat, ()) or self.moves
+        return self._moves_by_player.get(self.seat, ()) or self.moves
 
-    def _let_the_opponent_play(self) -> bool:
+    def _play_opponent(self) -> bool:
+        """Let the opponent move until it is the policy's turn; True if the game is over."""
         for _ in range(OPPONENT_MOVES):
             player = self._game.state.current_player_id
             if self._game.state.done or player == self.seat or self._players == 1:
                 return bool(self._game.state.done)
             _, messages = self._game.get_observation()
             self._note_moves(player, messages)
-            over, invalid = _played(self._game, self._opponent_move(player))
+            over, invalid = _play_move(self._game, self._opponent_move(player))
             if over and invalid:
                 raise AdapterError(f"textarena:{self.id}: the opponent lost by an invalid move; give it other `moves`")
         raise AdapterError(f"textarena:{self.id}: the opponent moved {OPPONENT_MOVES} times in a row")
@@ -169,32 +174,34 @@ class TextArena:
     def _opponent_move(self, player: int) -> str:
         if self.opponent != "random":
             return self.opponent
-        if self._listed.get(player):
-            return self._rival.choice(self._listed[player])
+        if self._moves_by_player.get(player):
+            return self._rival.choice(self._moves_by_player[player])
         if not self.moves:
             raise AdapterError(
                 f"textarena:{self.id} lists no moves for the opponent: give `moves` to draw from, or a fixed one"
             )
+        # the first valid one in random order: each valid move is equally likely
         shuffled = self._rival.sample(self.moves, len(self.moves))
         return next(filter(self._is_valid, shuffled), shuffled[0])
 
     def _is_valid(self, move: str) -> bool:
-        """Tried on a copy of the game."""
+        """Try a move on a copy of the game."""
         with _OwnRandomness(0)():
-            return not _played(copy.deepcopy(self._game), move)[1]
+            return not _play_move(copy.deepcopy(self._game), move)[1]
 
     def _note_moves(self, player: int, messages: list[Any]) -> None:
         for _, text, _ in messages:
             if isinstance(text, str):  # some games add a message with its parts in the wrong order
-                self._listed[player] = listed_moves(text) or self._listed.get(player, ())
+                self._moves_by_player[player] = listed_moves(text) or self._moves_by_player.get(player, ())
 
-    def _say(self, over: bool, note: str = "", action_error: str | None = None) -> TimeStep:
+    def _time_step(self, over: bool, note: str = "", action_error: str | None = None) -> TimeStep:
         state = self._game.state
         if state.current_player_id == self.seat or not over:
             _, messages = self._game.get_observation()
         else:
             messages = state.observations.get(self.seat, [])
         self._note_moves(self.seat, messages)
+        # the policy knows its own move: its echo is left out
         echo = self._library.ObservationType.PLAYER_ACTION
         lines = [note] if note else []
         for sender, text, kind in messages:
@@ -216,18 +223,20 @@ class TextArena:
 
     def _state(self) -> str | None:
         state = self._game.state
-        own = {k: v for k, v in vars(self._game).items() if k not in ("state", "env_id", "entry_point")}
+        attributes = {k: v for k, v in vars(self._game).items() if k not in ("state", "env_id", "entry_point")}
         try:
-            return digest(_plain([state.game_state, own, state.current_player_id, getattr(state, "error_count", 0)]))
+            return digest(
+                _plain([state.game_state, attributes, state.current_player_id, getattr(state, "error_count", 0)])
+            )
         except TypeError:
             return None
 
 
-def _played(game: Any, said: str) -> tuple[bool, bool]:
-    """Is the game over after this move of the player whose turn it is, and was the move invalid?"""
+def _play_move(game: Any, move: str) -> tuple[bool, bool]:
+    """Make a move of the player whose turn it is; return (game is over, move was invalid)."""
     state = game.state
     player, errors = state.current_player_id, getattr(state, "error_count", 0)
-    over, _ = game.step(action=said)
+    over, _ = game.step(action=move)
     invalid = getattr(state, "error_count", 0) > errors or bool(state.game_info[player].get("invalid_move"))
     return bool(over), invalid
 
@@ -240,26 +249,28 @@ _PLAYERS: dict[str, int] = {}  # by the library's name of the game; found out by
 
 
 def _players(world: TextArena) -> int:
-    refused: BaseException | None = None
+    """Number of players of a game, 1 or 2; AdapterError if it starts with neither."""
+    # the registry does not tell, so both numbers are tried, once a process
+    refusal: BaseException | None = None
     for players in () if world._name in _PLAYERS else (1, 2):
         game = world.make()
         try:
             with _OwnRandomness(0)(), _quiet():
                 game.reset(num_players=players, seed=0)
         except Exception as error:  # games refuse a number of players in many ways
-            refused = error
+            refusal = error
             continue
         if players == 2 or type(game.state).__name__ == "SinglePlayerState":
             _PLAYERS[world._name] = players
             break
     if world._name not in _PLAYERS:
-        why = f" ({_reason(refused)})" if refused else ""
+        why = f" ({_reason(refusal)})" if refusal else ""
         raise AdapterError(f"textarena:{world.id} starts with neither one nor two players{why}")
     return _PLAYERS[world._name]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Some games print, and some look for a corpus in the network and say that they did not find it."""
+    """Discard what games print, such as that a corpus was not found in the network."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

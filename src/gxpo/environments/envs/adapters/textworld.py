@@ -25,6 +25,7 @@ UNKNOWN = "Unknown action"  # how the library's answer to what it can't carry ou
 
 
 def _start() -> Any:
+    """Start a Java process of the library."""
     library = need("textworld_express", "textworld")
     if shutil.which("java") is None:
         raise AdapterError("textworld games run in Java and there is no `java` on PATH: install a Java runtime")
@@ -35,18 +36,18 @@ def _start() -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def _shared(process: int) -> Any:
-    """The Java process that the episodes of a Python process share; `process` keeps a fork from using its parent's."""
+def _shared_process(process: int) -> Any:
+    """Java process shared by the episodes of a Python process; `process` keeps a fork from using its parent's."""
     return _start()
 
 
 @functools.lru_cache(maxsize=1)
-def _idle(process: int) -> list[Any]:
+def _idle_processes(process: int) -> list[Any]:
     """Java processes of episodes that are over, for the next ones."""
     return []
 
 
-def _tidy(text: str) -> str:
+def _strip_lines(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines()).strip()
 
 
@@ -87,54 +88,55 @@ class TextWorldExpress:
             raise AdapterError(f"textworld:{self.id}: fold is one of {sorted(FOLDS)}, not {self.fold!r}")
         if self.max_turns < 1:
             raise AdapterError(f"textworld:{self.id}: max_turns must be at least 1, not {self.max_turns}")
-        alone = self.id in ALONE
-        host = (_idle(os.getpid()) or [_start()]).pop() if alone else _shared(os.getpid())
-        self._host = host if alone else None
+        # an idle process of an episode that is over is used again: starting Java takes seconds
+        needs_own_process = self.id in ALONE
+        host = (_idle_processes(os.getpid()) or [_start()]).pop() if needs_own_process else _shared_process(os.getpid())
+        self._host = host if needs_own_process else None
         self._game = host._gateway.jvm.textworldexpress.runtime.PythonInterface()
-        refused = self._game.load(self.id, self.params)
-        if refused:
-            raise AdapterError(f"textworld:{self.id}: params {self.params!r} are refused: {' '.join(refused.split())}")
+        refusal = self._game.load(self.id, self.params)
+        if refusal:
+            raise AdapterError(f"textworld:{self.id}: params {self.params!r} are refused: {' '.join(refusal.split())}")
         self._seeds = list(getattr(self._game, FOLDS[self.fold])())
 
     def reset(self, seed: int) -> TimeStep:
         game = self._seeds[seed % len(self._seeds)]
-        self._seen = json.loads(self._game.generateNewGameJSON(game, self.fold, True))
-        self._turns, self._score = 0, float(self._seen["score"])
-        self._ahead: list[str] | None = list(self._game.getGoldActionSequence())
-        parts = [f"Task: {self._game.getTaskDescription()}", self._seen["observation"], self._seen["inventory"]]
-        return self._say("\n\n".join(map(_tidy, filter(None, parts))))
+        self._answer = json.loads(self._game.generateNewGameJSON(game, self.fold, True))
+        self._turns, self._score = 0, float(self._answer["score"])
+        self._winning_path: list[str] | None = list(self._game.getGoldActionSequence())
+        parts = [f"Task: {self._game.getTaskDescription()}", self._answer["observation"], self._answer["inventory"]]
+        return self._time_step("\n\n".join(map(_strip_lines, filter(None, parts))))
 
     def step(self, action: str) -> TimeStep:
         self._turns += 1
         truncated = self._turns >= self.max_turns
-        # What is not in the list is tried all the same: the game itself says what it can't carry out.
-        said = find_action(action, self.legal()) or " ".join(action_text(action).casefold().split())
-        if not said:
+        # an action that is not in the list is tried all the same: the game itself tells if it can't carry it out
+        name = find_action(action, self.legal()) or " ".join(action_text(action).casefold().split())
+        if not name:
             verdict = False if truncated else None
             wrong = {"action_error": "malformed", "truncated": truncated, "done": truncated, "success": verdict}
-            return self._say("There is no action in this.", reward=0.0, **wrong)
-        answer = json.loads(self._game.stepJSON(said))
-        text = _tidy(answer["observation"])
+            return self._time_step("There is no action in this.", reward=0.0, **wrong)
+        answer = json.loads(self._game.stepJSON(name))
+        text = _strip_lines(answer["observation"])
         error = "illegal" if text.startswith(UNKNOWN) else None
         if error is None:  # what the game can't read changes nothing in it
-            self._seen = answer
-        self._follow(said, error)
-        score = float(self._seen["score"])
+            self._answer = answer
+        self._follow(name, error)
+        score = float(self._answer["score"])
         reward, self._score = score - self._score, score
-        success = bool(self._seen["tasksuccess"])
-        over = success or bool(self._seen["taskfailure"])
-        done = over or truncated
+        success = bool(self._answer["tasksuccess"])
+        is_over = success or bool(self._answer["taskfailure"])
+        done = is_over or truncated
         if self.look:
-            around = (self._seen["look"], self._seen["inventory"])
-            text = "\n\n".join([text, *(part for part in map(_tidy, around) if part and part != text)])
-        outcome = {"done": done, "truncated": truncated and not over, "success": success if done else None}
-        return self._say(text, reward=reward, action_error=error, **outcome)
+            around = (self._answer["look"], self._answer["inventory"])
+            text = "\n\n".join([text, *(part for part in map(_strip_lines, around) if part and part != text)])
+        outcome = {"done": done, "truncated": truncated and not is_over, "success": success if done else None}
+        return self._time_step(text, reward=reward, action_error=error, **outcome)
 
     def legal(self) -> tuple[str, ...]:
-        return tuple(sorted(self._seen["validActions"]))
+        return tuple(sorted(self._answer["validActions"]))
 
     def expert(self) -> str | None:
-        return self._ahead[0] if self._ahead else None
+        return self._winning_path[0] if self._winning_path else None
 
     def content(self, seed: int) -> str:
         """Name of the seed's game; the library's folds are disjoint."""
@@ -142,21 +144,23 @@ class TextWorldExpress:
 
     def close(self) -> None:
         if self._host is not None:
-            _idle(os.getpid()).append(self._host)
+            _idle_processes(os.getpid()).append(self._host)
             self._host = None
 
-    def _follow(self, said: str, error: str | None) -> None:
-        """Goes on along the winning path, which holds a few actions that do nothing, or leaves it."""
-        if self._ahead and said == self._ahead[0]:
-            self._ahead = self._ahead[1:]
+    def _follow(self, name: str, error: str | None) -> None:
+        """Advance along the winning path, which holds a few actions that do nothing, or give it up."""
+        if self._winning_path and name == self._winning_path[0]:
+            self._winning_path = self._winning_path[1:]
         elif error is None:
-            self._ahead = None
+            self._winning_path = None
 
-    def _say(self, text: str, **outcome: Any) -> TimeStep:
-        seen = self._seen
+    def _time_step(self, text: str, **outcome: Any) -> TimeStep:
+        answer = self._answer
         # A game without rooms (simonsays) has nothing to look at: what it says is its state.
-        view = seen["look"] or seen["observation"]
-        state = digest(view, seen["inventory"], self.legal(), seen["score"], seen["tasksuccess"], seen["taskfailure"])
+        view = answer["look"] or answer["observation"]
+        state = digest(
+            view, answer["inventory"], self.legal(), answer["score"], answer["tasksuccess"], answer["taskfailure"]
+        )
         if self.list_actions and not outcome.get("done"):
             text += "\n\nPossible actions: " + ", ".join(self.legal())
         return TimeStep(text, state, **outcome)

@@ -25,15 +25,15 @@ ENDLESS = 10_000  # tasks that are taken of a task set without an end
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    """A message in the form that chat templates know."""
-    given = dict(message) if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
-    calls = given.get("tool_calls")
+    """Convert a message of the library to the form of chat templates."""
+    fields = dict(message) if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
+    calls = fields.get("tool_calls")
     if calls and "function" not in calls[0]:
-        given["tool_calls"] = [
+        fields["tool_calls"] = [
             {"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": c["arguments"]}}
             for c in calls
         ]
-    return given
+    return fields
 
 
 def _line(error: BaseException) -> str:
@@ -41,7 +41,7 @@ def _line(error: BaseException) -> str:
 
 
 class _Complaints(logging.Handler):
-    """Errors that the library logs. A reward function that raises is one; the library goes on with a reward of 0."""
+    """Collect the errors that the library logs: it logs a reward function that raises, and pays 0."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -52,19 +52,19 @@ class _Complaints(logging.Handler):
 
 
 class _Rollout:
-    """One rollout of the library's loop. `asked` is the prompt it waits with, or None once it is over."""
+    """One rollout of the library's loop; `prompt` is the one that waits for a completion, None once it is over."""
 
     def __init__(self, env: Any, row: Mapping[str, Any]):
         self._types = need("verifiers.types", "verifiers")
         self._loop = asyncio.new_event_loop()
-        self._waiting: asyncio.Future[Any] = self._loop.create_future()
-        self._answer: asyncio.Future[Any] | None = None
-        self._task = self._loop.create_task(self._whole(env, dict(row)))
-        self.asked: list[dict[str, Any]] | None = None
-        self._go_on()
+        self._next_prompt: asyncio.Future[Any] = self._loop.create_future()
+        self._next_response: asyncio.Future[Any] | None = None
+        self._task = self._loop.create_task(self._run_and_score(env, dict(row)))
+        self.prompt: list[dict[str, Any]] | None = None
+        self._run_to_next_prompt()
 
     def answer(self, content: str, calls: Sequence[Any]) -> None:
-        made = self._types.ResponseMessage(
+        reply = self._types.ResponseMessage(
             content=content,
             tool_calls=[
                 self._types.ToolCall(
@@ -78,11 +78,12 @@ class _Rollout:
             finish_reason="tool_calls" if calls else "stop",
             is_truncated=False,
         )
-        response = self._types.Response(id="", created=0, model="policy", usage=None, message=made)
-        assert self._answer is not None
-        self._waiting = self._loop.create_future()
-        self._answer.set_result(response)
-        self._go_on()
+        # the loop of the library continues with this answer, up to its next request or its end
+        response = self._types.Response(id="", created=0, model="policy", usage=None, message=reply)
+        assert self._next_response is not None
+        self._next_prompt = self._loop.create_future()
+        self._next_response.set_result(response)
+        self._run_to_next_prompt()
 
     @property
     def state(self) -> Any:
@@ -94,10 +95,11 @@ class _Rollout:
             self._loop.run_until_complete(asyncio.gather(self._task, return_exceptions=True))
             self._loop.close()
 
-    async def _whole(self, env: Any, row: dict[str, Any]) -> Any:
+    async def _run_and_score(self, env: Any, row: dict[str, Any]) -> Any:
         state = await env.rollout(row, self._client(), "policy", {})
         if state.get("error") is not None:
             raise AdapterError(f"the rollout failed: {state['error']!r}")
+        # listen while the rubric scores: a reward that raises must not count as a reward of 0
         log, complaints = logging.getLogger("verifiers"), _Complaints()
         log.addHandler(complaints)
         try:
@@ -109,33 +111,34 @@ class _Rollout:
         return state
 
     def _client(self) -> Any:
-        """The stand-in for the library's model client."""
+        """Stand-in for the library's model client, which waits until the policy has answered."""
         base = need("verifiers.clients", "verifiers").Client
 
-        async def get_response(client: Any, prompt: Any, *rest: Any, **named: Any) -> Any:
-            self._answer = self._loop.create_future()
-            self._waiting.set_result(prompt)
-            return await self._answer
+        async def get_response(client: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+            self._next_response = self._loop.create_future()
+            self._next_prompt.set_result(prompt)
+            return await self._next_response
 
+        # abstract methods of other versions' clients, which a rollout never calls
         unused = {name: lambda *_, **__: None for name in base.__abstractmethods__}
         return type("Policy", (base,), {**unused, "get_response": get_response})(None)
 
-    def _go_on(self) -> None:
-        waits = asyncio.wait({self._task, self._waiting}, return_when=asyncio.FIRST_COMPLETED)
+    def _run_to_next_prompt(self) -> None:
+        waits = asyncio.wait({self._task, self._next_prompt}, return_when=asyncio.FIRST_COMPLETED)
         self._loop.run_until_complete(waits)
         if self._task.done():
-            self.asked = None
+            self.prompt = None
             self._task.result()
         else:
-            prompt = self._waiting.result()
+            prompt = self._next_prompt.result()
             if isinstance(prompt, str):
                 raise AdapterError("it asks for the completion of a text; only chats are supported")
-            self.asked = [_plain(message) for message in prompt]
+            self.prompt = [_plain(message) for message in prompt]
 
 
 @functools.lru_cache(maxsize=8)
 def _classic(name: str, args: str, split: str, max_turns: int) -> tuple[Any, Any]:
-    """An environment and its rows; shared by the episodes of a process, each of which has a state of its own."""
+    """Load an environment and its rows; episodes of a process share them, as each has a state of its own."""
     library = need("verifiers", "verifiers")
     try:
         env = library.load_environment(name, **json.loads(args))
@@ -145,6 +148,7 @@ def _classic(name: str, args: str, split: str, max_turns: int) -> tuple[Any, Any
         raise AdapterError(f"verifiers:{name} is a {type(env).__name__}; only those that take turns are supported")
     if getattr(env, "requires_group_rollouts", False):
         raise AdapterError(f"verifiers:{name} has rewards of whole groups, which an environment can't give")
+    # the smaller limit holds: -1 of the library is no limit
     if not 0 < env.max_turns <= max_turns:
         env.max_turns = max_turns
     return env, env.get_dataset() if split == "train" else env.get_eval_dataset()
@@ -164,17 +168,20 @@ def _taskset(name: str, args: str) -> list[Any]:
         raise AdapterError(f"verifiers:{name} can't be loaded with args {args} ({_line(error)})") from error
     if not tasks:
         raise AdapterError(f"verifiers:{name} has no tasks")
+    # a rollout here has no runtime, no container and no other model: refuse what a task set would need of them
     kind = type(tasks[0])
     hooks = [h for h in ("setup", "finalize", "stage_verifier") if getattr(kind, h) is not getattr(v1.Task, h)]
-    for what, found in {
+    for requirement, is_needed in {
         "a container": kind.NEEDS_CONTAINER,
         "tool servers": kind.toolsets(tasks[0].config) or type(taskset).toolsets(taskset.config),
         f"a runtime for {', '.join(hooks)}": hooks,
         "judges, which call a model": tasks[0].config.judges,
         "a runtime for its rewards": [f for f in tasks[0].hooks("reward") if _needs_runtime(f)],
     }.items():
-        if found:
-            raise AdapterError(f"verifiers:{name} needs {what}; only text in, text out is supported of the v1 API")
+        if is_needed:
+            raise AdapterError(
+                f"verifiers:{name} needs {requirement}; only text in, text out is supported of the v1 API"
+            )
     return tasks
 
 
@@ -193,13 +200,14 @@ def _v1_messages(task: Any) -> list[dict[str, Any]]:
 
 
 def _v1_score(task: Any, messages: Sequence[Mapping[str, Any]], content: str) -> tuple[float, dict[str, float]]:
-    """The sum of the task's weighted rewards, and each of them, of a trace that holds these messages."""
+    """Score an answer: the sum of the task's weighted rewards, and each reward and metric by name."""
+    # the library scores traces: a chain of these messages, of which the last one was sampled
     v1 = need("verifiers.v1", "verifiers")
     kinds = {"system": v1.SystemMessage, "user": v1.UserMessage, "assistant": v1.AssistantMessage}
-    said = [kinds[m["role"]].model_validate(m) for m in messages] + [v1.AssistantMessage(content=content)]
+    trace_messages = [kinds[m["role"]].model_validate(m) for m in messages] + [v1.AssistantMessage(content=content)]
     nodes = [
-        v1.MessageNode(parent=k - 1 if k else None, message=message, sampled=k == len(said) - 1)
-        for k, message in enumerate(said)
+        v1.MessageNode(parent=k - 1 if k else None, message=message, sampled=k == len(trace_messages) - 1)
+        for k, message in enumerate(trace_messages)
     ]
     about = v1.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
     trace = v1.Trace(task=about, agent=v1.AgentInfo(config=v1.AgentConfig()), nodes=nodes, is_completed=True, ok=True)
@@ -237,6 +245,7 @@ class Verifiers:
         if self.split not in ("train", "eval"):
             raise AdapterError(f"verifiers:{self.id}: split is 'train' or 'eval', not {self.split!r}")
         need("verifiers", "verifiers")
+        # "owner/some-world@version" of the library's hub is the module some_world
         name = self.id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
         try:
             module = importlib.import_module(name)
@@ -261,27 +270,27 @@ class Verifiers:
         self.close()
         if self._tasks is not None:
             self._task = self._tasks[seed % len(self._tasks)]
-            self._asked = _v1_messages(self._task)
+            self._prompt = _v1_messages(self._task)
         else:
             self._rollout = _Rollout(self._env, self._rows[seed % len(self._rows)])
-            if self._rollout.asked is None:
+            if self._rollout.prompt is None:
                 raise AdapterError(f"verifiers:{self.id} ended before the first action")
-            self._asked = self._rollout.asked
-        return TimeStep(tuple(self._asked))
+            self._prompt = self._rollout.prompt
+        return TimeStep(tuple(self._prompt))
 
     def step(self, action: str) -> TimeStep:
         return self.call(action, ())
 
     def call(self, content: str, calls: Sequence[ToolCall]) -> TimeStep:
         if self._rollout is None:
-            reward, parts = _v1_score(self._task, self._asked, content)
+            reward, parts = _v1_score(self._task, self._prompt, content)
             return TimeStep("", None, reward, True, reward >= self.success_at, info={"rewards": parts})
         self._rollout.answer(content, calls)
-        known = {tool["function"]["name"] for tool in self.tools}
-        unknown = any(call.name not in known for call in calls)
+        tool_names = {tool["function"]["name"] for tool in self.tools}
+        unknown = any(call.name not in tool_names for call in calls)
         error = "malformed" if any(call.error for call in calls) else "illegal" if unknown else None
-        if self._rollout.asked is not None:
-            return TimeStep(self._news(self._rollout.asked), action_error=error)
+        if self._rollout.prompt is not None:
+            return TimeStep(self._new_messages(self._rollout.prompt), action_error=error)
         state = self._rollout.state
         reward = float(state["reward"])
         closing = tuple(_plain(message) for message in state.get("final_env_response") or ())
@@ -301,13 +310,14 @@ class Verifiers:
             self._rollout.close()
             self._rollout = None
 
-    def _news(self, asked: list[dict[str, Any]]) -> tuple[Message, ...]:
-        """Messages that the environment has added since the action."""
-        before = len(self._asked)
-        if asked[:before] != self._asked or asked[before]["role"] != "assistant":
+    def _new_messages(self, prompt: list[dict[str, Any]]) -> tuple[Message, ...]:
+        """Messages that the environment has added since the last action."""
+        # the first new message is the policy's own action, which the conversation has already
+        before = len(self._prompt)
+        if prompt[:before] != self._prompt or prompt[before]["role"] != "assistant":
             raise AdapterError(f"verifiers:{self.id} rewrites what was said before, which is not supported")
-        self._asked = asked
-        return tuple(asked[before + 1 :])
+        self._prompt = prompt
+        return tuple(prompt[before + 1 :])
 
 
 def _schema(tool: Any) -> dict[str, Any]:
