@@ -44,7 +44,7 @@ def of_components(forest, signals, step):
 )
 def test_what_a_credit_reads_is_found_by_trying_it(rule, fact):
     composed = with_credit(rule)
-    assert asks.reads(composed) == {fact: "credit"}
+    assert asks.facts_read(composed) == {fact: "credit"}
     (reason,) = asks.refusals(composed, "a trainer", facts=[f for f in asks.FACTS if f != fact])
     assert reason.startswith("credit=") and asks.FACTS[fact] in reason and "a trainer" in reason
     assert asks.refusals(composed, "a trainer", facts=asks.FACTS) == []
@@ -52,7 +52,7 @@ def test_what_a_credit_reads_is_found_by_trying_it(rule, fact):
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "dr_grpo", "opo", "ngrpo"])
 def test_outcome_methods_read_rewards_groups_and_lengths_only(name):
-    assert asks.reads(gxpo.method(name)) == {}
+    assert asks.facts_read(gxpo.method(name)) == {}
     assert asks.refusals(gxpo.method(name), "a trainer") == []
 
 
@@ -93,5 +93,5 @@ def test_own_rewards_are_applied_in_the_order_shape_then_add():
 
 
 def test_only_parts_that_keep_something_remember():
-    assert asks.remembers(gxpo.method("grpo")) == []
-    assert asks.remembers(gxpo.method("v05")) == ["signal.task_mean"]
+    assert asks.stateful_keys(gxpo.method("grpo")) == []
+    assert asks.stateful_keys(gxpo.method("v05")) == ["signal.task_mean"]

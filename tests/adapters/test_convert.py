@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import gxpo
 from gxpo.adapters.convert import convert_trl
 from gxpo.adapters.convert_verl import convert_verl
-from gxpo.adapters.trl_defaults import DEFAULTS
+from gxpo.adapters.trl_config import DEFAULTS
 from gxpo.base.errors import ConfigError
 from gxpo.cli.app import app
 from gxpo.training import config

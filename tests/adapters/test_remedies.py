@@ -8,7 +8,7 @@ import pytest
 
 from gxpo.adapters import available
 from gxpo.adapters.convert import NOTHING
-from gxpo.adapters.trl_defaults import DEFAULTS
+from gxpo.adapters.trl_config import DEFAULTS
 from gxpo.doctor.remedies_trl import TRL
 from gxpo.doctor.remedies_verl import VERL
 

@@ -16,9 +16,9 @@ from tests.thorough import cover, cover_in_lists
 
 import gxpo
 from gxpo.adapters import trl as adapter
-from gxpo.adapters import trl_asks, trl_stated, verl_asks
+from gxpo.adapters import trl_config, trl_settings, verl_asks
 from gxpo.adapters.trl_keys import WITHOUT_KEY
-from gxpo.adapters.trl_settings import translated
+from gxpo.adapters.trl_settings import translate_settings
 from gxpo.base.errors import CheckpointError, ConfigError, MissingExtra
 from gxpo.methods import METHODS
 from gxpo.parts.definition import show
@@ -26,7 +26,7 @@ from gxpo.parts.registry import RATIOS
 
 INSTALLED = importlib.util.find_spec("trl") is not None
 PROMPTS = [[3, 4], [5], [6, 7, 8], [9, 2]]
-trl_stated.watch(Config)  # as TRL's own, once its trainer is asked for
+trl_config.note_arguments(Config)  # as TRL's own, once its trainer is asked for
 
 
 class Trainer(adapter.WithMethod, fake_trl.GRPOTrainer):
@@ -415,14 +415,14 @@ def test_every_override_that_a_refusal_advises_makes_a_method_that_takes_the_set
     for name in names:
         for setting, value in settings.items():
             with contextlib.suppress(ConfigError):
-                translated(Config(**{setting: value}), name, {})
+                translate_settings(Config(**{setting: value}), name, {})
                 continue
             with pytest.raises(ConfigError) as refused:
-                translated(Config(**{setting: value}), name, {})
+                translate_settings(Config(**{setting: value}), name, {})
             for found in re.findall(r"overrides=(\{.*?\})", str(refused.value)):
                 advised += 1
                 try:
-                    made = translated(Config(**{setting: value}), name, ast.literal_eval(found))
+                    made = translate_settings(Config(**{setting: value}), name, ast.literal_eval(found))
                 except ConfigError as error:
                     wrong.append((name, setting, found, str(error)))
                 else:
@@ -434,7 +434,7 @@ def test_every_override_that_a_refusal_advises_makes_a_method_that_takes_the_set
 
 def of_trl(name, overrides=None):
     composed = gxpo.method(name, overrides or {})
-    return "; ".join([*trl_asks.declared(composed), *trl_asks.of_settings(composed)])
+    return "; ".join([*trl_settings.declared_refusals(composed), *trl_settings.update_refusals(composed)])
 
 
 def of_verl(name, overrides=None):

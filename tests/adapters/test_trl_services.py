@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.adapters.llama_trl import Trainer, batch_of_our_trainer, names_of, prompts, small, trainer
 
-from gxpo.adapters import asks, available, trl_asks
+from gxpo.adapters import asks, available, trl_settings
 from gxpo.base.errors import ConfigError
 from gxpo.methods import METHODS
 
@@ -14,7 +14,7 @@ def borrowed(name):
     composed, given = available.needs_in_trl(name)
     if available.why_not_in_trl(composed, given):
         return set()
-    return asks.borrows(composed, "success_at" in given.arguments, ("by_sum", *given.rewards), trl_asks.LENDS)
+    return asks.services_used(composed, "success_at" in given.arguments, ("by_sum", *given.rewards), trl_settings.LENDS)
 
 
 READS_MORE = [

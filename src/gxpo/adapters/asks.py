@@ -94,7 +94,7 @@ def parts_of(method: Method) -> Iterator[tuple[str, Any]]:
         yield ("objective" if name == "policy" else f"objective.{name}"), term
 
 
-def of_update(method: Method, trainer: str, without: Sequence[str]) -> list[str]:
+def update_refusals(method: Method, trainer: str, fields: Sequence[str]) -> list[str]:
     """Why the trainer can't take the method's optimiser steps, and what takes the rest of the method.
 
     without  settings of the plain update that the trainer does not have
@@ -102,36 +102,36 @@ def of_update(method: Method, trainer: str, without: Sequence[str]) -> list[str]
     update, plain = method.update, Epochs()
     if type(update) is not Epochs:
         return [f"update={show(update)}: {trainer} steps itself (update=epochs takes the rest)"]
-    changed = {n: (show(getattr(update, n)), show(getattr(plain, n))) for n in without}
+    changed = {n: (show(getattr(update, n)), show(getattr(plain, n))) for n in fields}
     return [
-        f"update.{n}={own}: {trainer} steps itself (update.{n}={usual} takes the rest)"
-        for n, (own, usual) in changed.items()
-        if own != usual
+        f"update.{n}={value}: {trainer} steps itself (update.{n}={default} takes the rest)"
+        for n, (value, default) in changed.items()
+        if value != default
     ]
 
 
-def remembers(method: Method) -> list[str]:
+def stateful_keys(method: Method) -> list[str]:
     """Keys of stateful parts: their next values depend on earlier steps."""
-    return [k for key, part in parts_of(method) for k, own in with_inner(key, part) if _keeps(own)]
+    return [k for key, part in parts_of(method) for k, inner in with_inner(key, part) if _has_state(inner)]
 
 
-def _keeps(part: Any) -> bool:
+def _has_state(part: Any) -> bool:
     """Whether it has state for a checkpoint: signal parts all can, and most have none."""
     if isinstance(part, SignalPart):
         return any(getattr(type(part), n) is not getattr(SignalPart, n) for n in ("state_dict", "tensors"))
     return hasattr(part, "state_dict") and getattr(part, "remembers", True)
 
 
-def computed(method: Method, forest: Forest, values: Mapping[str, Any], lent: SignalTools) -> Signals:
+def with_signal_parts(method: Method, forest: Forest, values: Mapping[str, Any], lent: SignalTools) -> Signals:
     """`values` and the outputs of the method's own signal parts on the rollouts."""
-    found = dict(values)
+    values_by_name = dict(values)
     for part in method.signals.values():
-        given = part.compute(forest, Signals.of(forest, found, method.axes), lent)
-        found |= {name: x.detach() if isinstance(x, Tensor) else x for name, x in given.items()}
-    return Signals.of(forest, found, method.axes)
+        outputs = part.compute(forest, Signals.of(forest, values_by_name, method.axes), lent)
+        values_by_name |= {name: x.detach() if isinstance(x, Tensor) else x for name, x in outputs.items()}
+    return Signals.of(forest, values_by_name, method.axes)
 
 
-def declared(
+def declared_refusals(
     method: Method,
     trainer: str,
     signals: Collection[str] = (),
@@ -145,37 +145,37 @@ def declared(
     objective  whether the objective is used, or advantages and weights alone
     outputs    kinds of the policy's outputs that the objective may read;   lends: names of SERVICES
     """
-    found = []
+    reasons = []
     segmenter = method.segmenter if "texts" in lends else None
     if type(method.rollout) is not Independent:
-        found.append(
+        reasons.append(
             f"rollout={show(method.rollout)}: {trainer} samples the groups itself (rollout=independent takes the rest)"
         )
     paid = next((key for key in ("reward", "scoring.weights") if key in method.run_keys), None)
     if paid is not None and not method.shapes:  # a shape may read such rewards from the trainer's own
-        found.append(f"{paid}={method.run_keys[paid].value}: {trainer} pays by reward functions of yours")
+        reasons.append(f"{paid}={method.run_keys[paid].value}: {trainer} pays by reward functions of yours")
     if "phases" in method.run_keys:
-        found.append(f"phases: {trainer} runs one method; train with those of the phases one after the other")
+        reasons.append(f"phases: {trainer} runs one method; train with those of the phases one after the other")
     if method.sampler is not None:
-        found.append(f"tasks.sampler={show(method.sampler)}: {trainer} draws the tasks itself")
+        reasons.append(f"tasks.sampler={show(method.sampler)}: {trainer} draws the tasks itself")
     for key, part in parts_of(method):
         if not objective and key.startswith("objective") and part is not method.kl_reward:
             continue
         if key.startswith("reward.step."):
-            found.append(f"{key}={show(part)}: it reads what came back to each turn, which {trainer} does not give")
+            reasons.append(f"{key}={show(part)}: it reads what came back to each turn, which {trainer} does not give")
         for name in getattr(part, "requires", ()):
             if name in getattr(segmenter, "provides", ()):
                 continue
-            found.append(f"{key}={show(part)}: it requires {name}, which {trainer} does not have")
+            reasons.append(f"{key}={show(part)}: it requires {name}, which {trainer} does not have")
         for name in getattr(part, "needs", ()):
             if name in BUILT_IN and name not in (*signals, "behaviour_logprob"):
-                found.append(
+                reasons.append(
                     f"{key}={show(part)}: it reads {name} ({BUILT_IN[name][1]}), which {trainer} does not give"
                 )
         for name in getattr(part, "outputs", ()):
             if Output(name).kind not in outputs:
-                found.append(f"{key}={show(part)}: it reads the policy's {name}, which {trainer} does not give")
-    return found
+                reasons.append(f"{key}={show(part)}: it reads the policy's {name}, which {trainer} does not give")
+    return reasons
 
 
 def refusals(
@@ -195,23 +195,26 @@ def refusals(
     facts       names of FACTS that the trainer knows;   verdicts: whether it knows which rollouts are right
     components  names of the rewards that it knows
     """
-    if found := declared(method, trainer, signals, objective, outputs, lends):
-        return found
-    method = _fresh(method)
-    named = dict(parts_of(method))
+    if reasons := declared_refusals(method, trainer, signals, objective, outputs, lends):
+        return reasons
+    method = _filled_copy(method)
+    parts = dict(parts_of(method))
     try:
-        read = reads(method, [f for f in FACTS if f not in facts], verdicts, components, lends)
+        fact_readers = facts_read(method, [f for f in FACTS if f not in facts], verdicts, components, lends)
         if objective:
             list(_stages(method, synthetic(verdicts, components), tools(1, lends), objective=True))
     except Failed as failed:
         why = str(failed)
         if isinstance(failed.error, NoVerdicts):  # a reward function of theirs can't return a verdict with the score
             why = f"{failed.error.what} needs verdicts: {VERDICTS.get(trainer, 'say which answers are right')}"
-        return [f"{failed.key}={show(named.get(failed.key, method.segmenter))}: {why}"]
-    return [f"{key}={show(named[key])}: it reads {FACTS[f]}, which {trainer} does not give" for f, key in read.items()]
+        return [f"{failed.key}={show(parts.get(failed.key, method.segmenter))}: {why}"]
+    return [
+        f"{key}={show(parts[key])}: it reads {FACTS[f]}, which {trainer} does not give"
+        for f, key in fact_readers.items()
+    ]
 
 
-def reads(
+def facts_read(
     method: Method,
     facts: Collection[str] = tuple(FACTS),
     verdicts: bool = False,
@@ -222,27 +225,27 @@ def reads(
 
     GxpoError where a part can't work without something that is not there.
     """
-    method = _fresh(method)
+    method = _filled_copy(method)
     plain = dict(_stages(method, synthetic(verdicts, components), tools(1, lends)))
-    found = {}
+    readers = {}
     for fact in facts:
         step = 2000 if fact == "step" else 1
         other = dict(_stages(method, synthetic(verdicts, components, fact), tools(step, lends)))
         changed = [key for key, x in plain.items() if not _same(x, other[key])]
         if changed:
-            found[fact] = changed[0]
-    if "logprobs" in facts and "logprobs" not in found:
+            readers[fact] = changed[0]
+    if "logprobs" in facts and "logprobs" not in readers:
         try:  # one that stops where they are unknown
             list(_stages(method, synthetic(verdicts, components, "no logprobs"), tools(1, lends)))
         except Failed as failed:
-            found["logprobs"] = failed.key
-    return found
+            readers["logprobs"] = failed.key
+    return readers
 
 
-def borrows(method: Method, verdicts: bool, components: Sequence[str], lends: Collection[str]) -> set[str]:
+def services_used(method: Method, verdicts: bool, components: Sequence[str], lends: Collection[str]) -> set[str]:
     """Names of SERVICES that the method's parts ask for, on synthetic rollouts."""
     used: set[str] = set()
-    list(_stages(_fresh(method), synthetic(verdicts, components), tools(1, lends, used), objective=True))
+    list(_stages(_filled_copy(method), synthetic(verdicts, components), tools(1, lends, used), objective=True))
     if any(Output(name).kind not in ("logprob", "entropy") or Output(name).at for name in method.outputs):
         used.add("model")
     return used
@@ -250,10 +253,10 @@ def borrows(method: Method, verdicts: bool, components: Sequence[str], lends: Co
 
 def rehearse(method: Method, forest: Forest, lent: SignalTools) -> None:
     """Try the parts on rollouts, as those of `synthetic`; `Failed` where one can't work with what it is lent."""
-    list(_stages(_fresh(method), forest, lent, objective=True))
+    list(_stages(_filled_copy(method), forest, lent, objective=True))
 
 
-def _fresh(method: Method) -> Method:
+def _filled_copy(method: Method) -> Method:
     """The method with lengths of the synthetic rollouts where it has none; it is not to remember that it was tried."""
     return method.fill(horizon=8.0, max_length=8, total_steps=10)
 
@@ -285,8 +288,13 @@ def _stages(
             yield key, part(forest.replace(outcome=outcome))
         for name, part in method.rewards.items():
             key = f"reward.add.{name}"
-            found = part(forest)
-            yield key, torch.stack([x.double() for x in ([found] if isinstance(found, Tensor) else found.values())])
+            components = part(forest)
+            yield (
+                key,
+                torch.stack(
+                    [x.double() for x in ([components] if isinstance(components, Tensor) else components.values())]
+                ),
+            )
         forest = method.shaped(forest)
         values: dict[str, Any] = {"proximal_logprob": forest.path_behaviour_logprob * 1.1}
         values["reference_logprob"] = forest.path_behaviour_logprob * 0.9
@@ -297,16 +305,16 @@ def _stages(
         for name, part in method.signals.items():
             key = f"signal.{name}"
             part.bind(lent)
-            given = part.compute(forest, Signals.of(forest, values, method.axes), lent)
-            values |= given
-            yield key, torch.cat([x.double().flatten() for x in given.values() if isinstance(x, Tensor)] or [outcome])
+            outputs = part.compute(forest, Signals.of(forest, values, method.axes), lent)
+            values |= outputs
+            yield key, torch.cat([x.double().flatten() for x in outputs.values() if isinstance(x, Tensor)] or [outcome])
         key = "credit"
         credit = method.advantages(forest, values, lent.step)
         yield key, credit
-        held = Signals.of(forest, values, method.axes)
+        known_signals = Signals.of(forest, values, method.axes)
         for name, part in method.weights.items():
             key = f"weight.{name}"
-            yield key, part(forest, credit, held, lent.step)
+            yield key, part(forest, credit, known_signals, lent.step)
         if objective:
             key = "objective"
             yield key, _loss(method, forest, credit, Signals.of(forest, values, method.axes), lent.step)
@@ -314,20 +322,20 @@ def _stages(
         raise Failed(key, error) from error
 
 
-def _loss(method: Method, forest: Forest, credit: Tensor, held: Signals, step: int) -> Tensor:
+def _loss(method: Method, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:
     """The objective of a policy that has not moved, with weights of 1."""
-    held = Signals.of(forest, {**held, **method.targets(forest, held, step)}, held.axes)
-    given = {n: held[n] for term in method.terms.values() for n in getattr(term, "given", ())}
-    x = StandIn().outputs(forest, (*method.outputs, "entropy"), given=given)
+    signals = Signals.of(forest, {**signals, **method.targets(forest, signals, step)}, signals.axes)
+    target_values = {n: signals[n] for term in method.terms.values() for n in getattr(term, "given", ())}
+    policy_outputs = StandIn().outputs(forest, (*method.outputs, "entropy"), given=target_values)
     policy = PolicyTokens(
-        x["logprob"],
+        policy_outputs["logprob"],
         forest.path_behaviour_logprob,
-        held.get("reference_logprob"),
-        x["entropy"],
-        proximal_logprob=x["logprob"],
-        outputs=x,
+        signals.get("reference_logprob"),
+        policy_outputs["entropy"],
+        proximal_logprob=policy_outputs["logprob"],
+        outputs=policy_outputs,
     )
-    return method.objective(forest, policy, credit, torch.ones_like(credit), held, step)
+    return method.objective(forest, policy, credit, torch.ones_like(credit), signals, step)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from gxpo.adapters import asks, trl_asks
+from gxpo.adapters import asks, trl_settings
 from gxpo.adapters.verl_asks import SUCCESS_AT, why_not
 from gxpo.base.errors import NoComponent, NoVerdicts, one_of
 from gxpo.methods import METHODS
@@ -46,7 +46,7 @@ class Given:
             *(f"{name}={value}{unit.get(name, '')}" for name, value in self.settings.items()),
             *(f"{name}={value!r}" for name, value in self.arguments.items()),
             *(f"a reward function {name} of weight 0" for name in self.rewards),
-            *(f"overrides: {' or '.join(said.split())}" for said in self.overrides.values()),
+            *(f"overrides: {' or '.join(choices.split())}" for choices in self.overrides.values()),
         )
 
 
@@ -80,19 +80,19 @@ def available(trainer: str, names: Iterable[str] | None = None) -> list[Row]:
 
 def in_trl(name: str) -> Row:
     """One method in TRL's trainer."""
-    composed, given = needs_in_trl(name)
-    reasons = why_not_in_trl(composed, given)
+    composed, needs = needs_in_trl(name)
+    reasons = why_not_in_trl(composed, needs)
     if reasons:
         return Row(name, False, reason="; ".join(dict.fromkeys(reasons)))
-    return Row(name, True, given.words(), parts=("method",))
+    return Row(name, True, needs.words(), parts=("method",))
 
 
-def why_not_in_trl(composed: Method, given: Given) -> list[str]:
+def why_not_in_trl(composed: Method, needs: Given) -> list[str]:
     """What the adapter refuses it for when it is given all that it needs."""
-    if found := trl_asks.declared(composed):
-        return found
-    found = trl_asks.refusals(composed, "success_at" in given.arguments, (REWARD, *given.rewards))
-    return found or trl_asks.of_settings(composed)
+    if reasons := trl_settings.declared_refusals(composed):
+        return reasons
+    reasons = trl_settings.refusals(composed, "success_at" in needs.arguments, (REWARD, *needs.rewards))
+    return reasons or trl_settings.update_refusals(composed)
 
 
 def needs_in_trl(name: str) -> tuple[Method, Given]:
@@ -101,25 +101,25 @@ def needs_in_trl(name: str) -> tuple[Method, Given]:
     overrides: dict[str, str] = {}
     values: dict[str, Any] = {}
     for key, part in composed.signals.items():
-        if (known := getattr(part, "one_of", ())) and all(getattr(part, n) is None for n in known):
-            overrides[f"signal.{key}"] = " ".join(f"signal.{key}.{n}=..." for n in known)
-            values[f"signal.{key}.{known[0]}"] = JUDGE
+        if (alternatives := getattr(part, "one_of", ())) and all(getattr(part, n) is None for n in alternatives):
+            overrides[f"signal.{key}"] = " ".join(f"signal.{key}.{n}=..." for n in alternatives)
+            values[f"signal.{key}.{alternatives[0]}"] = JUDGE
     if values:
         composed = compose(name, values).fill(**LONGEST)
-    arguments, rewards = _found_by_trying(composed)
-    return composed, Given(trl_asks.settings_for(composed), arguments, rewards, overrides)
+    arguments, rewards = _required_arguments(composed)
+    return composed, Given(trl_settings.required_settings(composed), arguments, rewards, overrides)
 
 
-def _found_by_trying(composed: Method) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _required_arguments(composed: Method) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Arguments and reward functions without which a part of it stops."""
     arguments: dict[str, Any] = {}
     rewards: tuple[str, ...] = ()
-    if trl_asks.declared(composed):
+    if trl_settings.declared_refusals(composed):
         return arguments, rewards
     while True:
         verdicts, names = "success_at" in arguments, (REWARD, *rewards)
         try:
-            borrowed = asks.borrows(composed, verdicts, names, trl_asks.LENDS)
+            borrowed = asks.services_used(composed, verdicts, names, trl_settings.LENDS)
         except asks.Failed as failed:
             if isinstance(failed.error, NoVerdicts) and not verdicts:
                 arguments["success_at"] = 1.0
@@ -134,17 +134,17 @@ def _found_by_trying(composed: Method) -> tuple[dict[str, Any], tuple[str, ...]]
 def _in_verl(name: str) -> Row:
     reasons = {part: why_not(name, part) for part in ("advantage", "loss")}
     parts = tuple(part for part, reason in reasons.items() if reason is None)
-    said = {part: reason for part, reason in reasons.items() if reason is not None}
-    reason = "; ".join(f"{part}: {why}" for part, why in said.items())
-    given: tuple[str, ...] = ()
+    missing = {part: reason for part, reason in reasons.items() if reason is not None}
+    reason = "; ".join(f"{part}: {why}" for part, why in missing.items())
+    settings: tuple[str, ...] = ()
     if "advantage" in parts and _stops_without_verdicts(compose(name)):
-        given = (f"+algorithm.{SUCCESS_AT}=1.0",)
-    return Row(name, bool(parts), given, reason, parts)
+        settings = (f"+algorithm.{SUCCESS_AT}=1.0",)
+    return Row(name, bool(parts), settings, reason, parts)
 
 
 def _stops_without_verdicts(composed: Method) -> bool:
     try:
-        asks.reads(composed, (), False, ("score",))
+        asks.facts_read(composed, (), False, ("score",))
     except asks.Failed as failed:
         return isinstance(failed.error, NoVerdicts)
     return False
@@ -154,10 +154,10 @@ def _stops_without_verdicts(composed: Method) -> bool:
 def counts(rows: Sequence[Row]) -> dict[str, int]:
     """How many work, and how many of them need nothing else; in verl also how many by part."""
     working = [row for row in rows if row.works]
-    found = {"methods": len(rows), "work": len(working), "as_they_are": sum(not row.given for row in working)}
+    totals = {"methods": len(rows), "work": len(working), "as_they_are": sum(not row.given for row in working)}
     by_part = {part: sum(part in row.parts for row in rows) for part in ("advantage", "loss")}
     both = sum({"advantage", "loss"} <= set(row.parts) for row in rows)
-    return found if not any(by_part.values()) else {**found, **by_part, "both": both}
+    return totals if not any(by_part.values()) else {**totals, **by_part, "both": both}
 
 
 def as_json(trainer: str, rows: Sequence[Row]) -> str:
@@ -189,9 +189,9 @@ def as_text(trainer: str, rows: Sequence[Row]) -> str:
 def _line(trainer: str, width: int, row: Row) -> str:
     if not row.works:
         return f"  {row.name:<{width}}  {row.reason}"
-    said = [] if trainer == "trl" else [" and ".join(row.parts)]
+    phrases = [] if trainer == "trl" else [" and ".join(row.parts)]
     if row.given:
-        said.append("give " + ", ".join(row.given))
+        phrases.append("give " + ", ".join(row.given))
     if row.reason:
-        said.append(f"no {row.reason}")
-    return f"  {row.name:<{width}}  {'; '.join(said)}".rstrip()
+        phrases.append(f"no {row.reason}")
+    return f"  {row.name:<{width}}  {'; '.join(phrases)}".rstrip()

@@ -61,40 +61,40 @@ def convert_verl(source: Sequence[str]) -> Converted:
         path = Path(source[0])
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
-        found, notes = _of_script(path.read_text(encoding="utf-8"))
+        overrides, notes = _of_script(path.read_text(encoding="utf-8"))
     else:
-        found, notes = _overrides(shlex.split(" ".join(source)), ""), []
-    if not found:
+        overrides, notes = _overrides(shlex.split(" ".join(source)), ""), []
+    if not overrides:
         raise ConfigError("there is no KEY=VALUE of verl in it, such as algorithm.adv_estimator=grpo")
-    return _Conversion(found, notes).converted()
+    return _Conversion(overrides, notes).converted()
 
 
 def _overrides(words: Sequence[str], where: str) -> dict[str, tuple[Any, str]]:
-    found = {}
+    overrides = {}
     for word in words:
         key, sign, text = word.lstrip("+").partition("=")
         if sign and re.fullmatch(r"[a-z_]+(\.[A-Za-z_0-9]+)+", key):
             try:
-                found[key] = yamltext.plain(yamltext.load(text, key), key) if text else "", where
+                overrides[key] = yamltext.plain(yamltext.load(text, key), key) if text else "", where
             except YAMLError as error:
                 raise ConfigError(f"{where}: {key}: not YAML: {yamltext.problem_of(error)[0]}") from None
-    return found
+    return overrides
 
 
 def _of_script(text: str) -> tuple[dict[str, tuple[Any, str]], list[tuple[str, str]]]:
     """Overrides with their lines; variables set to plain values are put in, others are noted."""
     variables: dict[str, str] = {}
-    found: dict[str, tuple[Any, str]] = {}
+    overrides: dict[str, tuple[Any, str]] = {}
     notes = []
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.strip().rstrip("\\").strip()
+    for number, raw_line in enumerate(text.splitlines(), 1):
+        line = raw_line.strip().rstrip("\\").strip()
         where = f"line {number}"
         if line.startswith("#"):
             continue
-        if given := re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)", line):
-            value = _filled(given[2].strip("\"'"), variables)
+        if assignment := re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)", line):
+            value = _filled(assignment[2].strip("\"'"), variables)
             if value is not None:
-                variables[given[1]] = value
+                variables[assignment[1]] = value
             continue
         try:
             words = shlex.split(line)
@@ -107,8 +107,8 @@ def _of_script(text: str) -> tuple[dict[str, tuple[Any, str]], list[tuple[str, s
             if value is None:
                 notes.append((where, f"{word.partition('=')[0]}: its value is known when the script runs"))
             else:
-                found |= _overrides([value], where)
-    return found, notes
+                overrides |= _overrides([value], where)
+    return overrides, notes
 
 
 def _filled(text: str, variables: Mapping[str, str]) -> str | None:
@@ -130,37 +130,37 @@ def _filled(text: str, variables: Mapping[str, str]) -> str | None:
 class _Conversion:
     """Fills keys, origins and notes in the order in which they are printed."""
 
-    def __init__(self, found: dict[str, tuple[Any, str]], notes: list[tuple[str, str]]) -> None:
-        self.found, self.notes, self.read = found, list(notes), set[str]()
+    def __init__(self, overrides: dict[str, tuple[Any, str]], notes: list[tuple[str, str]]) -> None:
+        self.overrides, self.notes, self.read = overrides, list(notes), set[str]()
         self.keys: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
 
     def get(self, key: str) -> Any:
         self.read.add(key)
-        return self.found[key][0] if key in self.found else DEFAULTS.get(key)
+        return self.overrides[key][0] if key in self.overrides else DEFAULTS.get(key)
 
     def put(self, key: str, value: Any, *theirs: str) -> None:
         self.keys[key] = value
-        places = [self.found[k][1] for k in theirs if k in self.found and self.found[k][1]]
-        stated = [k for k in theirs if k in self.found]
-        self.origins[key] = ", ".join(dict.fromkeys([*(stated or theirs), *(places if stated else [DEFAULT])]))
+        places = [self.overrides[k][1] for k in theirs if k in self.overrides and self.overrides[k][1]]
+        given_keys = [k for k in theirs if k in self.overrides]
+        self.origins[key] = ", ".join(dict.fromkeys([*(given_keys or theirs), *(places if given_keys else [DEFAULT])]))
 
-    def lacks(self, key: str, said: str) -> None:
-        self.notes.append((self.found.get(key, ("", ""))[1], said))
+    def note(self, key: str, note: str) -> None:
+        self.notes.append((self.overrides.get(key, ("", ""))[1], note))
 
     def converted(self) -> Converted:
         if (model := self.get("actor_rollout_ref.model.path")) is not None:
             self.put("model", str(model), "actor_rollout_ref.model.path")
         files = self.get("data.train_files")
-        said = f"data: {files or 'none is named'}: set task, e.g. to a .jsonl of prompts and answers"
-        self.lacks("data.train_files", said)
+        note = f"data: {files or 'none is named'}: set task, e.g. to a .jsonl of prompts and answers"
+        self.note("data.train_files", note)
         for key in ("custom_reward_function.path", "reward.custom_reward_function.path"):
             if self.get(key):
-                self.lacks(key, f"{key}={self.get(key)}: compute_score becomes def reward(completion, answer) -> float")
+                self.note(key, f"{key}={self.get(key)}: compute_score becomes def reward(completion, answer) -> float")
         self._method()
         self._batches()
-        self._rest()
-        for key, (value, where) in self.found.items():
+        self._run_settings()
+        for key, (value, where) in self.overrides.items():
             if key not in self.read and not IGNORED.match(key):
                 self.notes.append((where, f"{key}={value}: no counterpart"))
         return Converted(self.keys, self.origins, tuple(self.notes), "verl 0.9.1")
@@ -168,8 +168,8 @@ class _Conversion:
     # ------------------------------------------------------------ the method
     def _method(self) -> None:
         estimator, mode = str(self.get("algorithm.adv_estimator")), str(self.get(f"{A}.policy_loss.loss_mode"))
-        credit = self._named(estimator, ESTIMATORS, "algorithm.adv_estimator")
-        loss = None if mode == "vanilla" else self._named(mode, LOSSES, f"{A}.policy_loss.loss_mode")
+        credit = self._method_of(estimator, ESTIMATORS, "algorithm.adv_estimator")
+        loss = None if mode == "vanilla" else self._method_of(mode, LOSSES, f"{A}.policy_loss.loss_mode")
         self.put("method", credit or "grpo@verl", "algorithm.adv_estimator")
         if not self.get("algorithm.norm_adv_by_std_in_grpo"):
             self.put("credit.scale", "none", "algorithm.norm_adv_by_std_in_grpo")
@@ -189,19 +189,19 @@ class _Conversion:
             elif agg == AGGREGATES["sequence_sum"] and (factor := self.get(f"{A}.loss_scale_factor")):
                 self.put("objective.horizon", float(factor), f"{A}.loss_scale_factor")
         else:
-            self.lacks(f"{A}.loss_agg_mode", f"loss_agg_mode={agg}: gxpo has token_mean, sequence_mean, sequence_sum")
+            self.note(f"{A}.loss_agg_mode", f"loss_agg_mode={agg}: gxpo has token_mean, sequence_mean, sequence_sum")
         self._clip(loss)
         self._penalties()
         if (at := self.get(f"algorithm.{SUCCESS_AT}")) is not None:
-            self.lacks(f"algorithm.{SUCCESS_AT}", f"{SUCCESS_AT}={at}: let the reward return {{'correct': ...}}")
+            self.note(f"algorithm.{SUCCESS_AT}", f"{SUCCESS_AT}={at}: let the reward return {{'correct': ...}}")
 
-    def _named(self, name: str, known: Mapping[str, str], key: str) -> str | None:
+    def _method_of(self, name: str, methods: Mapping[str, str], key: str) -> str | None:
         """gxpo's method of a name of verl's, or of gxpo/NAME."""
         if name.startswith("gxpo/"):
             return name.removeprefix("gxpo/")
-        ours = known.get(name)
+        ours = methods.get(name)
         if ours is None or ours not in METHODS:
-            self.lacks(key, f"{key}={name}: gxpo has {', '.join(known)} of these")
+            self.note(key, f"{key}={name}: gxpo has {', '.join(methods)} of these")
             return None
         return f"{ours}@verl" if ours in COMPAT["verl"] else ours
 
@@ -210,10 +210,10 @@ class _Conversion:
         for ours, theirs in (("clip_low", "clip_ratio_low"), ("clip_high", "clip_ratio_high")):
             value = self.get(f"{A}.{theirs}")
             value = both if value is None else value
-            if loss is None and (f"{A}.{theirs}" in self.found or f"{A}.clip_ratio" in self.found):
+            if loss is None and (f"{A}.{theirs}" in self.overrides or f"{A}.clip_ratio" in self.overrides):
                 self.put(f"objective.{ours}", float(value), f"{A}.{theirs}", f"{A}.clip_ratio")
         c = self.get(f"{A}.clip_ratio_c")
-        if loss is None and f"{A}.clip_ratio_c" in self.found:
+        if loss is None and f"{A}.clip_ratio_c" in self.overrides:
             self.put("objective.ratio_max", float(c), f"{A}.clip_ratio_c")
 
     def _penalties(self) -> None:
@@ -241,10 +241,10 @@ class _Conversion:
             self.put("trainer.steps", int(total), "trainer.total_training_steps")
         else:
             epochs = self.get("trainer.total_epochs")
-            said = f"total_epochs={epochs}: set trainer.steps to {epochs} x the rows of the data / {prompts}"
-            self.lacks("trainer.total_epochs", said)
+            note = f"total_epochs={epochs}: set trainer.steps to {epochs} x the rows of the data / {prompts}"
+            self.note("trainer.total_epochs", note)
 
-    def _rest(self) -> None:
+    def _run_settings(self) -> None:
         self.put("sampling.max_new_tokens", int(self.get("data.max_response_length")), "data.max_response_length")
         for name, off in (("temperature", 1.0), ("top_p", 1), ("top_k", -1)):
             if (value := self.get(f"{R}.{name}")) != off:
@@ -252,7 +252,7 @@ class _Conversion:
         self.put("optim.lr", float(self.get(f"{A}.optim.lr")), f"{A}.optim.lr")
         self.put("optim.weight_decay", float(self.get(f"{A}.optim.weight_decay")), f"{A}.optim.weight_decay")
         clip = self.get(f"{A}.optim.clip_grad")
-        clip = self.get(f"{A}.grad_clip") if f"{A}.grad_clip" in self.found else clip
+        clip = self.get(f"{A}.grad_clip") if f"{A}.grad_clip" in self.overrides else clip
         if clip != 1.0:
             self.put("optim.max_grad_norm", float(clip), f"{A}.optim.clip_grad", f"{A}.grad_clip")
         shape = str(self.get(f"{A}.optim.lr_scheduler_type"))
@@ -262,7 +262,7 @@ class _Conversion:
         if warmup > 0:
             self.put("optim.warmup_steps", warmup, f"{A}.optim.lr_warmup_steps")
         elif ratio := self.get(f"{A}.optim.lr_warmup_steps_ratio"):
-            self.lacks(f"{A}.optim.lr_warmup_steps_ratio", f"lr_warmup_steps_ratio={ratio}: set optim.warmup_steps")
+            self.note(f"{A}.optim.lr_warmup_steps_ratio", f"lr_warmup_steps_ratio={ratio}: set optim.warmup_steps")
         self.put("learner.dtype", "bfloat16", "actor_rollout_ref.rollout.dtype")
         if rank := self.get("actor_rollout_ref.model.lora_rank"):
             self.put("learner.lora_rank", int(rank), "actor_rollout_ref.model.lora_rank")

@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gxpo.adapters import asks, trl_asks, trl_checkpoint, trl_stated
+from gxpo.adapters import asks, trl_config, trl_records, trl_settings
 from gxpo.adapters.trl_doctor import Watching
-from gxpo.adapters.trl_figures import Figures
-from gxpo.adapters.trl_log import LossLog
 from gxpo.adapters.trl_parameters import ParameterCheck
 from gxpo.adapters.trl_pictures import MODALITIES, check_dataset, need_known
+from gxpo.adapters.trl_records import LossLog, StepFigures
 from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts
 from gxpo.adapters.trl_services import TrainerServices
-from gxpo.adapters.trl_settings import refuse, settings_against, translated
+from gxpo.adapters.trl_settings import refuse, settings_against, translate_settings
 from gxpo.algorithms.segments import SegmentTools
 from gxpo.algorithms.signals import Signals
 from gxpo.base.errors import ConfigError, need
@@ -61,21 +60,21 @@ def __getattr__(name: str) -> Any:
     """`GRPOTrainer` and `Doctor`, made on first use: importing this module needs no TRL."""
     if name not in ("GRPOTrainer", "Doctor"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = _made(name)
+    globals()[name] = _adapter_class(name)
     return globals()[name]
 
 
 @cache
-def _made(name: str) -> Any:
+def _adapter_class(name: str) -> Any:
     """A class over TRL's or transformers'; of the trainer, its configurations note what they are given from then on."""
     mixed, module, base = CLASSES[name][0](), *CLASSES[name][1:]
     if name == "GRPOTrainer":
-        trl_stated.watch(need("trl", "trl").GRPOConfig)
+        trl_config.note_arguments(need("trl", "trl").GRPOConfig)
     return type(name, (mixed, getattr(need(module, "trl"), base)), {"__module__": __name__, "__doc__": mixed.__doc__})
 
 
 if "trl.trainer.grpo_config" in sys.modules:  # TRL came first: configurations may be made before the trainer's class
-    trl_stated.watch(sys.modules["trl.trainer.grpo_config"].GRPOConfig)
+    trl_config.note_arguments(sys.modules["trl.trainer.grpo_config"].GRPOConfig)
 
 
 class WithMethod(Base):
@@ -104,25 +103,25 @@ class WithMethod(Base):
         **kwargs: Any,
     ) -> None:
         composed = compose(method, overrides)
-        refuse(composed, trl_asks.declared(composed))
+        refuse(composed, trl_settings.declared_refusals(composed))
         super().__init__(*args, **kwargs)
         reward_weights = self.args.reward_weights or []
         # an environment's reward has none of these
         weights = [*reward_weights, *[1.0] * (len(self.reward_func_names) - len(reward_weights))]
         rewards = list(zip(self.reward_func_names, weights, strict=True))
-        composed = translated(self.args, method, overrides or {}, rewards)
+        composed = translate_settings(self.args, method, overrides or {}, rewards)
         longest = self.max_completion_length
         fills: dict[str, Any] = {} if longest is None else {"horizon": float(longest), "max_length": longest}
         names, verdicts = list(self.reward_func_names), success_at is not None
-        refuse(composed, trl_asks.refusals(composed.fill(**fills), verdicts, names))
-        tried = {"verdicts": verdicts, "components": names, "lends": trl_asks.LENDS}
-        self._reads = asks.reads(composed.fill(**fills), **tried)
-        borrowed = asks.borrows(composed.fill(**fills), **tried)
+        refuse(composed, trl_settings.refusals(composed.fill(**fills), verdicts, names))
+        tried = {"verdicts": verdicts, "components": names, "lends": trl_settings.LENDS}
+        self._reads = asks.facts_read(composed.fill(**fills), **tried)
+        borrowed = asks.services_used(composed.fill(**fills), **tried)
         by_name = self._reads.get("components", "").startswith("credit")  # which weighs them itself
         refuse(composed, settings_against(self.args, composed, rewards if by_name else None))
         self._cycle = self.args.steps_per_generation * self.args.num_iterations  # micro-batches of a generation batch
         optimiser_steps = max(1, self._cycle // self.args.gradient_accumulation_steps)
-        if trl_asks.needs_length(composed):
+        if trl_settings.needs_length(composed):
             fills["total_steps"] = max(1, -(-self.args.max_steps // optimiser_steps))
         composed = composed.fill(**fills)
         self.gxpo_method = composed
@@ -134,10 +133,10 @@ class WithMethod(Base):
         check_dataset(self, verdicts, names)
         for part in self.gxpo_method.signals.values():
             part.bind(self._lending.tools(0))
-        self._figures = Figures(composed) if controls(composed) else None
+        self._figures = StepFigures(composed) if controls(composed) else None
         self._loss_log = LossLog(self)
         if hasattr(self, "add_callback"):
-            self.add_callback(_made("ParameterCheck")(self))
+            self.add_callback(_adapter_class("ParameterCheck")(self))
         for callback in getattr(getattr(self, "callback_handler", None), "callbacks", ()):
             if isinstance(callback, Watching):
                 callback.attach(self)
@@ -147,11 +146,11 @@ class WithMethod(Base):
 
     # ------------------------------------------------------------ advantages
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        found = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        reward_table = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         cut = [not len(ids) or int(ids[-1]) not in ends for ids in completion_ids_list]
-        self._seen = {"rewards": found, "tasks": self._lending.note(inputs, prompts), "cut": cut}
-        return found
+        self._seen = {"rewards": reward_table, "tasks": self._lending.note(inputs, prompts), "cut": cut}
+        return reward_table
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         output = super()._generate_and_score_completions(inputs)
@@ -163,10 +162,10 @@ class WithMethod(Base):
         scored = self._score(output, mode)
         self._scored[mode] = scored
         output[ROW] = torch.arange(first, first + rows, device=device)
-        own = own_tokens(output)
-        advantages = torch.zeros(own.shape, dtype=torch.float64)
-        mine = scored.forest.entries_of(output[ROW].cpu())
-        advantages[own.cpu()] = scored.credit[mine]
+        own_mask = own_tokens(output)
+        advantages = torch.zeros(own_mask.shape, dtype=torch.float64)
+        local_entries = scored.forest.entries_of(output[ROW].cpu())
+        advantages[own_mask.cpu()] = scored.credit[local_entries]
         output["advantages"] = advantages.to(device, torch.float32)
         self._loss_log.advantages(scored)
         return output
@@ -174,19 +173,19 @@ class WithMethod(Base):
     def _score(self, output: Mapping[str, Any], mode: str) -> Scored:
         """Forest, advantages and weights of the batch on all processes."""
         method, step = self.gxpo_method, self.state.global_step + 1
-        shown = self._lending.see(output)
+        pictured = self._lending.see(output)
         tools = self._lending.tools(step)
-        own = self._gathered(own_tokens(output).long()).bool()
+        own_mask = self._gathered(own_tokens(output).long()).bool()
         logprobs = output.get("sampling_per_token_logps")
-        prompts = output if shown is None else {**output, "prompt_ids": shown.prompt_ids}
-        forest = self._forest(prompts, own, None if logprobs is None else self._gathered(logprobs), mode)
-        if shown is not None:
-            shown.is_of(forest)
-        values = {name: self._gathered(x)[own].double() for name, x in self._before(output).items()}
+        prompts = output if pictured is None else {**output, "prompt_ids": pictured.prompt_ids}
+        forest = self._forest(prompts, own_mask, None if logprobs is None else self._gathered(logprobs), mode)
+        if pictured is not None:
+            pictured.is_of(forest)
+        values = {name: self._gathered(x)[own_mask].double() for name, x in self._old_outputs(output).items()}
         proximal = values.get("proximal_logprob")
         if "model" in self._lending.borrowed:  # what is compared with the model's other outputs comes the same way
-            found = tools.learner.outputs(forest, ("logprob", "entropy"))
-            values |= {"proximal_logprob": found["logprob"], "entropy": found["entropy"]}
+            policy_outputs = tools.learner.outputs(forest, ("logprob", "entropy"))
+            values |= {"proximal_logprob": policy_outputs["logprob"], "entropy": policy_outputs["entropy"]}
         start = values.get("proximal_logprob") if proximal is None else proximal
         if start is not None:
             behaviour = torch.where(forest.path_behaviour_logprob.isnan(), start, forest.path_behaviour_logprob)
@@ -199,15 +198,15 @@ class WithMethod(Base):
         forest = method.shaped(forest)
         if "hidden" in method.needs:
             values["hidden"] = tools.learner.hidden(forest)
-        signals = asks.computed(method, forest, values, tools)
+        signals = asks.with_signal_parts(method, forest, values, tools)
         credit = method.advantages(forest, signals, step)
         signals = Signals.of(forest, {**signals, **method.targets(forest, signals, step)}, signals.axes)
         weight = method.token_weights(forest, credit, signals, step)
         if "importance_sampling_ratio" in output:  # TRL's own correction of vLLM's log-probs, per token or per row
             ratio = output["importance_sampling_ratio"].expand(own_tokens(output).shape)
-            weight = weight * self._gathered(ratio)[own].double()
-        told = credit if method.reads_credit else method.active(forest, credit, weight).double()
-        share = zero_signal_groups(forest, told).double().mean()
+            weight = weight * self._gathered(ratio)[own_mask].double()
+        strength_P = credit if method.reads_credit else method.active(forest, credit, weight).double()
+        share = zero_signal_groups(forest, strength_P).double().mean()
         self._metrics[mode]["gxpo/zero_signal_groups"].append(float(share))
         if mode == "train":
             method.observe(forest)
@@ -216,33 +215,33 @@ class WithMethod(Base):
                     self._metrics[mode][f"gxpo/{name}"].append(x)
         return Scored(forest, credit, weight, signals, proximal, step)
 
-    def _before(self, output: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _old_outputs(self, output: Mapping[str, Any]) -> dict[str, Tensor]:
         """(B, T) log-probs of the old policy, and further outputs that the method reads; a forward pass if needed."""
-        found = {}
+        outputs = {}
         method = self.gxpo_method
         entropy = "entropy" in method.needs
         compared = "logprobs" in self._reads or method.kl_reward is not None or "proximal_logprob" in method.needs
         compared |= any(getattr(term, "ratio_over", "") == "behaviour" for term in method.terms.values())
         if "old_per_token_logps" in output:
-            found["proximal_logprob"] = output["old_per_token_logps"]
-        if (entropy or (compared and not found)) and "model" not in self._lending.borrowed:
+            outputs["proximal_logprob"] = output["old_per_token_logps"]
+        if (entropy or (compared and not outputs)) and "model" not in self._lending.borrowed:
             with torch.no_grad():
                 size = self.args.per_device_train_batch_size
                 logprob, spread, _ = self._outputs(self.model, output, batch_size=size)
-            found.setdefault("proximal_logprob", logprob)
-            found["entropy"] = spread
+            outputs.setdefault("proximal_logprob", logprob)
+            outputs["entropy"] = spread
         if "ref_per_token_logps" in output:
-            found["reference_logprob"] = output["ref_per_token_logps"]
-        return found
+            outputs["reference_logprob"] = output["ref_per_token_logps"]
+        return outputs
 
-    def _forest(self, output: Mapping[str, Any], own: Tensor, logprobs: Tensor | None, mode: str) -> Forest:
+    def _forest(self, output: Mapping[str, Any], own_mask: Tensor, logprobs: Tensor | None, mode: str) -> Forest:
         """The rollouts of all processes, their rewards, tasks, and which were cut off."""
         size = self.num_generations if mode == "train" else self.num_generations_eval
         columns = {n: self._gathered(output[n], left=True) for n in ("prompt_ids", "prompt_mask")}
         columns |= {n: self._gathered(output[n]) for n in ("completion_ids", "completion_mask")}
         table, weights = self._seen["rewards"].double().cpu(), self.reward_weights.cpu()
         rewards = Rewards(table, weights, self.reward_func_names, self.success_at)
-        forest = rollouts(columns, own, logprobs, rewards, size, getattr(self.args, "temperature", 1.0))
+        forest = rollouts(columns, own_mask, logprobs, rewards, size, getattr(self.args, "temperature", 1.0))
         cut = self.accelerator.gather(torch.tensor(self._seen["cut"], device=output["prompt_ids"].device))
         tasks = self._seen["tasks"]
         if self.accelerator.num_processes > 1:
@@ -308,9 +307,9 @@ class WithMethod(Base):
                 )
             mine = scored.select(places)
             return self._lending.learner.live(mine.forest, self._names, self._constants(mine)), None
-        own = own_tokens(inputs)
+        own_mask = own_tokens(inputs)
         logprob, entropy, aux = self._outputs(model, inputs, aux=self.aux_loss_enabled)
-        live = {"logprob": logprob[own].cpu().double(), "entropy": entropy[own].cpu().double()}
+        live = {"logprob": logprob[own_mask].cpu().double(), "entropy": entropy[own_mask].cpu().double()}
         return live, aux if self.aux_loss_enabled else None
 
     @property
@@ -357,9 +356,9 @@ class WithMethod(Base):
         columns = {
             name: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v) for name, v in x.items()
         }
-        here = torch.zeros(forest.n_trajectories, dtype=torch.float64).index_fill(0, places, 1.0)
-        masked = forest.replace(weight=forest.weight * here)
-        weight = scored.weight * masked.to_path(here, "R")
+        in_batch_R = torch.zeros(forest.n_trajectories, dtype=torch.float64).index_fill(0, places, 1.0)
+        masked = forest.replace(weight=forest.weight * in_batch_R)
+        weight = scored.weight * masked.to_path(in_batch_R, "R")
         return dataclasses.replace(scored, forest=masked, weight=weight), scored.policy(columns)
 
     def _window_of(self, model: Any, inputs: Mapping[str, Any], mode: str) -> Window:
@@ -385,11 +384,13 @@ class WithMethod(Base):
     def _coupled(self, model: Any, window: Window, batches: Iterable[Any], every_row: Tensor, mode: str) -> Window:
         """For coupled rows: x by a forward pass without gradient, then dL/dx."""
         if self._further:
-            held = window.scored
-            x = self._lending.learner.outputs(held.forest, self._names, given=self._constants(held) or None)
+            window_rows = window.scored
+            x = self._lending.learner.outputs(
+                window_rows.forest, self._names, given=self._constants(window_rows) or None
+            )
             return self._sloped(window, x, mode)
         width = max(b["completion_ids"].shape[1] for b in batches)
-        found: dict[str, list[Tensor]] = {"logprob": [], "entropy": [], "own": []}
+        columns: dict[str, list[Tensor]] = {"logprob": [], "entropy": [], "own": []}
         with torch.no_grad():
             for batch in batches:
                 logprob, entropy, _ = self._outputs(model, batch)
@@ -398,12 +399,12 @@ class WithMethod(Base):
                     ("entropy", entropy),
                     ("own", own_tokens(batch).to(logprob.dtype)),
                 ):
-                    found[name].append(torch.nn.functional.pad(x, (0, width - x.shape[1])))
-        gathered = {name: self._gathered(torch.cat(x)) for name, x in found.items()}
-        own = gathered.pop("own").bool()
+                    columns[name].append(torch.nn.functional.pad(x, (0, width - x.shape[1])))
+        gathered = {name: self._gathered(torch.cat(x)) for name, x in columns.items()}
+        own_mask = gathered.pop("own").bool()
         forest = window.scored.forest
         entries = forest.entries_of(window.places(every_row))
-        x = {n: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v[own].double())
+        x = {n: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v[own_mask].double())
              for n, v in gathered.items()}  # fmt: skip
         return self._sloped(window, x, mode)
 
@@ -433,17 +434,17 @@ class WithMethod(Base):
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            trl_checkpoint.save(folder, self.gxpo_method)
+            trl_records.save_checkpoint(folder, self.gxpo_method)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            trl_checkpoint.load(Path(checkpoint), self.gxpo_method)
+            trl_records.load_checkpoint(Path(checkpoint), self.gxpo_method)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """TRL's model card, with the method and its keys."""
         super().create_model_card(*args, **kwargs)
         card = Path(self.args.output_dir) / "README.md"
         if self.accelerator.is_main_process and card.exists():
-            text = card.read_text(encoding="utf-8") + trl_checkpoint.section(self.gxpo_method)
+            text = card.read_text(encoding="utf-8") + trl_records.model_card_section(self.gxpo_method)
             card.write_text(text, encoding="utf-8")

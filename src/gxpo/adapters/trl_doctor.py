@@ -67,7 +67,7 @@ class Watching(Base):
         self.live: Live | None = None
         self.failed = False
         self._trainer: Any = None
-        self._began, self._resumed_at = 0.0, 0
+        self._started_at, self._resumed_at = 0.0, 0
         self._sample: Any = None
         self._moved: dict[str, float] = {}
         self._evaluated: Any = None  # the newest row of the log of completions after an evaluation
@@ -89,7 +89,7 @@ class Watching(Base):
         settings = dict(args.to_dict()) if hasattr(args, "to_dict") else dict(vars(args))
         settings |= _of_model(model) | {"max_steps": state.max_steps}
         self.live = Live("trl", settings, every=self.every, stop_on=("critical",) if self.stop else ())
-        self._began, self._resumed_at = time.time(), state.global_step
+        self._started_at, self._resumed_at = time.time(), state.global_step
         for row in state.log_history:
             if SUMMARY not in row:
                 self.live.row(int(row["step"]), {k: v for k, v in row.items() if k != "step"})
@@ -103,13 +103,13 @@ class Watching(Base):
                 "weights_moved": float(np.mean(before != self._sample)),
                 "weights_crc": float(zlib.crc32(self._sample.tobytes())),
             }
-        if self.stop and state.global_step % self.every == 0 and not _alone():
+        if self.stop and state.global_step % self.every == 0 and not _is_single_process():
             # all processes have to end after the same step; only the first one looks at the run
-            control.should_training_stop |= _one_wants(self.live is not None and self.live.stop)
+            control.should_training_stop |= _any_process(self.live is not None and self.live.stop)
 
     @never_fails
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._evaluated = self._newest()
+        self._evaluated = self._newest_entry()
 
     @never_fails
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
@@ -119,12 +119,12 @@ class Watching(Base):
         self.live.row(state.global_step, logs, {} if evaluation else self._moved)
         if evaluation:
             return
-        if self._trainer is not None and self._newest() != self._evaluated:
+        if self._trainer is not None and self._newest_entry() != self._evaluated:
             rows = _rows(self._trainer, state.global_step)
             self.live.rollouts(rows[: 16 * self._trainer.num_generations], of=len(rows))
         if self.live.due(state.global_step):
             self.live.check(self._reader(args, state))
-            control.should_training_stop |= self.live.stop and _alone()
+            control.should_training_stop |= self.live.stop and _is_single_process()
 
     @never_fails
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -137,7 +137,7 @@ class Watching(Base):
             say("\n".join(closing(self.diagnosis)))
 
     # ------------------------------------------------------------ completions
-    def _newest(self) -> Any:
+    def _newest_entry(self) -> Any:
         """What tells the newest entry of the trainer's log of completions from others."""
         logs = getattr(self._trainer, "_logs", None)
         return (str(logs["completion"][-1]), str(logs["prompt"][-1])) if logs and logs["completion"] else None
@@ -167,14 +167,14 @@ class Watching(Base):
     def _is_ours(self, file: Path, step: int) -> bool:
         """Not of another run that wrote into the same directory."""
         number = int(file.stem.rpartition("_")[2])
-        return number <= step and (number <= self._resumed_at or file.stat().st_mtime >= self._began - 1)
+        return number <= step and (number <= self._resumed_at or file.stat().st_mtime >= self._started_at - 1)
 
 
 def _of_model(model: Any) -> dict[str, Any]:
     """What the configuration does not say: the dtype of the trained weights, and whether they are an adapter's."""
     trained = [p for p in model.parameters() if p.requires_grad] if model is not None else []
-    found: dict[str, Any] = {"use_peft": bool(getattr(model, "peft_config", None))}
-    return found | ({"dtype": str(trained[0].dtype).removeprefix("torch.")} if trained else {})
+    settings: dict[str, Any] = {"use_peft": bool(getattr(model, "peft_config", None))}
+    return settings | ({"dtype": str(trained[0].dtype).removeprefix("torch.")} if trained else {})
 
 
 def _weights(model: Any) -> Any:
@@ -182,10 +182,10 @@ def _weights(model: Any) -> Any:
     import torch
 
     trained = [p.detach() for p in model.parameters() if p.requires_grad] if model is not None else []
-    apart = max(1, sum(p.numel() for p in trained) // SAMPLED)
+    stride = max(1, sum(p.numel() for p in trained) // SAMPLED)
     by_device: dict[Any, list[Any]] = {}
     for p in trained:
-        by_device.setdefault(p.device, []).append(p.reshape(-1)[::apart].float())
+        by_device.setdefault(p.device, []).append(p.reshape(-1)[::stride].float())
     parts = [torch.cat(some).cpu() for some in by_device.values()]
     return torch.cat(parts).numpy() if parts else None
 
@@ -218,17 +218,17 @@ def _rows(trainer: Any, step: int) -> list[Row]:
     ]
 
 
-def _alone() -> bool:
+def _is_single_process() -> bool:
     """Whether one process trains."""
     import torch
 
     return not (torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
-def _one_wants(stop: bool) -> bool:
+def _any_process(stop: bool) -> bool:
     """Whether any process wants to stop."""
     import torch
 
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, stop)
-    return any(found)
+    answers: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(answers, stop)
+    return any(answers)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gxpo.adapters.trl_defaults import DEFAULTS
+from gxpo.adapters.trl_config import DEFAULTS
 from gxpo.algorithms.objectives.base import PolicyGradient
 from gxpo.methods.compat import COMPAT
 from gxpo.methods.compose import method as compose
@@ -50,7 +50,7 @@ class SettingKeys:
     """Keys that settings ask for: key -> (setting, value), and why some can't be had.
 
     args      TRL's configuration, or a stand-in with its fields
-    stated_names  its settings that count as given: see `trl_stated.stated_names`
+    stated_names  its settings that count as given: see `trl_config.stated_names`
     composed  the method before them
     rewards   (name, weight) of each reward function; None where these are not known
     """
@@ -206,10 +206,10 @@ class SettingKeys:
             self._ask("use_bias_correction_kl", **{"kl.ratio_weighted": corrected})
 
 
-def is_left_open(key: str, stated: Stated) -> bool:
+def is_left_open(key: str, setting: Stated) -> bool:
     """Return True if the value is a default: gxpo's, or a constant of TRL's that was not set."""
-    method, _, system = stated.origin.partition("@")
-    return stated.origin == "default" or (system == "trl" and key in COMPAT["trl"].get(method, ()))
+    method, _, system = setting.origin.partition("@")
+    return setting.origin == "default" or (system == "trl" and key in COMPAT["trl"].get(method, ()))
 
 
 def _is_clip(surrogate: Any) -> bool:
@@ -217,7 +217,7 @@ def _is_clip(surrogate: Any) -> bool:
     return show(surrogate) in ("clip", "dual_clip")
 
 
-def of_sequences(method: Method) -> bool:
+def has_sequence_ratio(method: Method) -> bool:
     """Return True if the policy term's ratio is that of a whole sequence."""
     term = method.terms.get("policy")
     return isinstance(term, PolicyGradient) and show(term.ratio) == "sequence"

@@ -29,7 +29,7 @@ READ = ("logprob", "entropy")
 COLUMNS = ("image", "images")  # of a data set, as TRL reads them
 
 
-def shows(output: Mapping[str, Any]) -> bool:
+def has_images(output: Mapping[str, Any]) -> bool:
     """Whether a batch shows images."""
     return output.get("pixel_values") is not None
 
@@ -50,9 +50,9 @@ def need_known(batch: Mapping[str, Any], forward: Any, model: Any) -> None:
 def columns_of(dataset: Any) -> list[str]:
     """The columns of a data set of `datasets` that show images, as TRL reads them; none where they are not known,
     or its first row shows none."""
-    known = [name for name in COLUMNS if name in (getattr(dataset, "column_names", None) or ())]
-    first = next(iter(dataset), {}) if known else {}
-    return [name for name in known if first.get(name)]
+    columns = [name for name in COLUMNS if name in (getattr(dataset, "column_names", None) or ())]
+    first = next(iter(dataset), {}) if columns else {}
+    return [name for name in columns if first.get(name)]
 
 
 def check_dataset(trainer: Any, verdicts: bool, components: Sequence[str]) -> None:
@@ -66,8 +66,8 @@ def check_dataset(trainer: Any, verdicts: bool, components: Sequence[str]) -> No
         return
     try:
         check_trainer(trainer)
-        shown = media.ids(media.PICTURES.put(np.full((28, 28, 3), 100, dtype=np.uint8)), 1)
-        forest = asks.synthetic(verdicts, components, before=shown)
+        picture_ids = media.ids(media.PICTURES.put(np.full((28, 28, 3), 100, dtype=np.uint8)), 1)
+        forest = asks.synthetic(verdicts, components, before=picture_ids)
         lent: Any = replace(asks.tools(1, tuple(asks.SERVICES)), learner=_Tried(name_of(trainer), forest))
         try:
             asks.rehearse(trainer.gxpo_method, forest, lent)
@@ -134,8 +134,8 @@ class _Pictured:
             raise AttributeError(name)
         raise Ungiven(f"{self._name} asks for the model's {name}, {_unread(READ)}")
 
-    def _need_read(self, names: Collection[str], given: Collection[str]) -> None:
-        if other := [name for name in names if name not in READ] or list(given):
+    def _need_read(self, names: Collection[str], extra_inputs: Collection[str]) -> None:
+        if other := [name for name in names if name not in READ] or list(extra_inputs):
             raise Ungiven(f"{self._name} asks for the policy's {other[0]}, {_unread(READ)}")
 
     def _need_same(self, base: Forest, forest: Forest) -> Tensor:
@@ -171,9 +171,9 @@ class PicturedBatch(_Pictured):
         self._trainer, self._output = trainer, output
         self._name = name_of(trainer)
         check_trainer(trainer)
-        known: dict[Any, str] = {}
-        self._refs = [[_ref(x, known) for x in pictures_of(prompt)] for prompt in prompts]
-        if [len(own) for own in self._refs] != list(output["num_images"]):
+        ref_by_picture: dict[Any, str] = {}
+        self._refs = [[_ref(x, ref_by_picture) for x in pictures_of(prompt)] for prompt in prompts]
+        if [len(refs) for refs in self._refs] != list(output["num_images"]):
             raise ConfigError(f"{self._name} works with the model itself: images may be in prompts, not in answers")
         self._base: Forest | None = None
         self._compared = False
@@ -200,17 +200,17 @@ class PicturedBatch(_Pictured):
         """[P] float64 by name. ConfigError for other outputs than log-probs and entropies, and for a forest that
         differs from the batch by more than pictures."""
         self._need_read(names, given)
-        trainer, shown = self._trainer, dict(self._output)
+        trainer, batch = self._trainer, dict(self._output)
         changed = self._changed(forest)
         if changed:
-            shown["pixel_values"] = self._pixel_values(changed)
+            batch["pixel_values"] = self._pixel_values(changed)
         with torch.no_grad():
             logprob, entropy, _ = trainer._outputs(
-                trainer.model, shown, batch_size=trainer.args.per_device_train_batch_size
+                trainer.model, batch, batch_size=trainer.args.per_device_train_batch_size
             )
-        own = own_tokens(self._output)
-        found = {"logprob": logprob, "entropy": entropy}
-        return {name: found[name][own].cpu().double() for name in names}
+        own_mask = own_tokens(self._output)
+        values = {"logprob": logprob, "entropy": entropy}
+        return {name: values[name][own_mask].cpu().double() for name in names}
 
     def _changed(self, forest: Forest) -> dict[str, str]:
         """Reference of each picture that another one is shown for -> that one's."""
@@ -218,22 +218,22 @@ class PicturedBatch(_Pictured):
         assert base is not None
         rows = self._need_same(base, forest)
         pairs = torch.stack([base.token[rows], forest.token[rows]], 1).unique(dim=0).tolist()
-        found = {media.ref_of(old): media.ref_of(new) for old, new in pairs}
-        return {old: new for old, new in found.items() if old != new}
+        replacement_of = {media.ref_of(old): media.ref_of(new) for old, new in pairs}
+        return {old: new for old, new in replacement_of.items() if old != new}
 
     def _pixel_values(self, changed: Mapping[str, str]) -> Tensor:
         """TRL's pixel_values, with other pictures."""
-        own = self._output["pixel_values"]
+        pixel_values = self._output["pixel_values"]
         if not self._compared:
-            same = self._processed({})
-            if same.shape != own.shape or not torch.equal(same.to(own), own):
+            recomputed = self._processed({})
+            if recomputed.shape != pixel_values.shape or not torch.equal(recomputed.to(pixel_values), pixel_values):
                 kind = type(self._trainer.processing_class.image_processor).__name__
                 raise ConfigError(
                     f"{self._name} hides parts of the pictures, and {kind} by itself makes other pixel_values of them "
                     "than the whole processor (as of settings of the call, or pictures that are not RGB)"
                 )
             self._compared = True
-        return self._processed(changed).to(own)
+        return self._processed(changed).to(pixel_values)
 
     def _processed(self, changed: Mapping[str, str]) -> Tensor:
         image: Any = need("PIL.Image", "vision")
@@ -247,11 +247,11 @@ def _unread(read: Sequence[str]) -> str:
     return f"which is not given where the batch shows images: {' and '.join(read)} are"
 
 
-def _ref(picture: Any, known: dict[Any, str]) -> str:
+def _ref(picture: Any, ref_by_picture: dict[Any, str]) -> str:
     """Reference of a picture; rows of a group hold copies of one, which are put once."""
     key = (picture.mode, picture.size, picture.tobytes()) if hasattr(picture, "tobytes") else None
     if key is None or not hasattr(picture, "mode"):
         return media.PICTURES.put(picture)
-    if key not in known:
-        known[key] = media.PICTURES.put(picture)
-    return known[key]
+    if key not in ref_by_picture:
+        ref_by_picture[key] = media.PICTURES.put(picture)
+    return ref_by_picture[key]

@@ -102,13 +102,13 @@ class Rewards:
         outcome, success = self.outcome, None
         if self.success_at is not None:
             success = torch.where(outcome.isnan(), torch.nan, grouped.reaches(outcome, self.success_at).double())
-        named = dict(zip(self.names, self.table.unbind(1), strict=True))
-        return forest.with_rewards(outcome, components=named, success=success)
+        values_by_name = dict(zip(self.names, self.table.unbind(1), strict=True))
+        return forest.with_rewards(outcome, components=values_by_name, success=success)
 
 
 def rollouts(
     columns: Mapping[str, Tensor],
-    own: Tensor,
+    own_mask: Tensor,
     logprobs: Tensor | None,
     rewards: Rewards,
     group_size: int,
@@ -120,19 +120,19 @@ def rollouts(
     own       (B, T) bool: the policy's own tokens
     logprobs  (B, T) of the sampler, if it told;   temperature: its own, at which TRL takes all log-probs
     """
-    shown, real = columns["prompt_mask"].bool(), columns["completion_mask"].bool()
+    prompt_mask, completion_mask = columns["prompt_mask"].bool(), columns["completion_mask"].bool()
     prompts, ids = columns["prompt_ids"], columns["completion_ids"]
     group = [str(i // group_size) for i in range(len(ids))]
-    if bool((own == real).all()):
+    if bool((own_mask == completion_mask).all()):
         forest = Forest.from_completions(
-            [p[m].tolist() for p, m in zip(prompts, shown, strict=True)],
-            [[c[m].tolist()] for c, m in zip(ids, own, strict=True)],
+            [p[m].tolist() for p, m in zip(prompts, prompt_mask, strict=True)],
+            [[c[m].tolist()] for c, m in zip(ids, own_mask, strict=True)],
             groups=group,
-            logprobs=None if logprobs is None else [[x[m].tolist()] for x, m in zip(logprobs, own, strict=True)],
+            logprobs=None if logprobs is None else [[x[m].tolist()] for x, m in zip(logprobs, own_mask, strict=True)],
         )
     else:  # tools have spoken in between
-        whole, attended = torch.cat([prompts, ids], 1), torch.cat([shown, real], 1)
-        forest = Forest.from_padded(whole, own, rewards.outcome, group, logprobs, attention_mask=attended)
+        tokens, attended = torch.cat([prompts, ids], 1), torch.cat([prompt_mask, completion_mask], 1)
+        forest = Forest.from_padded(tokens, own_mask, rewards.outcome, group, logprobs, attention_mask=attended)
     if temperature != 1.0:
         forest = forest.replace(sampling=[{"temperature": temperature}] * forest.n_trajectories)
     return rewards.over(forest)

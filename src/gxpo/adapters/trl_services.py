@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.adapters.trl_pictures import PicturedBatch, shows
+from gxpo.adapters.trl_pictures import PicturedBatch, has_images
 from gxpo.adapters.trl_rollouts import task_name
 from gxpo.algorithms.signals import SignalTools
 from gxpo.base import media
@@ -66,12 +66,12 @@ class ExternalModel(TorchLearner):
         finally:
             self.model.train(training)
 
-    def outputs(self, *given: Any, policy: str = "current", **named: Any) -> dict[str, Tensor]:
+    def outputs(self, *signals: Any, policy: str = "current", **names: Any) -> dict[str, Tensor]:
         """See `TorchLearner.outputs`; there is no reference policy."""
         if policy != "current":
             raise GxpoError(f"the {policy} policy is not lent")
         with self._read():
-            return super().outputs(*given, **named)
+            return super().outputs(*signals, **names)
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
         with self._read():
@@ -82,20 +82,20 @@ class ExternalModel(TorchLearner):
             return super().logits(states)
 
     def live(
-        self, forest: Forest, names: Sequence[str], given: Mapping[str, Tensor] | None = None
+        self, forest: Forest, names: Sequence[str], signals: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         """Outputs [P] float64 with their gradient."""
         packing = self._packing(forest)
         batches = packing.microbatches(torch.arange(forest.n_entries))
         with self._read():
-            found = [(b.entries, self._live(b, names, *([given] if given else []))) for b in batches]
-        order = torch.cat([entries for entries, _ in found]).argsort()
-        return {name: torch.cat([x[name] for _, x in found])[order] for name in names}
+            outputs = [(b.entries, self._live(b, names, *([signals] if signals else []))) for b in batches]
+        order = torch.cat([entries for entries, _ in outputs]).argsort()
+        return {name: torch.cat([x[name] for _, x in outputs])[order] for name in names}
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copies of the trainable parameters, in order of names."""
-        named = sorted(self.model.named_parameters())
-        return {name: p.detach().clone() for name, p in named if p.requires_grad}
+        parameters = sorted(self.model.named_parameters())
+        return {name: p.detach().clone() for name, p in parameters if p.requires_grad}
 
 
 # ---------------------------------------------------------------- trl services
@@ -111,7 +111,7 @@ class TrainerServices:
         self._prompts: dict[str, Any] = {}
         self._answers: dict[str, str | None] = {}
         self._rows: Sequence[Any] = ()  # prompts of the newest generation batch
-        self._shown: PicturedBatch | None = None  # it, where it shows images
+        self._pictured: PicturedBatch | None = None  # it, where it shows images
 
     @cached_property
     def learner(self) -> ExternalModel:
@@ -142,35 +142,37 @@ class TrainerServices:
                     f"{self._trainer.gxpo_method.name} in TRL reads the reference answers: the dataset has no column "
                     f"{self._column!r}; say answers='COLUMN' to GRPOTrainer"
                 )
-            told = {n: row[self._column] for n, row in zip(names, inputs, strict=True)}
-            self._answers = self._of_all({n: None if x is None else str(x) for n, x in told.items()})
+            reference_by_task = {n: row[self._column] for n, row in zip(names, inputs, strict=True)}
+            self._answers = self._of_all({n: None if x is None else str(x) for n, x in reference_by_task.items()})
         return names
 
-    def _of_all(self, own: dict[str, Any]) -> dict[str, Any]:
+    def _of_all(self, entries: dict[str, Any]) -> dict[str, Any]:
         """The entries of every process."""
         if self._trainer.accelerator.num_processes == 1:
-            return own
-        found = need("accelerate.utils", "trl").gather_object(list(own.items()))
-        return dict(found)
+            return entries
+        gathered = need("accelerate.utils", "trl").gather_object(list(entries.items()))
+        return dict(gathered)
 
     def see(self, output: Mapping[str, Any]) -> PicturedBatch | None:
         """The policy on this generation batch, where it shows images and a method works with the model. ConfigError as
         of `PicturedBatch`."""
-        reads = "model" in self.borrowed and shows(output)
-        self._shown = PicturedBatch(self._trainer, output, self._rows) if reads else None
-        return self._shown
+        reads = "model" in self.borrowed and has_images(output)
+        self._pictured = PicturedBatch(self._trainer, output, self._rows) if reads else None
+        return self._pictured
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str]:
         tokenizer = self._trainer._tokenizer
         return lambda tokens: tokenizer.decode([t for t in tokens if 0 <= t < media.FIRST], skip_special_tokens=True)
 
-    def _asked(self, task: str, template: str, said: Mapping[str, str]) -> Sequence[int] | None:
+    def _reworded_prompt(self, task: str, template: str, values: Mapping[str, str]) -> Sequence[int] | None:
         prompt = self._prompts.get(task)
         if prompt is None or self._trainer.environments:  # an episode has said more than the prompt
             return None
         try:
-            other = reworded(Task(task, prompt if isinstance(prompt, str) else tuple(prompt)), template, **said).prompt
+            other = reworded(
+                Task(task, prompt if isinstance(prompt, str) else tuple(prompt)), template, **values
+            ).prompt
         except TaskError:
             return None
         return self._trainer._tokenize_prompts([other if isinstance(other, str) else list(other)])[0][0]
@@ -186,8 +188,8 @@ class TrainerServices:
         def answers(forest: Forest) -> list[str | None]:
             return [self._answers.get(task) for task in forest.task]
 
-        learner: Any = (self._shown or self.learner) if "model" in self.borrowed else None
+        learner: Any = (self._pictured or self.learner) if "model" in self.borrowed else None
         pad, seed = self._trainer._tokenizer.pad_token_id, self._trainer.args.seed
-        lent: dict[str, Any] = {"encode": encode, "answers": answers, "asked": self._asked}
+        lent: dict[str, Any] = {"encode": encode, "answers": answers, "asked": self._reworded_prompt}
         lent["picture_grid"] = picture_grid_of(getattr(learner, "model", None))
         return SignalTools(learner, self.decode, pad, step, seed, **lent)

@@ -30,7 +30,7 @@ from gxpo.adapters.verl_asks import (
     SUMMED,
     actor_against,
     algorithm_against,
-    seen_by,
+    term_entries,
     why_not,
 )
 from gxpo.base.errors import ConfigError, GxpoError, need
@@ -67,17 +67,17 @@ def estimator(spec: str, overrides: Mapping[str, Any] | None = None) -> Estimato
         """
         if index is None:
             raise GxpoError(f"{PREFIX}{spec} compares the rollouts of a prompt: the batch has no `uid`")
-        own = response_mask.detach().bool().cpu()
+        own_mask = response_mask.detach().bool().cpu()
         score = token_level_rewards.detach().double().sum(-1).cpu()
         if reasons := algorithm_against(composed, config):
             raise ConfigError(f"{PREFIX}{spec}: {'; '.join(reasons)}")
-        at = None if config is None else config.get(SUCCESS_AT, None)
-        made = composed.fill(max_length=own.shape[1])  # verl's rows are as long as a response may be
-        forest = made.shaped(rollouts(own, score, index, None if at is None else float(at)))
-        credit = made.advantages(forest)
-        credit = credit * made.token_weights(forest, credit)
-        out = torch.zeros(own.shape, dtype=torch.float64)
-        out[own] = credit
+        success_at = None if config is None else config.get(SUCCESS_AT, None)
+        filled = composed.fill(max_length=own_mask.shape[1])  # verl's rows are as long as a response may be
+        forest = filled.shaped(rollouts(own_mask, score, index, None if success_at is None else float(success_at)))
+        credit = filled.advantages(forest)
+        credit = credit * filled.token_weights(forest, credit)
+        out = torch.zeros(own_mask.shape, dtype=torch.float64)
+        out[own_mask] = credit
         out = out.to(token_level_rewards)
         return out, out
 
@@ -85,17 +85,17 @@ def estimator(spec: str, overrides: Mapping[str, Any] | None = None) -> Estimato
     return advantages
 
 
-def rollouts(own: Tensor, score: Tensor, group: Sequence[Any], success_at: float | None = None) -> Forest:
+def rollouts(own_mask: Tensor, score: Tensor, group: Sequence[Any], success_at: float | None = None) -> Forest:
     """Forest of a batch with unknown token ids.
 
     own [bs, R] bool: the policy's tokens, a gap being a tool's;   score [bs], nan = unscored;   group [bs] opaque
     """
     names = [str(g) for g in group]
-    inside = own.flip(1).cummax(1).values.flip(1) & own.cummax(1).values
-    if bool((inside & ~own).any()):
-        forest = Forest.from_padded(torch.zeros(own.shape, dtype=torch.int64), own, score, names)
+    inside = own_mask.flip(1).cummax(1).values.flip(1) & own_mask.cummax(1).values
+    if bool((inside & ~own_mask).any()):
+        forest = Forest.from_padded(torch.zeros(own_mask.shape, dtype=torch.int64), own_mask, score, names)
     else:
-        rows = [[[0] * n] for n in own.sum(1).tolist()]
+        rows = [[[0] * n] for n in own_mask.sum(1).tolist()]
         forest = Forest.from_completions([()] * len(rows), rows, groups=names)
     right = None
     if success_at is not None:
@@ -134,21 +134,21 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
         if reasons := actor_against(term, config):
             raise ConfigError(f"{PREFIX}{spec}: {'; '.join(reasons)}")
         mask = response_mask.bool()
-        given, logprob = advantages[mask], log_prob[mask]
+        credit_P, logprob = advantages[mask], log_prob[mask]
         owner = mask.nonzero()[:, 0]  # verl's rows have no turns: each is one
-        seen = seen_by(term, logprob, old_log_prob[mask].detach(), given, owner, owner)
-        each = term.surrogate.loss(seen)
-        each = torch.where(given == 0, torch.zeros_like(each), each)
+        entries = term_entries(term, logprob, old_log_prob[mask].detach(), credit_P, owner, owner)
+        loss_P = term.surrogate.loss(entries)
+        loss_P = torch.where(credit_P == 0, torch.zeros_like(loss_P), loss_P)
         if rollout_is_weights is not None:
-            times = rollout_is_weights[mask]
-            each = torch.where(times == 0, torch.zeros_like(each), each * times)
-        table = torch.zeros_like(log_prob).masked_scatter(mask, each)
+            is_weight_P = rollout_is_weights[mask]
+            loss_P = torch.where(is_weight_P == 0, torch.zeros_like(loss_P), loss_P * is_weight_P)
+        table = torch.zeros_like(log_prob).masked_scatter(mask, loss_P)
         value = need("verl.trainer.ppo.core_algos", "verl").agg_loss(table, response_mask, mode, **totals)
         with torch.no_grad():
-            cut = term.surrogate.clipped(seen).double()
+            cut = term.surrogate.clipped(entries).double()
             figures = {
                 "actor/pg_clipfrac": float(cut.sum() / max(cut.numel(), 1)),
-                "actor/ppo_kl": float(-seen.log_ratio.double().sum() / max(cut.numel(), 1)),
+                "actor/ppo_kl": float(-entries.log_ratio.double().sum() / max(cut.numel(), 1)),
             }
         return value, figures
 
@@ -175,25 +175,27 @@ def register(spec: str, overrides: Mapping[str, Any] | None = None, *, name: str
             None if why["advantage"] else estimator(spec, overrides),
             None if why["loss"] else policy_loss(spec, overrides),
         )
-    found = []
-    for what, made, into in zip(why, _MADE[name], (core.register_adv_est, core.register_policy_loss), strict=True):
-        if made is not None:
-            into(name)(made)
-            found.append(what)
-    return found
+    registries = []
+    for what, function, register_in in zip(
+        why, _MADE[name], (core.register_adv_est, core.register_policy_loss), strict=True
+    ):
+        if function is not None:
+            register_in(name)(function)
+            registries.append(what)
+    return registries
 
 
 def register_all() -> dict[str, list[str]]:
     """Register every method that works in verl, those with verl's constants (gxpo/grpo@verl), and MORE."""
-    named = [*METHODS, *(f"{n}@verl" for n in COMPAT.get("verl", {}))]
-    asked = [spec.strip() for spec in os.environ.get(MORE, "").split(",") if spec.strip()]
-    taken = {}
-    for spec in named:
+    specs = [*METHODS, *(f"{n}@verl" for n in COMPAT.get("verl", {}))]
+    extra_specs = [spec.strip() for spec in os.environ.get(MORE, "").split(",") if spec.strip()]
+    registries_of = {}
+    for spec in specs:
         try:
-            taken[spec] = register(spec)
+            registries_of[spec] = register(spec)
         except ConfigError:  # `why_not` gives the reason
             continue
-    return taken | {spec: register(spec) for spec in asked}
+    return registries_of | {spec: register(spec) for spec in extra_specs}
 
 
 if importlib.util.find_spec("verl") is not None:  # verl has imported this module, or is about to be imported

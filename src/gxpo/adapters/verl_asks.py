@@ -36,54 +36,56 @@ def why_not(name: str, what: str = "advantage", overrides: Mapping[str, Any] | N
         raise ConfigError(f"what is 'advantage' or 'loss', not {what!r}")
     composed = compose(name, overrides)
     keys = [s.key for s in composed.scheduled if s.key.startswith("objective") == (what == "loss")]
-    found = [f"{key}: verl does not say which step it is, so a schedule can't move it" for key in keys]
-    found += _no_estimator(composed) if what == "advantage" else _no_loss(composed)
-    return "; ".join(dict.fromkeys(found)) or None
+    reasons = [f"{key}: verl does not say which step it is, so a schedule can't move it" for key in keys]
+    reasons += _no_estimator(composed) if what == "advantage" else _no_loss(composed)
+    return "; ".join(dict.fromkeys(reasons)) or None
 
 
 def _no_estimator(composed: Method) -> list[str]:
-    named = dict(asks.parts_of(composed))
-    found = [
-        f"{key}={show(named[key])}: it remembers earlier steps, which verl's checkpoints do not hold"
-        for key in asks.remembers(composed)
+    parts = dict(asks.parts_of(composed))
+    reasons = [
+        f"{key}={show(parts[key])}: it remembers earlier steps, which verl's checkpoints do not hold"
+        for key in asks.stateful_keys(composed)
         if not key.startswith("objective")
     ]
-    found += asks.of_update(composed, "verl", ("epochs", "minibatches", "first"))
+    reasons += asks.update_refusals(composed, "verl", ("epochs", "minibatches", "first"))
     if not composed.reads_credit:
-        found.append(
+        reasons.append(
             f"objective={show(composed.terms['policy'])}: it reads outcomes, which verl's losses are not given"
         )
-    return found or asks.refusals(composed, "verl", verdicts=True, components=("score",), objective=False)
+    return reasons or asks.refusals(composed, "verl", verdicts=True, components=("score",), objective=False)
 
 
 def _no_loss(composed: Method) -> list[str]:
-    term, found = composed.terms["policy"], []
+    term, reasons = composed.terms["policy"], []
     if type(term) is not PolicyGradient:
         return [f"objective={show(term)}: verl's losses are given log-probs and advantages of a micro-batch alone"]
     if term.ratio_over != "proximal":
-        found.append(f"objective.ratio_over={term.ratio_over}: verl's losses are not given the sampler's log-probs")
-    named = f"objective.surrogate={show(term.surrogate)}"
+        reasons.append(f"objective.ratio_over={term.ratio_over}: verl's losses are not given the sampler's log-probs")
+    surrogate_text = f"objective.surrogate={show(term.surrogate)}"
     if term.surrogate.outputs:
-        found.append(f"{named}: verl's losses are not given the policy's {term.surrogate.outputs[0]}")
+        reasons.append(f"{surrogate_text}: verl's losses are not given the policy's {term.surrogate.outputs[0]}")
     if term.surrogate.couples == "group":
-        found.append(f"{named}: it compares the rollouts of a group, verl's losses see some")
+        reasons.append(f"{surrogate_text}: it compares the rollouts of a group, verl's losses see some")
     if term.surrogate.couples == "step":
-        found.append(f"{named}: it compares all tokens of the step, verl's losses see some")
+        reasons.append(f"{surrogate_text}: it compares all tokens of the step, verl's losses see some")
     if _reads_turns(term):
-        found.append(f"objective.ratio={show(term.ratio)}, {named}: verl's losses do not say where a turn ends")
-    found += [f"{key}: it adapts to figures of the step, which verl does not show it" for key in controls(composed)]
+        reasons.append(
+            f"objective.ratio={show(term.ratio)}, {surrogate_text}: verl's losses do not say where a turn ends"
+        )
+    reasons += [f"{key}: it adapts to figures of the step, which verl does not show it" for key in controls(composed)]
     if term.dedup_shared_tokens:
-        found.append("objective.dedup_shared_tokens=true: verl has no shared tokens")
+        reasons.append("objective.dedup_shared_tokens=true: verl has no shared tokens")
     if term.on_unknown_behaviour == "shaped":
-        found.append("objective.on_unknown_behaviour=shaped: verl's losses do not say which tokens were not sampled")
+        reasons.append("objective.on_unknown_behaviour=shaped: verl's losses do not say which tokens were not sampled")
     for name in composed.terms:
         if name == "kl":
-            found.append("objective.kl.coef: verl adds the KL itself; set actor.use_kl_loss and actor.kl_loss_coef")
+            reasons.append("objective.kl.coef: verl adds the KL itself; set actor.use_kl_loss and actor.kl_loss_coef")
         elif name == "entropy":
-            found.append("objective.entropy.coef: verl adds the entropy itself; set actor.entropy_coeff")
+            reasons.append("objective.entropy.coef: verl adds the entropy itself; set actor.entropy_coeff")
         elif name != "policy":
-            found.append(f"objective.add.{name}: verl's losses have one term")
-    return found
+            reasons.append(f"objective.add.{name}: verl's losses have one term")
+    return reasons
 
 
 # verl's bounds of the ratio -> its default, and by surrogate the option that it is and what is to be taken of it
@@ -147,11 +149,11 @@ def _option(surrogate: Any, name: str) -> float | None:
     return getattr(surrogate, name, None) if name not in getattr(surrogate, "options", {}) else surrogate.options[name]
 
 
-def seen_by(term: Any, logprob: Tensor, old: Tensor, credit: Tensor, owner: Tensor, turn: Tensor) -> Entries:
+def term_entries(term: Any, logprob: Tensor, old: Tensor, credit: Tensor, owner: Tensor, turn: Tensor) -> Entries:
     """Inputs of the term's surrogate for tokens [n] of whole rows."""
     log_ratio = logprob - old
-    held = term.ratio.level(term.surrogate.before(log_ratio, credit), owner, turn)
-    return Entries(logprob, old, log_ratio, ratio_of(held), credit, owner, turn, level=held)
+    level_ratio = term.ratio.level(term.surrogate.before(log_ratio, credit), owner, turn)
+    return Entries(logprob, old, log_ratio, ratio_of(level_ratio), credit, owner, turn, level=level_ratio)
 
 
 def _reads_turns(term: PolicyGradient) -> bool:
@@ -162,5 +164,7 @@ def _reads_turns(term: PolicyGradient) -> bool:
     logprob = old + torch.tensor([0.03, 0.01, -0.02, -0.04, 0.02, -0.01], dtype=torch.float64)  # inside every clip
     credit, owner = torch.tensor([1.0] * 4 + [-1.0] * 2).double(), torch.tensor([0, 0, 0, 0, 1, 1])
     cut = torch.tensor([0, 0, 1, 1, 2, 2])
-    whole, parts = (term.surrogate.loss(seen_by(term, logprob, old, credit, owner, turn)) for turn in (owner, cut))
-    return not torch.equal(whole, parts)
+    one_row, two_turns = (
+        term.surrogate.loss(term_entries(term, logprob, old, credit, owner, turn)) for turn in (owner, cut)
+    )
+    return not torch.equal(one_row, two_turns)

@@ -1,18 +1,26 @@
-"""Figures under TRL's own names: what TRL logs of its loss, computed for any method."""
+"""Records of a method in TRL's own outputs: its log, checkpoints and model cards.
+
+The log has advantages and figures of the loss under TRL's names; figures of whole optimiser steps also move the
+coefficients that follow them (`objective.kl.control` and others).
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gxpo.adapters import asks
 from gxpo.adapters.trl_rollouts import Scored
 from gxpo.algorithms.objectives.base import PolicyGradient, evaluate
 from gxpo.algorithms.objectives.surrogate import Clip
 from gxpo.algorithms.objectives.surrogate_weights import gamma_shaped
+from gxpo.base.errors import CheckpointError, need
 from gxpo.forest.forest import Forest
 from gxpo.methods.method import Method
 from gxpo.parts.definition import show
@@ -48,7 +56,7 @@ class LossLog:
         evaluation = method.evaluate(scored.forest, policy, scored.credit, scored.weight, scored.signals, scored.step)
         for name, value in evaluation.metrics.items():
             logged[f"gxpo/{name}"].append(value)
-        for name, value in figures(method, scored, policy, self._gather).items():
+        for name, value in loss_figures(method, scored, policy, self._gather).items():
             logged[name].append(value)
 
     @property
@@ -95,7 +103,7 @@ class LossLog:
         return accelerator.gather(x.detach().to(accelerator.device, torch.float32)).double().cpu()
 
 
-def figures(method: Method, scored: Scored, policy: PolicyTokens, gather: Gather) -> dict[str, float]:
+def loss_figures(method: Method, scored: Scored, policy: PolicyTokens, gather: Gather) -> dict[str, float]:
     """Figures of a micro-batch on all processes: `kl`, and what TRL logs of the policy's loss.
 
     scored, policy  of this process's rows
@@ -188,3 +196,102 @@ def _ratio(gather: Gather, total: Tensor, count: int) -> float:
 def _extreme(rows: Tensor, of: Callable[[Tensor], Tensor]) -> float:
     valid_R = rows[~rows.isnan()]
     return float(of(valid_R)) if valid_R.numel() else float("nan")
+
+
+# ---------------------------------------------------------------- figures of optimiser steps
+class StepFigures:
+    """Collects the policy's outputs over the micro-batches of an optimiser step, and figures over those of a step.
+
+    `add` each micro-batch, `close` each optimiser step, `adjust` after the last one of a generation batch.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self._method = method
+        self._outputs: dict[str, Tensor] = {}
+        self._steps: list[dict[str, float]] = []
+
+    def add(self, scored: Scored, entries: Tensor, live: Mapping[str, Tensor]) -> None:
+        """Outputs of the entries [n] of an optimiser step's rows."""
+        for name, x in live.items():
+            start = torch.zeros(scored.forest.n_entries, dtype=torch.float64)
+            self._outputs[name] = self._outputs.get(name, start).index_copy(0, entries, x.detach().double())
+
+    def close(self, scored: Scored, summed: Callable[[Tensor], Tensor]) -> None:
+        """Take the figures of an optimiser step; `summed`: over processes, each of which has added its own rows."""
+        x = {name: summed(column) for name, column in self._outputs.items()}
+        self._outputs = {}
+        method, forest = self._method, scored.forest
+        metrics: dict[str, float] = {}
+        if bool(method.active(forest, scored.credit, scored.weight, scored.signals).any()):
+            read = scored.credit, scored.weight, scored.signals, scored.step
+            with torch.no_grad():
+                metrics = method.evaluate(forest, scored.policy(x), *read).metrics
+        entropy = x["entropy"][forest.path_trainable]  # of a step that moves nothing, too, as TRL measures it
+        self._steps.append({**metrics, **({"entropy": float(entropy.mean())} if entropy.numel() else {})})
+
+    def adjust(self, forest: Forest, step: int) -> dict[str, float]:
+        """Move the method's coefficients by the means over the optimiser steps; gives what they now say."""
+        names = dict.fromkeys(name for step_figures in self._steps for name in step_figures)
+        figures: dict[str, Any] = {}
+        for name in names:
+            values = [step_figures[name] for step_figures in self._steps if name in step_figures]
+            figures[name] = sum(values) / len(values)
+        self._steps = []
+        for name, column in (("reward_mean", forest.outcome), ("success_rate", forest.success)):
+            values = column[column.isfinite()]
+            if values.numel():
+                figures[name] = float(values.mean())
+        return self._method.adjust({**figures, "trajectories": forest.n_trajectories, "step": step})
+
+
+# ---------------------------------------------------------------- checkpoints and model cards
+STATE, TENSORS = "gxpo_method.json", "gxpo_method.safetensors"
+
+
+def keys_of(method: Method) -> dict[str, str]:
+    """Keys that differ from gxpo's defaults, in words."""
+    return {key: show(setting.value) for key, setting in method.keys.items() if setting.origin != "default"}
+
+
+def save_checkpoint(folder: Path, method: Method) -> None:
+    """Write the method's keys and state into a TRL checkpoint."""
+    content = {"method": method.name, "keys": keys_of(method), "state": method.state_dict()}
+    (folder / STATE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    if tensors := method.tensors():
+        need("safetensors.torch", "trl").save_file(tensors, folder / TENSORS)
+
+
+def load_checkpoint(folder: Path, method: Method) -> None:
+    """Restore the method's state. CheckpointError for a checkpoint of another method.
+
+    A checkpoint that was made without gxpo is one to start from, unless the method remembers earlier steps.
+    """
+    path = folder / STATE
+    if not path.exists():
+        if stateful_keys := ", ".join(asks.stateful_keys(method)):
+            raise CheckpointError(
+                f"{path} is missing, and {stateful_keys} can't go on without it: resume from another checkpoint"
+            )
+        return
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if "keys" not in content:  # written by gxpo 0.1: the state alone
+        content = {"keys": keys_of(method), "method": method.name, "state": content}
+    method_keys, saved = keys_of(method), content["keys"]
+    differs = [key for key in {**saved, **method_keys} if saved.get(key) != method_keys.get(key)]
+    if differs:
+        differences = ", ".join(
+            f"{key}={saved.get(key, 'default')} there and {method_keys.get(key, 'default')} here" for key in differs
+        )
+        raise CheckpointError(
+            f"{folder} was trained with method {content['method']}, this trainer has {method.name} ({differences}): make the "
+            "trainer with the same method, or start another run from its weights"
+        )
+    if (folder / TENSORS).exists():
+        method.load_tensors(need("safetensors.torch", "trl").load_file(folder / TENSORS))
+    method.load_state_dict(content["state"])
+
+
+def model_card_section(method: Method) -> str:
+    """Markdown section of a model card."""
+    lines = [f"- `{key}`: {value}" for key, value in keys_of(method).items()]
+    return "\n".join(["", "## Method", "", f"Credit, weights and objective: gxpo, `{method.name}`.", "", *lines, ""])

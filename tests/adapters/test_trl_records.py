@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.adapters.trl_log import figures
+from gxpo.adapters.trl_records import loss_figures
 from gxpo.adapters.trl_rollouts import Scored
 from gxpo.algorithms.signals import Signals
 from gxpo.forest.forest import Forest
@@ -23,7 +23,7 @@ def figures_of(spec, ratios, advantages, overrides=None, gather=lambda x: x):
     proximal = torch.full_like(logprob, -1.0)
     weight = torch.where(torch.arange(len(credit)) == 0, 0.0, 1.0).double()  # a mask of the mismatch changes no figure
     scored = Scored(forest, credit, weight, Signals({"reference_logprob": proximal}), proximal, 1)
-    return figures(method, scored, scored.policy({"logprob": logprob}), gather)
+    return loss_figures(method, scored, scored.policy({"logprob": logprob}), gather)
 
 
 def test_extremes_of_clip_ratios_are_over_sequences():
