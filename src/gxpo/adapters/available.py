@@ -1,6 +1,6 @@
-"""Which methods work in another trainer, what each has to be given there, and why the others do not.
+"""Methods that work in another trainer, what each must be given there, and why the others do not.
 
-Nothing here is a table: the answers come from what the adapters themselves ask before they take a method.
+There is no table: the answers come from the checks that the adapters make before they take a method.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from gxpo.methods.compose import method as compose
 from gxpo.methods.method import Method
 
 TRAINERS = ("trl", "verl")
-REWARD = "reward"  # a reward function of the user's own
-LONGEST = {"horizon": 1024.0, "max_length": 1024}  # the trainer's own longest completion, which is known there
-JUDGE = "gxpo.adapters.standin:scores"  # in place of the user's, to try a method with
+REWARD = "reward"  # name of a user's reward function
+LONGEST = {"horizon": 1024.0, "max_length": 1024}  # a trainer's longest completion; its value does not matter here
+JUDGE = "gxpo.adapters.standin:scores"  # in place of a user's judge
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a method has to be given in TRL beside a model, tasks and a reward.
+    """Requirements of a method in TRL beside a model, tasks and a reward.
 
-    settings   fields of GRPOConfig, with the value to give; `steps_per_generation` in gradient_accumulation_steps
-    arguments  of gxpo's GRPOTrainer, with an example
+    settings   fields of GRPOConfig with their values; `steps_per_generation` counts gradient_accumulation_steps
+    arguments  arguments of gxpo's GRPOTrainer, with an example each
     rewards    names of further reward functions, of weight 0
-    overrides  keys of the method that are the user's to choose: the key -> what it may be
+    overrides  keys of the method that the user has to choose: key -> its alternatives
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Given:
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     def words(self) -> tuple[str, ...]:
-        """One phrase for each thing."""
+        """Return the requirements as phrases, one each."""
         unit = {"steps_per_generation": " x gradient_accumulation_steps"}
         return (
             *(f"{name}={value}{unit.get(name, '')}" for name, value in self.settings.items()),
@@ -52,11 +52,11 @@ class Given:
 
 @dataclass(frozen=True)
 class Row:
-    """A method in a trainer.
+    """A method's row in the list of a trainer.
 
-    works    in TRL as a whole; in verl its advantages or its loss, whichever `parts` names
-    given    phrases: what it has to be given;   reason: why it does not work, "" where it does
-    parts    verl: "advantage" and "loss"; TRL: "method"
+    works   in TRL as a whole; in verl its advantages or its loss, as `parts` says
+    given   phrases for what it must be given;   reason: why it does not work, "" where it does
+    parts   verl: "advantage" and "loss"; TRL: "method"
     """
 
     name: str
@@ -67,7 +67,7 @@ class Row:
 
 
 def available(trainer: str, names: Iterable[str] | None = None) -> list[Row]:
-    """Every published method (or the compositions `names`) in "trl" or "verl"; neither has to be installed.
+    """List every published method (or the compositions `names`) in "trl" or "verl"; neither has to be installed.
 
     >>> [row] = available("trl", ["grpo_lead"])
     >>> row.works, row.given
@@ -79,7 +79,7 @@ def available(trainer: str, names: Iterable[str] | None = None) -> list[Row]:
 
 
 def in_trl(name: str) -> Row:
-    """One method in TRL's trainer."""
+    """Return the row of one method in TRL's trainer."""
     composed, needs = needs_in_trl(name)
     reasons = why_not_in_trl(composed, needs)
     if reasons:
@@ -88,7 +88,7 @@ def in_trl(name: str) -> Row:
 
 
 def why_not_in_trl(composed: Method, needs: Given) -> list[str]:
-    """What the adapter refuses it for when it is given all that it needs."""
+    """Return the adapter's reasons to refuse a method that is given all its needs."""
     if reasons := trl_settings.declared_refusals(composed):
         return reasons
     reasons = trl_settings.refusals(composed, "success_at" in needs.arguments, (REWARD, *needs.rewards))
@@ -96,10 +96,11 @@ def why_not_in_trl(composed: Method, needs: Given) -> list[str]:
 
 
 def needs_in_trl(name: str) -> tuple[Method, Given]:
-    """The method, with stand-ins for what is the user's to choose, and what it has to be given."""
+    """Return the method, with stand-ins for what a user has to choose, and its requirements."""
     composed = compose(name).fill(**LONGEST)
     overrides: dict[str, str] = {}
     values: dict[str, Any] = {}
+    # a signal may need one of several keys, such as a judge that is a function or a model
     for key, part in composed.signals.items():
         if (alternatives := getattr(part, "one_of", ())) and all(getattr(part, n) is None for n in alternatives):
             overrides[f"signal.{key}"] = " ".join(f"signal.{key}.{n}=..." for n in alternatives)
@@ -111,11 +112,12 @@ def needs_in_trl(name: str) -> tuple[Method, Given]:
 
 
 def _required_arguments(composed: Method) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Arguments and reward functions without which a part of it stops."""
+    """Find the arguments of the trainer, and further reward functions, that the method's parts stop without."""
     arguments: dict[str, Any] = {}
     rewards: tuple[str, ...] = ()
     if trl_settings.declared_refusals(composed):
         return arguments, rewards
+    # one failure at a time: each trial gives what the last one lacked, until it passes or fails for another reason
     while True:
         verdicts, names = "success_at" in arguments, (REWARD, *rewards)
         try:
@@ -152,7 +154,7 @@ def _stops_without_verdicts(composed: Method) -> bool:
 
 # ---------------------------------------------------------------- for people and programs
 def counts(rows: Sequence[Row]) -> dict[str, int]:
-    """How many work, and how many of them need nothing else; in verl also how many by part."""
+    """Count the methods that work, and those of them that need nothing else; in verl also by part."""
     working = [row for row in rows if row.works]
     totals = {"methods": len(rows), "work": len(working), "as_they_are": sum(not row.given for row in working)}
     by_part = {part: sum(part in row.parts for row in rows) for part in ("advantage", "loss")}
@@ -161,7 +163,7 @@ def counts(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def as_json(trainer: str, rows: Sequence[Row]) -> str:
-    """The rows and counts."""
+    """Return the rows and their counts as JSON text."""
     listed = [
         {"name": r.name, "works": r.works, "parts": r.parts, "given": r.given, "reason": r.reason or None} for r in rows
     ]
@@ -169,7 +171,7 @@ def as_json(trainer: str, rows: Sequence[Row]) -> str:
 
 
 def as_text(trainer: str, rows: Sequence[Row]) -> str:
-    """A line for each method."""
+    """Return a table with a line for each method: those that work, then the others with the reason."""
     width = max(len(row.name) for row in rows)
     line = partial(_line, trainer, width)
     n = counts(rows)

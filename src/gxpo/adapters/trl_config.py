@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 # ---------------------------------------------------------------- defaults
+# of TRL 1.16's GRPOConfig and `trl grpo`, where they say what is computed; a test holds them against an installed TRL
 DEFAULTS: Mapping[str, Any] = {
     # batches and steps
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8,
@@ -36,7 +37,7 @@ DEFAULTS: Mapping[str, Any] = {
     "learning_rate": 1e-6, "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
     "max_grad_norm": 1.0, "lr_scheduler_type": "linear", "warmup_steps": 0, "warmup_ratio": None,
     "optim": "adamw_torch_fused", "bf16": True, "fp16": False, "gradient_checkpointing": True,
-    # what is kept
+    # outputs
     "output_dir": "trainer_output", "save_strategy": "steps", "save_steps": 500, "save_total_limit": None,
     "eval_strategy": "no", "eval_steps": None, "report_to": "none",
 }  # fmt: skip
@@ -46,16 +47,16 @@ Settings: Any = dataclasses.make_dataclass(
 
 
 def with_defaults(fields: Mapping[str, Any]) -> Any:
-    """A GRPOConfig's fields with what is given; other names are left out."""
+    """Return a configuration with these fields, at TRL's defaults else; names that it does not have are left out."""
     return Settings(**{name: value for name, value in fields.items() if name in DEFAULTS})
 
 
 # ---------------------------------------------------------------- stated settings
-NOTE = "_gxpo_stated"  # attribute of a configuration: the names
+NOTE = "_gxpo_stated"  # attribute of a configuration that holds the names
 
 
 def note_arguments(config_class: Any) -> None:
-    """Note the arguments of every configuration of this class that is made from here on; once is enough."""
+    """Make a configuration class note the arguments of each call from here on; a second time changes nothing."""
     if "__new__" in vars(config_class):
         return
 
@@ -70,19 +71,19 @@ def note_arguments(config_class: Any) -> None:
 
 
 def chosen_names(arguments: Iterable[str], fields: Iterable[str]) -> set[str]:
-    """Arguments that a user chose: all of them, or of a call that passes every field those on the command line."""
+    """Return the arguments that a user chose: all, or those on the command line if a call passes every field."""
     names = set(arguments)
     return names & on_command_line(sys.argv[1:]) if names >= set(fields) else names
 
 
 def on_command_line(words: Iterable[str]) -> set[str]:
-    """Names of the options among the words: `--scale_rewards group`, `--scale-rewards=group`."""
+    """Return the names of options among words such as `--scale_rewards group` and `--scale-rewards=group`."""
     options = (word for word in words if word.startswith("--"))
     return {word.removeprefix("--").partition("=")[0].replace("-", "_") for word in options}
 
 
 def stated_names(args: Any) -> set[str]:
-    """Settings that differ from TRL's defaults, and those that were given though they do not; None leaves one out."""
+    """Return the names of settings that differ from TRL's defaults, or were given at them; None counts as not given."""
     defaults = {f.name: f.default for f in dataclasses.fields(args)}
     noted = vars(args).get(NOTE, frozenset())
     values = {name: getattr(args, name) for name in defaults}

@@ -1,9 +1,9 @@
-"""`Doctor`: a callback of TRL's trainers that watches the run for the sicknesses of `gxpo doctor`.
+"""`Doctor`: a callback for TRL's trainers that looks for the causes of stalled runs that `gxpo doctor` knows.
 
     GRPOTrainer(..., callbacks=[Doctor()])   # TRL's own trainer, or gxpo.adapters.trl's
 
-It reads what TRL logs, the completions that `log_completions=True` writes (or, attached to the trainer, its own log of
-them), and, of a sample of the trained weights, whether they move. It changes nothing of the run.
+It reads TRL's log, the completions that `log_completions=True` writes (or, attached to a trainer, the trainer's own
+log of them), and whether a sample of the trained weights moves. It changes nothing of the run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 else:
     Base = object
 
-SAMPLED = 1 << 16  # weights that are looked at
-SUMMARY = "train_runtime"  # the key of the last row, whose figures are of the whole run
+SAMPLED = 1 << 16  # size of the sample of weights
+SUMMARY = "train_runtime"  # a key of the last row alone, whose figures are of the whole run
 
 
 def never_fails(event: Callable[..., None]) -> Callable[..., None]:
-    """What goes wrong in an event is one warning, and the end of watching: a run goes on without its doctor."""
+    """Guard an event of the callback: an exception is one warning and ends the watching, never the training."""
 
     @wraps(event)
     def guarded(self: Watching, *args: Any, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ def never_fails(event: Callable[..., None]) -> Callable[..., None]:
             return
         try:
             event(self, *args, **kwargs)
-        except Exception as error:  # whatever it is
+        except Exception as error:
             self.failed = True
             warnings.warn(f"doctor: watches no more: {type(error).__name__}: {error}", stacklevel=2)
 
@@ -51,13 +51,12 @@ def never_fails(event: Callable[..., None]) -> Callable[..., None]:
 
 
 class Watching(Base):
-    """A warning for each cause that is found, once; at the end the verdict in a line or two.
+    """Callback that warns once of each cause that is found, and prints a verdict of a line or two at the end.
 
-    every  steps between checks; one that is due waits while checks have taken more than 1 % of the time
-    stop   end the training where a critical cause is likely or proved
-    quiet  print no verdict at the end
-
-    `diagnosis` holds the newest `gxpo.doctor.Diagnosis`, after the training the last one.
+    every  steps between checks; a check waits while checks have taken more than 1 % of the time
+    stop   True: end the training where a critical cause is likely or proved
+    quiet  True: print no verdict at the end
+    `diagnosis` is the newest `gxpo.doctor.Diagnosis`; after the training the last one.
     """
 
     def __init__(self, *, every: int = 10, stop: bool = False, quiet: bool = False) -> None:
@@ -90,6 +89,7 @@ class Watching(Base):
         settings |= _of_model(model) | {"max_steps": state.max_steps}
         self.live = Live("trl", settings, every=self.every, stop_on=("critical",) if self.stop else ())
         self._started_at, self._resumed_at = time.time(), state.global_step
+        # a resumed run has logged steps before: they belong to the picture
         for row in state.log_history:
             if SUMMARY not in row:
                 self.live.row(int(row["step"]), {k: v for k, v in row.items() if k != "step"})
@@ -113,12 +113,14 @@ class Watching(Base):
 
     @never_fails
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        # every process logs, one is enough to look at
         if self.live is None or logs is None or SUMMARY in logs or not state.is_world_process_zero:
             return
         evaluation = any(key.startswith("eval_") for key in logs)
         self.live.row(state.global_step, logs, {} if evaluation else self._moved)
         if evaluation:
             return
+        # an evaluation's completions stay in the trainer's log until the next batch: they are not the policy's training
         if self._trainer is not None and self._newest_entry() != self._evaluated:
             rows = _rows(self._trainer, state.global_step)
             self.live.rollouts(rows[: 16 * self._trainer.num_generations], of=len(rows))
@@ -138,12 +140,12 @@ class Watching(Base):
 
     # ------------------------------------------------------------ completions
     def _newest_entry(self) -> Any:
-        """What tells the newest entry of the trainer's log of completions from others."""
+        """Return (completion, prompt) of the newest entry in the trainer's log of completions, to recognise it."""
         logs = getattr(self._trainer, "_logs", None)
         return (str(logs["completion"][-1]), str(logs["prompt"][-1])) if logs and logs["completion"] else None
 
     def _reader(self, args: Any, state: Any) -> Any:
-        """Reads the tables that TRL has written for this run; None where the trainer's own log is read, or nothing."""
+        """Return a reader of the tables of completions that TRL writes; None where there are none to read."""
         folder = Path(args.output_dir) / "completions"
         if self._trainer is not None or not getattr(args, "log_completions", False):
             return None
@@ -165,24 +167,25 @@ class Watching(Base):
         return read
 
     def _is_ours(self, file: Path, step: int) -> bool:
-        """Not of another run that wrote into the same directory."""
+        """Return False for a table of another run that wrote into the same directory."""
         number = int(file.stem.rpartition("_")[2])
         return number <= step and (number <= self._resumed_at or file.stat().st_mtime >= self._started_at - 1)
 
 
 def _of_model(model: Any) -> dict[str, Any]:
-    """What the configuration does not say: the dtype of the trained weights, and whether they are an adapter's."""
+    """Return settings that only the model tells: dtype of the trained weights, and whether they are an adapter's."""
     trained = [p for p in model.parameters() if p.requires_grad] if model is not None else []
     settings: dict[str, Any] = {"use_peft": bool(getattr(model, "peft_config", None))}
     return settings | ({"dtype": str(trained[0].dtype).removeprefix("torch.")} if trained else {})
 
 
 def _weights(model: Any) -> Any:
-    """The same sample of the trained weights at every call; None where no model is in reach."""
+    """Sample the trained weights, the same ones at every call, float32 [n]; None without a model."""
     import torch
 
     trained = [p.detach() for p in model.parameters() if p.requires_grad] if model is not None else []
     stride = max(1, sum(p.numel() for p in trained) // SAMPLED)
+    # joined on each device first: one copy to the CPU instead of one for each parameter
     by_device: dict[Any, list[Any]] = {}
     for p in trained:
         by_device.setdefault(p.device, []).append(p.reshape(-1)[::stride].float())
@@ -191,7 +194,7 @@ def _weights(model: Any) -> Any:
 
 
 def _rows(trainer: Any, step: int) -> list[Row]:
-    """The newest generation batch, from the trainer's own log."""
+    """Return the rows of the newest generation batch, from the trainer's own log."""
     from gxpo.doctor.rollout_credit import total
     from gxpo.doctor.rollout_rows import Row, completion_text, first_reference, reference, text
 
@@ -200,6 +203,7 @@ def _rows(trainer: Any, step: int) -> list[Row]:
     rewards = {name: np.array(list(values), dtype=float) for name, values in logs["rewards"].items()}
     table = np.stack(list(rewards.values()), axis=1)
     score = total(table, trainer.reward_weights.cpu().numpy().astype(float))
+    # columns of the data set that were logged for every row; one of them may be the reference answers
     extra = {name: list(values) for name, values in logs["extra"].items() if len(values) == len(prompts)}
     answer = first_reference(list(extra))
     return [
@@ -219,14 +223,14 @@ def _rows(trainer: Any, step: int) -> list[Row]:
 
 
 def _is_single_process() -> bool:
-    """Whether one process trains."""
+    """Return True if one process trains."""
     import torch
 
     return not (torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _any_process(stop: bool) -> bool:
-    """Whether any process wants to stop."""
+    """Return True if `stop` is True in any process; a collective call of all of them."""
     import torch
 
     answers: list[Any] = [None] * torch.distributed.get_world_size()

@@ -31,13 +31,13 @@ SOFT = ("sigmoid",)  # surrogates of TRL's that cut nothing, and of which it log
 
 
 class LossLog:
-    """Appends to a trainer's log what TRL logs of advantages and loss, and the method's own figures."""
+    """Writer of a trainer's log: advantages and loss under TRL's names, and the method's own figures under gxpo/."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def advantages(self, scored: Scored) -> None:
-        """Show a row's mean advantage under the method in TRL's table of completions."""
+        """Replace TRL's advantages in its table of completions by each row's mean under the method."""
         logged_advantages = self._trainer._logs["advantages"]
         forest, rows = scored.forest, scored.forest.n_trajectories
         total = torch.zeros(rows, dtype=torch.float64).index_add_(0, forest.path_trajectory, scored.credit)
@@ -47,7 +47,7 @@ class LossLog:
         logged_advantages.extend((total / count).tolist())
 
     def figures(self, mode: str, scored: Scored, x: Mapping[str, Tensor]) -> None:
-        """Figures of the terms on these rows; under TRL's own names those that TRL has too.
+        """Log the figures of the terms on these rows, and TRL's own figures under its names.
 
         x  outputs of the policy [P], detached
         """
@@ -61,11 +61,11 @@ class LossLog:
 
     @property
     def has_bonus(self) -> bool:
-        """True where the loss has an entropy bonus."""
+        """True if the loss has an entropy bonus."""
         return self._bonus_term is not None
 
     def bonus(self, scored: Scored, policy: PolicyTokens) -> float:
-        """Share of the entropy bonus in the loss; 0 without one."""
+        """Return the entropy bonus's share in the loss; 0 without one."""
         if (term := self._bonus_term) is None:
             return 0.0
         with torch.no_grad():
@@ -73,7 +73,7 @@ class LossLog:
             return float(evaluate(term, scored.forest, policy, *read)[0])
 
     def policy_loss(self, mode: str, share: float) -> None:
-        """Log the loss without its entropy bonus, where it has one; `share`: of this process and micro-batch."""
+        """Log the loss without its entropy bonus, where it has one; `share` is this process's and micro-batch's."""
         if self._bonus_term is None:
             return
         trainer = self._trainer
@@ -83,7 +83,7 @@ class LossLog:
         trainer._metrics[mode]["policy_loss"].append(float(self._gather(local_share).nanmean()))
 
     def coefficient(self) -> None:
-        """Log the coefficient of the entropy bonus after an optimiser step, and have it where TRL has it."""
+        """Log the entropy bonus's coefficient after an optimiser step, and set the trainer's attribute of TRL's."""
         if (term := self._bonus_term) is None:
             return
         now = term.coef if term.control is None else term.control.level(term.coef)
@@ -96,7 +96,7 @@ class LossLog:
         return term if getattr(term, "ever", False) else None
 
     def _gather(self, x: Tensor) -> Tensor:
-        """The column of all processes, each with as many rows, in float64 on the CPU."""
+        """Gather a column of all processes, each with as many rows, in float64 on the CPU."""
         accelerator = self._trainer.accelerator
         if accelerator.num_processes == 1:
             return x.detach().double().cpu()
@@ -104,7 +104,7 @@ class LossLog:
 
 
 def loss_figures(method: Method, scored: Scored, policy: PolicyTokens, gather: Gather) -> dict[str, float]:
-    """Figures of a micro-batch on all processes: `kl`, and what TRL logs of the policy's loss.
+    """Return the figures that TRL logs of a micro-batch on all processes: `kl`, and clip ratios of the policy's loss.
 
     scored, policy  of this process's rows
     """
@@ -116,7 +116,7 @@ def loss_figures(method: Method, scored: Scored, policy: PolicyTokens, gather: G
         metrics["kl"] = _ratio(gather, value.double().sum(), entries.numel())
     term = method.terms["policy"]
     if isinstance(term, PolicyGradient) and show(term.surrogate) not in SOFT:
-        metrics |= _of_policy(term, scored, policy, gather)
+        metrics |= _policy_figures(term, scored, policy, gather)
     return metrics
 
 
@@ -131,21 +131,21 @@ def is_sum_of_shares(args: Any, method: Method) -> bool:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Columns [P] of a process's rows, and their means as TRL takes them."""
+    """A process's rows, and means of columns [P] over them as TRL takes these."""
 
     forest: Forest
     gather: Gather
     is_by_row: bool  # a row has one ratio, and counts once whatever its length
 
     def each(self, x: Tensor) -> Tensor:
-        """Mean over the tokens of each row of all processes; nan for a row without any."""
+        """Mean over the tokens of each row, of all processes [R]; nan for a row without any."""
         entries = self.forest.path_trainable
         owner, rows = self.forest.path_trajectory[entries], self.forest.n_trajectories
         total = torch.zeros(rows, dtype=torch.float64).index_add_(0, owner, x[entries].double())
         return self.gather(total / torch.bincount(owner, minlength=rows))
 
     def mean(self, x: Tensor) -> float:
-        """Mean over all tokens, or over the rows."""
+        """Mean over all tokens, or over the rows where a row has one ratio."""
         if self.is_by_row:
             return float(self.each(x).nan_to_num(0.0).mean())
         values_P = x[self.forest.path_trainable].double()
@@ -153,17 +153,20 @@ class _Rows:
 
 
 @torch.no_grad()
-def _of_policy(term: PolicyGradient, scored: Scored, policy: PolicyTokens, gather: Gather) -> dict[str, float]:
+def _policy_figures(term: PolicyGradient, scored: Scored, policy: PolicyTokens, gather: Gather) -> dict[str, float]:
+    """Return the clip ratios that TRL logs for the policy term's kind of loss."""
     forest, credit = scored.forest, scored.credit
     surrogate: Any = term.surrogate  # its options are of its kind
     rows = _Rows(forest, gather, show(term.ratio) == "sequence")
-    # the term reads tokens of non-zero advantage and weight; TRL's figures are of all tokens
+    # the term skips tokens whose advantage or weight is 0, while TRL's figures count all tokens: a made-up advantage of
+    # the right sign and a weight of 1 bring them in
     sign = torch.where(credit < 0, -1.0, 1.0).to(torch.float64)
     places, x = term.inputs(forest, policy, sign, torch.ones_like(scored.weight))
 
     def column(values: Tensor) -> Tensor:
         return torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, places, values.detach().double())
 
+    # TRL has other figures for VESPO and CISPO, whose losses do not clip
     if (name := show(surrogate)) == "gamma":
         options = surrogate.options
         power = x.by_sign(options["power_positive"], options["power_negative"])
@@ -200,9 +203,9 @@ def _extreme(rows: Tensor, of: Callable[[Tensor], Tensor]) -> float:
 
 # ---------------------------------------------------------------- figures of optimiser steps
 class StepFigures:
-    """Collects the policy's outputs over the micro-batches of an optimiser step, and figures over those of a step.
+    """Figures of whole optimiser steps, for coefficients that follow them (`objective.kl.control` and others).
 
-    `add` each micro-batch, `close` each optimiser step, `adjust` after the last one of a generation batch.
+    Call `add` for each micro-batch, `close` for each optimiser step, `adjust` after the last one of a generation batch.
     """
 
     def __init__(self, method: Method) -> None:
@@ -211,13 +214,13 @@ class StepFigures:
         self._steps: list[dict[str, float]] = []
 
     def add(self, scored: Scored, entries: Tensor, live: Mapping[str, Tensor]) -> None:
-        """Outputs of the entries [n] of an optimiser step's rows."""
+        """Take a micro-batch's policy outputs `live`, at `entries` [n] of the optimiser step's path tokens."""
         for name, x in live.items():
             start = torch.zeros(scored.forest.n_entries, dtype=torch.float64)
             self._outputs[name] = self._outputs.get(name, start).index_copy(0, entries, x.detach().double())
 
     def close(self, scored: Scored, summed: Callable[[Tensor], Tensor]) -> None:
-        """Take the figures of an optimiser step; `summed`: over processes, each of which has added its own rows."""
+        """Compute the figures of an optimiser step; `summed` adds up processes, each of which has its own rows."""
         x = {name: summed(column) for name, column in self._outputs.items()}
         self._outputs = {}
         method, forest = self._method, scored.forest
@@ -226,14 +229,16 @@ class StepFigures:
             read = scored.credit, scored.weight, scored.signals, scored.step
             with torch.no_grad():
                 metrics = method.evaluate(forest, scored.policy(x), *read).metrics
-        entropy = x["entropy"][forest.path_trainable]  # of a step that moves nothing, too, as TRL measures it
+        # also of a step that moves nothing, as TRL measures it
+        entropy = x["entropy"][forest.path_trainable]
         self._steps.append({**metrics, **({"entropy": float(entropy.mean())} if entropy.numel() else {})})
 
     def adjust(self, forest: Forest, step: int) -> dict[str, float]:
-        """Move the method's coefficients by the means over the optimiser steps; gives what they now say."""
+        """Move the method's coefficients by the figures' means over optimiser steps; return their new values."""
         names = dict.fromkeys(name for step_figures in self._steps for name in step_figures)
         figures: dict[str, Any] = {}
         for name in names:
+            # a step without any gradient has fewer figures
             values = [step_figures[name] for step_figures in self._steps if name in step_figures]
             figures[name] = sum(values) / len(values)
         self._steps = []
@@ -249,12 +254,12 @@ STATE, TENSORS = "gxpo_method.json", "gxpo_method.safetensors"
 
 
 def keys_of(method: Method) -> dict[str, str]:
-    """Keys that differ from gxpo's defaults, in words."""
+    """Return the keys that differ from gxpo's defaults, with their values as text."""
     return {key: show(setting.value) for key, setting in method.keys.items() if setting.origin != "default"}
 
 
 def save_checkpoint(folder: Path, method: Method) -> None:
-    """Write the method's keys and state into a TRL checkpoint."""
+    """Write the method's keys and state into a folder of TRL's checkpoint."""
     content = {"method": method.name, "keys": keys_of(method), "state": method.state_dict()}
     (folder / STATE).write_text(json.dumps(content, indent=1), encoding="utf-8")
     if tensors := method.tensors():
@@ -262,9 +267,9 @@ def save_checkpoint(folder: Path, method: Method) -> None:
 
 
 def load_checkpoint(folder: Path, method: Method) -> None:
-    """Restore the method's state. CheckpointError for a checkpoint of another method.
+    """Restore the method's state from a checkpoint; CheckpointError for one of another method.
 
-    A checkpoint that was made without gxpo is one to start from, unless the method remembers earlier steps.
+    A checkpoint that was made without gxpo can be started from, unless the method has parts with state.
     """
     path = folder / STATE
     if not path.exists():
@@ -273,6 +278,7 @@ def load_checkpoint(folder: Path, method: Method) -> None:
                 f"{path} is missing, and {stateful_keys} can't go on without it: resume from another checkpoint"
             )
         return
+    # resuming under other keys would silently be another method from here on
     content = json.loads(path.read_text(encoding="utf-8"))
     if "keys" not in content:  # written by gxpo 0.1: the state alone
         content = {"keys": keys_of(method), "method": method.name, "state": content}
@@ -283,8 +289,8 @@ def load_checkpoint(folder: Path, method: Method) -> None:
             f"{key}={saved.get(key, 'default')} there and {method_keys.get(key, 'default')} here" for key in differs
         )
         raise CheckpointError(
-            f"{folder} was trained with method {content['method']}, this trainer has {method.name} ({differences}): make the "
-            "trainer with the same method, or start another run from its weights"
+            f"{folder} was trained with method {content['method']}, this trainer has {method.name} ({differences}): "
+            "make the trainer with the same method, or start another run from its weights"
         )
     if (folder / TENSORS).exists():
         method.load_tensors(need("safetensors.torch", "trl").load_file(folder / TENSORS))
@@ -292,6 +298,6 @@ def load_checkpoint(folder: Path, method: Method) -> None:
 
 
 def model_card_section(method: Method) -> str:
-    """Markdown section of a model card."""
+    """Return the Markdown section on a method for a model card."""
     lines = [f"- `{key}`: {value}" for key, value in keys_of(method).items()]
     return "\n".join(["", "## Method", "", f"Credit, weights and objective: gxpo, `{method.name}`.", "", *lines, ""])

@@ -57,7 +57,7 @@ class ExternalModel(TorchLearner):
 
     @contextmanager
     def _read(self) -> Iterator[None]:
-        """The model without dropout, and as it was afterwards."""
+        """Run the model without dropout, then restore its mode."""
         training = self.model.training
         self.model.eval()
         try:
@@ -66,12 +66,12 @@ class ExternalModel(TorchLearner):
         finally:
             self.model.train(training)
 
-    def outputs(self, *signals: Any, policy: str = "current", **names: Any) -> dict[str, Tensor]:
+    def outputs(self, *args: Any, policy: str = "current", **kwargs: Any) -> dict[str, Tensor]:
         """See `TorchLearner.outputs`; there is no reference policy."""
         if policy != "current":
             raise GxpoError(f"the {policy} policy is not lent")
         with self._read():
-            return super().outputs(*signals, **names)
+            return super().outputs(*args, **kwargs)
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
         with self._read():
@@ -84,7 +84,10 @@ class ExternalModel(TorchLearner):
     def live(
         self, forest: Forest, names: Sequence[str], signals: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Outputs [P] float64 with their gradient."""
+        """Policy outputs by name, [P] float64 with their gradient.
+
+        signals  that outputs are computed with, if any
+        """
         packing = self._packing(forest)
         batches = packing.microbatches(torch.arange(forest.n_entries))
         with self._read():
@@ -93,16 +96,16 @@ class ExternalModel(TorchLearner):
         return {name: torch.cat([x[name] for _, x in outputs])[order] for name in names}
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Copies of the trainable parameters, in order of names."""
+        """Copy the trainable parameters, in order of names."""
         parameters = sorted(self.model.named_parameters())
         return {name: p.detach().clone() for name, p in parameters if p.requires_grad}
 
 
 # ---------------------------------------------------------------- trl services
 class TrainerServices:
-    """Services of one trainer.
+    """Services that a trainer lends to a method's signals and segmenter.
 
-    borrowed  names of `asks.SERVICES` that the method's parts ask for: the others cost nothing
+    borrowed  names of `asks.SERVICES` that the method's parts use: the others cost nothing
     answers   the dataset's column of reference answers
     """
 
@@ -111,11 +114,11 @@ class TrainerServices:
         self._prompts: dict[str, Any] = {}
         self._answers: dict[str, str | None] = {}
         self._rows: Sequence[Any] = ()  # prompts of the newest generation batch
-        self._pictured: PicturedBatch | None = None  # it, where it shows images
+        self._pictured: PicturedBatch | None = None  # the newest generation batch, if it has images
 
     @cached_property
     def learner(self) -> ExternalModel:
-        """The policy in this process. ConfigError where its weights are spread over several."""
+        """The policy in this process; ConfigError if its weights are spread over several."""
         trainer = self._trainer
         if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
             raise ConfigError(
@@ -132,7 +135,7 @@ class TrainerServices:
         return Tokens(self._trainer._tokenizer)
 
     def note(self, inputs: Sequence[Mapping[str, Any]], prompts: Sequence[Any]) -> list[str]:
-        """Remember the rows of a generation batch; gives the name of each one's task."""
+        """Remember the rows of a generation batch; return the name of each row's task."""
         names, self._rows = [task_name(p) for p in prompts], prompts
         if "prompts" in self.borrowed:
             self._prompts = self._of_all(dict(zip(names, prompts, strict=True)))
@@ -147,15 +150,17 @@ class TrainerServices:
         return names
 
     def _of_all(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """The entries of every process."""
+        """Join the entries of all processes."""
         if self._trainer.accelerator.num_processes == 1:
             return entries
         gathered = need("accelerate.utils", "trl").gather_object(list(entries.items()))
         return dict(gathered)
 
     def see(self, output: Mapping[str, Any]) -> PicturedBatch | None:
-        """The policy on this generation batch, where it shows images and a method works with the model. ConfigError as
-        of `PicturedBatch`."""
+        """Return the policy on a generation batch with images, if the method works with the model; else None.
+
+        ConfigError as in `PicturedBatch`.
+        """
         reads = "model" in self.borrowed and has_images(output)
         self._pictured = PicturedBatch(self._trainer, output, self._rows) if reads else None
         return self._pictured
@@ -167,7 +172,8 @@ class TrainerServices:
 
     def _reworded_prompt(self, task: str, template: str, values: Mapping[str, str]) -> Sequence[int] | None:
         prompt = self._prompts.get(task)
-        if prompt is None or self._trainer.environments:  # an episode has said more than the prompt
+        # an episode's context is more than its prompt, and can't be reworded
+        if prompt is None or self._trainer.environments:
             return None
         try:
             other = reworded(
@@ -178,7 +184,7 @@ class TrainerServices:
         return self._trainer._tokenize_prompts([other if isinstance(other, str) else list(other)])[0][0]
 
     def tools(self, step: int) -> SignalTools:
-        """The services of a step."""
+        """Return the services for a step."""
         tokens = self._tokens if "texts" in self.borrowed else None
 
         def encode(text: str) -> Sequence[int]:

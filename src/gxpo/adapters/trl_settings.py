@@ -36,11 +36,11 @@ OF_TRL: Mapping[str, str] = {
 def translate_settings(
     args: Any, spec: str | Method, overrides: Mapping[str, Any], rewards: Sequence[tuple[str, float]] | None = None
 ) -> Method:
-    """The method with keys translated from TRL's settings.
+    """Compose a method with keys translated from TRL's settings.
 
-    A setting that was not given asks for nothing (`trl_config`). One that was, at TRL's default or not, is translated
-    into its key where neither the method nor the overrides state that key, accepted where they state the same value,
-    and refused where they state another one.
+    A setting that the user did not give is ignored (`trl_config.stated_names`). One that was given, at TRL's default or
+    not, becomes its key where neither the method nor the overrides state that key; it is accepted where they state the
+    same value, and refused where they state another one.
 
     rewards  (name, weight) of each reward function, where they are known
     """
@@ -48,6 +48,7 @@ def translate_settings(
     setting_keys = SettingKeys.of(args, stated_names(args), composed, rewards)
     values = {key: Stated(value, f"GRPOConfig.{setting}") for key, (setting, value) in setting_keys.keys.items()}
     base, reasons = DEFAULT if isinstance(spec, Method) else spec, list(setting_keys.reasons)
+    # composed once with every translated key as an override, to compare values after parts and defaults are resolved
     try:
         keys_with_settings = compose(base, {**overrides, **values}).keys
     except ConfigError as error:
@@ -58,10 +59,12 @@ def translate_settings(
         method_key, value = composed.keys.get(key), keys_with_settings[key].value
         if method_key is not None and _equal(method_key.value, value):
             continue
+        # a Method object was composed by the caller, so all its keys count as stated
         if not isinstance(spec, Method) and (method_key is None or is_left_open(key, method_key)):
             translations[key] = values[key]
         else:
             contradictions.setdefault(setting, {})[key] = value
+    # the override that a refusal advises must work: it is tried first
     for setting, keys in contradictions.items():
         advises = not isinstance(spec, Method) and _composes(base, {**overrides, **keys})
         reasons.append(_contradiction(setting, getattr(args, setting), keys, composed, advises))
@@ -70,7 +73,7 @@ def translate_settings(
 
 
 def _untranslatable(base: str, overrides: Mapping[str, Any], values: Mapping[str, Stated], error: ConfigError) -> str:
-    """Settings whose keys the method can't take, each with the reason; all of them where only together they can't."""
+    """Describe the settings whose keys the method can't take, each with its reason; all of them if none fails alone."""
     by_setting: dict[str, dict[str, Stated]] = {}
     for key, value in values.items():
         by_setting.setdefault(value.origin.removeprefix("GRPOConfig."), {})[key] = value
@@ -84,26 +87,30 @@ def _untranslatable(base: str, overrides: Mapping[str, Any], values: Mapping[str
 
 
 def _equal(a: Any, b: Any) -> bool:
+    """Return True for equal values of a key; floats may differ by rounding."""
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b)
     return same(a, b) or (isinstance(a, str) != isinstance(b, str) and show(a) == show(b))  # a part, and its name
 
 
 def _contradiction(setting: str, setting_value: Any, keys: Mapping[str, Any], composed: Method, advises: bool) -> str:
-    """Line on a setting whose keys have other values in the method.
+    """Describe a setting whose keys have other values in the method.
 
-    keys     what the setting is here
-    advises  whether these keys as overrides make a method
+    keys     translation of the setting;   advises: True if these keys as overrides make a method
     """
     keys_text = ", ".join(f"{key}={show(value)}" for key, value in keys.items())
     method_keys = {key: composed.keys.get(key) for key in keys}
     method_text = ", ".join(f"no {key}" if x is None else f"{key}={show(x.value)}" for key, x in method_keys.items())
     typed = {key: v if isinstance(v, (bool, int, float, dict, type(None))) else show(v) for key, v in keys.items()}
     instead = f", or say overrides={typed}" if advises else ""
-    return f"{setting}={setting_value!r} is {keys_text} here, and {composed.name} has {method_text}: leave {setting} out{instead}"
+    return (
+        f"{setting}={setting_value!r} is {keys_text} here, and {composed.name} has {method_text}: "
+        f"leave {setting} out{instead}"
+    )
 
 
 def _composes(base: str, overrides: Mapping[str, Any]) -> bool:
+    """Return True if a method can be composed with these overrides."""
     try:
         compose(base, overrides)
     except ConfigError:
@@ -112,16 +119,18 @@ def _composes(base: str, overrides: Mapping[str, Any]) -> bool:
 
 
 def settings_against(args: Any, composed: Method, by_name: Sequence[tuple[str, float]] | None) -> list[str]:
-    """TRL settings that would have no effect, or contradict the method.
+    """Return problems with TRL settings that would have no effect, or contradict the method.
 
-    by_name  (name, weight) of each reward function, where the method reads rewards by name; else None
+    by_name  (name, weight) of each reward function where the method reads rewards by name; else None
     """
+    # loss and sampler
     problems = _of_kl(args, composed) + _of_entropy(args, composed) + _of_sampler(args, composed)
     if args.steps_per_generation % (every := args.gradient_accumulation_steps):
         problems.append(
             f"steps_per_generation={args.steps_per_generation}: an optimiser step must not reach over two "
             f"generation batches; make it a multiple of gradient_accumulation_steps={every}"
         )
+    # rewards: an estimator that weighs them by name would ignore TRL's weights
     weights, weights_setting = dict(by_name or ()), composed.keys.get("credit.weights")
     if len(weights) < len(by_name or ()):
         problems.append(
@@ -132,11 +141,13 @@ def settings_against(args: Any, composed: Method, by_name: Sequence[tuple[str, f
             f"reward_weights={list(weights.values())}: {show(composed.credit)} weighs rewards itself; say "
             f"overrides={{'credit.weights': {weights}}}"
         )
-    for key, weights_setting in composed.run_keys.items():
-        if weights_setting.origin.split("@")[0] not in {d.name for d in composed.definitions}:
+    # settings of gxpo's trainer: a method may bring its own, which do no harm; from the caller they are a mistake
+    for key, setting in composed.run_keys.items():
+        if setting.origin.split("@")[0] not in {d.name for d in composed.definitions}:
             problems.append(
-                f"{key}={show(weights_setting.value)}: TRL's trainer decides it; {OF_TRL.get(key, 'set it in GRPOConfig')}"
+                f"{key}={show(setting.value)}: TRL's trainer decides it; {OF_TRL.get(key, 'set it in GRPOConfig')}"
             )
+    # optimiser steps, group size, length of the run
     problems += update_refusals(composed)
     for name, n in (update_settings(composed) or {}).items():
         has, unit = getattr(args, name), ""
@@ -156,7 +167,7 @@ def settings_against(args: Any, composed: Method, by_name: Sequence[tuple[str, f
 
 
 def _of_kl(args: Any, composed: Method) -> list[str]:
-    """Settings of the reference policy."""
+    """Return problems with settings of the reference policy."""
     problems = []
     kl = composed.terms.get("kl") or composed.kl_reward
     coef = kl.coef if kl is not None else 0.0
@@ -180,7 +191,7 @@ def _of_kl(args: Any, composed: Method) -> list[str]:
 
 
 def _of_entropy(args: Any, composed: Method) -> list[str]:
-    """Settings of the entropy bonus that mean something else in TRL."""
+    """Return problems with settings of the entropy bonus that mean something else in TRL."""
     problems = []
     bonus = composed.terms.get("entropy")
     if (
@@ -203,7 +214,7 @@ def _of_entropy(args: Any, composed: Method) -> list[str]:
 
 
 def _of_sampler(args: Any, composed: Method) -> list[str]:
-    """TRL's correction of vLLM's log-probs, where the method corrects them itself."""
+    """Return a problem for each part that corrects vLLM's log-probs, where TRL corrects them too."""
     if not (getattr(args, "use_vllm", False) and getattr(args, "vllm_importance_sampling_correction", False)):
         return []
     correction_keys = [
@@ -235,18 +246,23 @@ GIVES: Mapping[str, Any] = {"signals": SIGNALS, "outputs": OUTPUTS, "lends": LEN
 
 
 def declared_refusals(method: Method) -> list[str]:
-    """Why TRL's trainer can't run it, whatever it is given: before one is made."""
+    """Return reasons why TRL's trainer can't run a method, whatever it is given."""
     return asks.declared_refusals(method, "TRL", **GIVES)
 
 
 def refusals(method: Method, verdicts: bool, rewards: Sequence[str]) -> list[str]:
-    """Why not, with these reward functions, and with or without `success_at`."""
+    """Return reasons why TRL's trainer can't run a method with these reward functions.
+
+    verdicts  True if `success_at` is given
+    """
     return asks.refusals(method, "TRL", facts=tuple(asks.FACTS), verdicts=verdicts, components=rewards, **GIVES)
 
 
 def update_settings(method: Method) -> dict[str, int] | None:
-    """TRL's settings that take the method's optimiser steps: passes over a generation batch, and steps of each; None
-    where TRL has no such update."""
+    """Return the TRL settings for a method's optimiser steps: passes over a generation batch, and steps of each pass.
+
+    Those at 1 only where they were stated. None if TRL has no such update.
+    """
     update = method.update
     if type(update) is not Epochs or update.first is not None:
         return None
@@ -257,19 +273,21 @@ def update_settings(method: Method) -> dict[str, int] | None:
 
 
 def stated_group_size(method: Method) -> int | None:
-    """Size of a group that the method, or what is said beside it, states; None: any."""
+    """Return the group size that the method or an override states; None if any will do."""
     size_setting = method.keys.get("rollout.group_size")
     return None if size_setting is None or size_setting.origin == "default" else size_setting.value
 
 
 def update_refusals(method: Method) -> list[str]:
-    """Why not, whatever TRL's settings are."""
+    """Return reasons why TRL can't take the method's optimiser steps, whatever its settings."""
     return asks.update_refusals(method, "TRL", ("first",))
 
 
 def required_settings(method: Method) -> dict[str, Any]:
-    """Fields of GRPOConfig that the method needs, with a value each; `steps_per_generation` is counted in optimiser
-    steps, of gradient_accumulation_steps micro-batches each."""
+    """Return the fields of GRPOConfig that a method needs, with a value each.
+
+    `steps_per_generation` counts optimiser steps, of gradient_accumulation_steps micro-batches each.
+    """
     fields: dict[str, Any] = {}
     if "reference_logprob" in method.needs:  # TRL loads a reference with a beta alone
         kl = method.terms.get("kl") or method.kl_reward
@@ -283,6 +301,6 @@ def required_settings(method: Method) -> dict[str, Any]:
 
 
 def needs_length(method: Method) -> bool:
-    """Whether a coefficient follows the course of the run, whose length the method leaves open."""
+    """Return True if a schedule or control depends on the run's length, which the method leaves open."""
     by_run = any(number.schedule.over is None for number in method.scheduled)
     return by_run or any(getattr(part, "total_steps", 1) is None for part in controls(method).values())
