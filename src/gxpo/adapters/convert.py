@@ -1,4 +1,4 @@
-"""The gxpo configuration that computes what a TRL configuration or script does, and what has no counterpart."""
+"""Conversion of a TRL configuration, script or notebook to a gxpo configuration that computes the same."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Converted:
     trainer: str = "TRL 1.16"
 
     def text(self, source: str) -> str:
-        """YAML, with what can't be carried over as comments behind it."""
+        """Return the configuration as YAML, followed by comments on settings that are not carried over."""
         heading = yamltext.comment(f"what {source} computes in {self.trainer}, for gxpo train")
         lines = [heading, yamltext.dump(self.keys, self.origins)]
         if self.notes:
@@ -60,9 +60,10 @@ class Converted:
 
 
 def convert_trl(path: str | Path, *, processes: int = 1) -> Converted:
-    """The configuration of a YAML file of `trl grpo`, or of a script or notebook, which is read and never run.
+    """Convert a YAML file of `trl grpo`, or a script or notebook, which is read and never run.
 
-    processes  that TRL is launched with: its batch sizes are per process. ConfigError where it can't be read.
+    processes  number that TRL is launched with: its batch sizes are per process
+    ConfigError for a file that can't be read.
     """
     path = Path(path)
     if not path.is_file():
@@ -78,6 +79,7 @@ def convert_trl(path: str | Path, *, processes: int = 1) -> Converted:
 
 
 def _of_yaml(path: Path) -> SourceSettings:
+    """Read a YAML file of `trl grpo`: fields of GRPOConfig beside those of its model, data and adapter."""
     source = SourceSettings(settings=dict(_leaves(path)))
     for theirs, ours in (("model_name_or_path", "model"), ("dataset_name", "dataset"),
                          ("dataset_config", "dataset_config"), ("dataset_train_split", "split"),
@@ -97,7 +99,7 @@ def _of_yaml(path: Path) -> SourceSettings:
 
 
 def _leaves(path: Path) -> list[tuple[str, Value]]:
-    """The fields of a YAML file, each with its line."""
+    """Return the fields of a YAML file, each with its line."""
     from ruamel.yaml.error import YAMLError
 
     try:
@@ -115,7 +117,7 @@ def _leaves(path: Path) -> list[tuple[str, Value]]:
 
 
 class _Conversion:
-    """One source; fills keys, origins and notes in the order in which they are printed."""
+    """Conversion of one source; its methods fill keys, origins and notes in the order in which they are printed."""
 
     def __init__(self, source: SourceSettings, path: Path, processes: int) -> None:
         self.source, self.path, self.processes = source, path, processes
@@ -136,9 +138,9 @@ class _Conversion:
         self._unread_settings()
         return Converted(self.keys, self.origins, (*self.source.open, *self.notes))
 
-    # ------------------------------------------------------------ writing down
+    # ------------------------------------------------------------ output
     def _set(self, key: str, value: Any, *fields: str) -> None:
-        """A key, with where its fields were stated."""
+        """Set a key, with the fields of TRL that it comes from and where they were given."""
         values = [self.source.settings[f] for f in fields if f in self.source.settings]
         places = ", ".join(dict.fromkeys(v.where for v in values))
         origin = ", ".join(f for f in fields)
@@ -202,11 +204,14 @@ class _Conversion:
             self.keys["scoring.weights"], self.origins["scoring.weights"] = weight_by_reward, where
 
     def _method(self) -> None:
+        """Find the method, and the keys in which TRL's settings differ from it."""
+        # settings without a key are taken out first, or the translation would refuse the whole configuration
         settings_given, dropped = dict(self.settings), []
         for name, instead in WITHOUT_KEY.items():
             if settings_given.get(name, DEFAULTS.get(name)) != DEFAULTS.get(name):
                 dropped.append((name, instead))
                 del settings_given[name]
+        # a loss of its own is a method of its own; other losses are grpo@trl with another aggregate
         spec, loss = "grpo@trl", settings_given.get("loss_type", DEFAULTS["loss_type"])
         if loss in LOSSES:
             spec = LOSSES[loss]
@@ -227,6 +232,7 @@ class _Conversion:
             self._part("method", "method", spec)
         else:
             self._set("method", spec, "loss_type")
+        # the translation notes the field as a key's origin: these are the keys to print
         for key, setting in composed.keys.items():
             field = setting.origin.removeprefix("GRPOConfig.")
             if field != setting.origin:
@@ -245,6 +251,7 @@ class _Conversion:
             self._note("sync_ref_model", "sync_ref_model: the reference of gxpo stays the policy of the first step")
 
     def _batches(self) -> None:
+        """Convert batch sizes: TRL counts rows per process, gxpo tasks of whole groups per step."""
         a = self.args
         micro = a.per_device_train_batch_size * self.processes
         optimiser = micro * a.gradient_accumulation_steps
@@ -254,6 +261,7 @@ class _Conversion:
             micro = math.ceil(micro / group) * group
             optimiser = rows = micro * a.gradient_accumulation_steps
             self._note("per_device_train_batch_size", f"unsloth makes it {micro}: whole groups of num_generations")
+        # the number of processes is no setting: a batch that is too small for a group is usually a launch on several
         if rows % group:
             self._note("num_generations", f"a generation batch of {rows} rows holds no whole groups of {group}, which "
                         "TRL 1.16 refuses: say how many processes it is launched with (--processes)")  # fmt: skip
@@ -263,6 +271,7 @@ class _Conversion:
         fields = [f for f in fields if f in self.settings] or fields[:2]
         if a.generation_batch_size:
             fields = ["generation_batch_size"]
+        # a step of gxpo is a generation batch: minibatches and epochs of it are TRL's optimiser steps
         self._set("tasks.per_step", rows // group, *fields)
         self.minibatches = max(1, rows // optimiser)
         if self.minibatches > 1:
@@ -298,7 +307,7 @@ class _Conversion:
             self._mismatch()
 
     def _mismatch(self) -> None:
-        """TRL's correction of vLLM's log-probs."""
+        """Convert TRL's correction of vLLM's log-probs."""
         a = self.args
         if not a.vllm_importance_sampling_correction:
             return
@@ -313,6 +322,7 @@ class _Conversion:
                                    "weight.mismatch=truncated (token_truncate) and mismatch_mask")  # fmt: skip
 
     def _optimiser(self) -> None:
+        """Convert the optimiser: AdamW with a schedule of the learning rate and warm-up."""
         a = self.args
         self._set("optim.lr", float(a.learning_rate), "learning_rate")
         betas = [float(a.adam_beta1), float(a.adam_beta2)]
@@ -327,6 +337,7 @@ class _Conversion:
             self._note("lr_scheduler_type", f"lr_scheduler_type={a.lr_scheduler_type!r}: constant, linear and cosine")
         elif shape != "constant":
             self._set("optim.schedule", shape, "lr_scheduler_type")
+        # TRL takes a warm-up below 1 as a share of the run, whose length may be open
         warmup, total = a.warmup_steps or 0, a.max_steps
         ratio = a.warmup_ratio or (warmup if 0 < warmup < 1 else 0)
         if ratio and total > 0:
@@ -376,6 +387,7 @@ class _Conversion:
                 self.notes.append((peft.where, f"{name}={lora[name]!r}: gxpo's LoRA has none"))
 
     def _outputs(self) -> None:
+        """Convert what the run writes: its directory, checkpoints, evaluations, loggers."""
         a = self.args
         self._set("seed", int(a.seed), "seed")
         if "output_dir" in self.settings:
@@ -396,6 +408,7 @@ class _Conversion:
                 self._note("report_to", f"report_to={name!r}: gxpo has {', '.join(LOGGERS)}, and callbacks")
 
     def _unread_settings(self) -> None:
+        """Note the settings that have no counterpart, unless they change nothing that is computed."""
         for name, value in self.source.settings.items():
             if name in COLUMNS and isinstance(value.value, str):
                 self._set(COLUMNS[name], value.value, name)

@@ -1,4 +1,4 @@
-"""Read the settings of a TRL script or notebook without running it: its calls, with the line of each value."""
+"""Reader of TRL scripts and notebooks without running them: the arguments of their calls, with lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gxpo.base.errors import ConfigError
 
 @dataclass(frozen=True)
 class Value:
-    """A setting's value and where it was found ("line 12", "cell 3 line 2", "line 4 of CONFIG.yaml")."""
+    """Value of a setting and its place ("line 12", "cell 3 line 2", "line 4 of CONFIG.yaml")."""
 
     value: Any
     where: str
@@ -24,13 +24,13 @@ class Value:
 
 @dataclass
 class SourceSettings:
-    """What a source says.
+    """Settings that a source states.
 
-    settings  fields of GRPOConfig, and what YAML files hold beside them
-    parts     what trainers are made of: "model", "dataset", "split", "dataset_config", "peft" (a mapping)
+    settings  fields of GRPOConfig, and further fields of YAML files
+    parts     arguments of the trainer: "model", "dataset", "split", "dataset_config", "peft" (a mapping)
     rewards   of the trainer, in order: ("function", name) of the source, ("trl", name), ("model", name)
-    open      (where, what) of what can't be read without running the source
-    guarded   whether importing it runs no training;   unsloth: whether that library is imported
+    open      (where, what) for values that can't be read without running the source
+    guarded   True if importing the source runs no training;   unsloth: True if that library is imported
     """
 
     settings: dict[str, Value] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class SourceSettings:
 
 
 class _Open(Exception):
-    """An expression whose value is known when the script runs, not before."""
+    """Raised for an expression whose value is only known when the script runs."""
 
 
 OPERATORS: Mapping[type[ast.operator], Any] = {
@@ -54,7 +54,7 @@ PARSERS = ("TrlParser", "HfArgumentParser")
 
 
 def read(path: Path) -> SourceSettings:
-    """The settings of a script (.py) or notebook (.ipynb). ConfigError where it is not Python."""
+    """Read the settings of a script (.py) or notebook (.ipynb); ConfigError if it is not Python."""
     text = path.read_text(encoding="utf-8")
     lines = _cells(path, text) if path.suffix == ".ipynb" else [(f"line {i}", x) for i, x in _numbered(text)]
     code = "\n".join(_without_magic(line) for _, line in lines)
@@ -71,7 +71,7 @@ def _numbered(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _cells(path: Path, text: str) -> list[tuple[str, str]]:
-    """The lines of a notebook's code cells, each with its place."""
+    """Return the lines of a notebook's code cells, each with its place."""
     try:
         cells = json.loads(text)["cells"]
         code = [(n, "".join(c["source"])) for n, c in enumerate(cells, 1) if c["cell_type"] == "code"]
@@ -81,17 +81,18 @@ def _cells(path: Path, text: str) -> list[tuple[str, str]]:
 
 
 def _without_magic(line: str) -> str:
-    """A line of a notebook without what only a notebook understands."""
+    """Replace a notebook's magic or shell line by `pass`, so that line numbers stay."""
     indent = line[: len(line) - len(line.lstrip())]
     return f"{indent}pass" if line.lstrip().startswith(("%", "!", "?")) else line
 
 
 class _Reader:
-    """One pass over a syntax tree."""
+    """Reader of one syntax tree into `source`."""
 
     def __init__(self, tree: ast.Module, places: list[str]) -> None:
         self._places, self.source = places, SourceSettings()
         self._assigned: dict[str, list[ast.expr]] = {}
+        # names that are bound anywhere: assignments, functions, imports
         self._functions = {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
         self._imported = {
             (a.asname or a.name): n.module or ""
@@ -108,6 +109,7 @@ class _Reader:
         calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
         self._calls(calls)
         self._later_assignments(tree)
+        # a trainer that is made at the top level trains on import: such a file can't be imported for its rewards
         self.source.guarded = not any(
             isinstance(n, ast.Call) and _last(n.func).endswith("GRPOTrainer")
             for top in tree.body
@@ -116,7 +118,7 @@ class _Reader:
         )
 
     def _note(self, node: ast.AST) -> None:
-        """Remember what names are given."""
+        """Note an assignment: name -> expression. A name that changes by a loop or `+=` gets one that has no value."""
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Name):
@@ -136,7 +138,11 @@ class _Reader:
 
     # ------------------------------------------------------------ values
     def _value(self, node: ast.expr, depth: int = 0) -> Any:
-        """The constant that an expression is; `_Open` where it is none."""
+        """Evaluate an expression of constants, and of names bound to such; `_Open` for any other.
+
+        Only literals and OPERATORS are evaluated, so that nothing of the script runs.
+        """
+        # names may be bound in a circle
         if depth > 20:
             raise _Open
         if isinstance(node, ast.Constant):
@@ -145,6 +151,7 @@ class _Reader:
             return [self._value(x, depth + 1) for x in node.elts]
         if isinstance(node, ast.Dict):
             return {self._value(k, depth + 1): self._value(v, depth + 1) for k, v in self._items(node)}
+        # a name has the value of its last binding above the line, as in a script that runs top down
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             assigned_values = self._assigned.get(node.id, [])
             earlier_values = [x for x in assigned_values if getattr(x, "lineno", 0) <= node.lineno] or assigned_values[
@@ -178,7 +185,7 @@ class _Reader:
             yield key, value
 
     def _keywords(self, call: ast.Call, settings: dict[str, Value], what: str, names: Sequence[str] = ()) -> None:
-        """A call's constant arguments by name (`wanted`: of these names alone); the others are noted as open."""
+        """Collect a call's constant arguments into `settings`; others are noted as open. `names`: of these alone."""
         for keyword in call.keywords:
             if names and keyword.arg not in names:
                 continue
@@ -195,6 +202,7 @@ class _Reader:
 
     # ------------------------------------------------------------ calls
     def _calls(self, calls: list[ast.Call]) -> None:
+        """Read the calls that a training is made of: GRPOConfig, load_dataset, from_pretrained, LoraConfig, trainer."""
         by_name = {name: [c for c in calls if _last(c.func) == name] for name in {_last(c.func) for c in calls}}
         configs = [c for n, name_calls in by_name.items() if n.endswith("GRPOConfig") for c in name_calls]
         trainers = [c for n, name_calls in by_name.items() if n.endswith("GRPOTrainer") for c in name_calls]
@@ -226,7 +234,7 @@ class _Reader:
             raise ConfigError("there is neither a GRPOConfig nor a GRPOTrainer in it")
 
     def _training_data(self, trainers: list[ast.Call]) -> ast.Call | None:
-        """The `load_dataset` that a trainer's `train_dataset` comes from, by the names in between."""
+        """Find the `load_dataset` that a trainer's `train_dataset` comes from, by the names in between."""
         trainer_arguments = {k.arg: k.value for call in trainers[:1] for k in call.keywords}
         node, line = trainer_arguments.get("train_dataset"), trainers[0].lineno if trainers else 0
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""The gxpo configuration that computes what a verl launch does, from its Hydra overrides."""
+"""Conversion of a verl launch, by its Hydra overrides, to a gxpo configuration that computes the same."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ IGNORED = re.compile(
 
 
 def convert_verl(source: Sequence[str]) -> Converted:
-    """The configuration of overrides ("algorithm.adv_estimator=grpo ..."), or of a launch script's (.sh).
+    """Convert Hydra overrides ("algorithm.adv_estimator=grpo ..."), or a launch script with them (.sh).
 
-    A script is read, never run: variables that it sets to plain values are put in. ConfigError where there is no
-    override in it.
+    A script is read and never run: variables that it sets to plain values are filled in. ConfigError if there is no
+    override in the source.
     """
     if len(source) == 1 and source[0].endswith((".sh", ".bash")):
         path = Path(source[0])
@@ -70,6 +70,7 @@ def convert_verl(source: Sequence[str]) -> Converted:
 
 
 def _overrides(words: Sequence[str], where: str) -> dict[str, tuple[Any, str]]:
+    """Return the overrides among words: key -> (value, place). Values are YAML, as for Hydra."""
     overrides = {}
     for word in words:
         key, sign, text = word.lstrip("+").partition("=")
@@ -82,7 +83,7 @@ def _overrides(words: Sequence[str], where: str) -> dict[str, tuple[Any, str]]:
 
 
 def _of_script(text: str) -> tuple[dict[str, tuple[Any, str]], list[tuple[str, str]]]:
-    """Overrides with their lines; variables set to plain values are put in, others are noted."""
+    """Return a script's overrides with their lines, and notes on those whose values need the script to run."""
     variables: dict[str, str] = {}
     overrides: dict[str, tuple[Any, str]] = {}
     notes = []
@@ -91,6 +92,7 @@ def _of_script(text: str) -> tuple[dict[str, tuple[Any, str]], list[tuple[str, s
         where = f"line {number}"
         if line.startswith("#"):
             continue
+        # a variable that is set by a command stays unknown, and so do overrides that use it
         if assignment := re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)", line):
             value = _filled(assignment[2].strip("\"'"), variables)
             if value is not None:
@@ -112,7 +114,7 @@ def _of_script(text: str) -> tuple[dict[str, tuple[Any, str]], list[tuple[str, s
 
 
 def _filled(text: str, variables: Mapping[str, str]) -> str | None:
-    """The text with its shell variables; None where one is not known."""
+    """Fill shell variables into a text, with `${NAME:-DEFAULT}`; None if one of them is unknown."""
 
     def put(match: re.Match[str]) -> str:
         name, usual = match[1] or match[3], match[2]
@@ -128,7 +130,7 @@ def _filled(text: str, variables: Mapping[str, str]) -> str | None:
 
 
 class _Conversion:
-    """Fills keys, origins and notes in the order in which they are printed."""
+    """Conversion of one source; its methods fill keys, origins and notes in the order in which they are printed."""
 
     def __init__(self, overrides: dict[str, tuple[Any, str]], notes: list[tuple[str, str]]) -> None:
         self.overrides, self.notes, self.read = overrides, list(notes), set[str]()
@@ -136,10 +138,12 @@ class _Conversion:
         self.origins: dict[str, str] = {}
 
     def get(self, key: str) -> Any:
+        """Return a setting of verl's, else its default; keys that nobody gets are noted at the end."""
         self.read.add(key)
         return self.overrides[key][0] if key in self.overrides else DEFAULTS.get(key)
 
     def put(self, key: str, value: Any, *theirs: str) -> None:
+        """Set a key of gxpo, with verl's keys `theirs` that it comes from."""
         self.keys[key] = value
         places = [self.overrides[k][1] for k in theirs if k in self.overrides and self.overrides[k][1]]
         given_keys = [k for k in theirs if k in self.overrides]
@@ -167,6 +171,7 @@ class _Conversion:
 
     # ------------------------------------------------------------ the method
     def _method(self) -> None:
+        """Convert estimator, policy loss, aggregation, clip and penalties."""
         estimator, mode = str(self.get("algorithm.adv_estimator")), str(self.get(f"{A}.policy_loss.loss_mode"))
         credit = self._method_of(estimator, ESTIMATORS, "algorithm.adv_estimator")
         loss = None if mode == "vanilla" else self._method_of(mode, LOSSES, f"{A}.policy_loss.loss_mode")
@@ -176,6 +181,7 @@ class _Conversion:
         if loss is not None:
             name, _, system = loss.partition("@")
             self.put("objective", name, f"{A}.policy_loss.loss_mode")
+            # `objective: NAME` takes the published loss; verl's constants of it are keys of their own
             for key, value in COMPAT["verl"].get(name, {}).items() if system else ():
                 if key.startswith("objective."):
                     plain = value if isinstance(value, (int, float, str, bool)) else show(value)
@@ -196,7 +202,7 @@ class _Conversion:
             self.note(f"algorithm.{SUCCESS_AT}", f"{SUCCESS_AT}={at}: let the reward return {{'correct': ...}}")
 
     def _method_of(self, name: str, methods: Mapping[str, str], key: str) -> str | None:
-        """gxpo's method of a name of verl's, or of gxpo/NAME."""
+        """Return gxpo's method for a name of verl's, or for gxpo/NAME; None, with a note, if there is none."""
         if name.startswith("gxpo/"):
             return name.removeprefix("gxpo/")
         ours = methods.get(name)
@@ -245,6 +251,7 @@ class _Conversion:
             self.note("trainer.total_epochs", note)
 
     def _run_settings(self) -> None:
+        """Convert sampling, optimiser, adapters, checkpoints and evaluations."""
         self.put("sampling.max_new_tokens", int(self.get("data.max_response_length")), "data.max_response_length")
         for name, off in (("temperature", 1.0), ("top_p", 1), ("top_k", -1)):
             if (value := self.get(f"{R}.{name}")) != off:

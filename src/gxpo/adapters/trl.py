@@ -288,8 +288,8 @@ class WithMethod(Base):
         entries = window.scored.forest.entries_of(places)
         live, aux = self._live(model, inputs, window.scored, places)
         parts = self.args.gradient_accumulation_steps if mode == "train" else 1
-        # terms of single rows: L with the other rows' weights at 0. Terms that couple rows: the linear pull along dL/dx,
-        # which has the gradient of L at these rows, and an equal part of L's value for the log.
+        # terms of single rows: L with the other rows' weights at 0. Terms that couple rows: sum x dL/dx, which has the
+        # gradient of L at these rows, and for the log an equal part of L's value.
         if window.slope is None:
             share = self._share(window.scored, live, places, entries)
             detached = {name: x.detach() for name, x in live.items()}
@@ -318,7 +318,7 @@ class WithMethod(Base):
     def _live(
         self, model: Any, inputs: Mapping[str, Any], scored: Scored, places: Tensor
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Policy outputs of a micro-batch's own tokens with their gradient, float64, and the routers' auxiliary loss.
+        """Policy outputs at a micro-batch's tokens with their gradient, float64, and the routers' auxiliary loss.
 
         They come from TRL's forward pass, or from gxpo's where the method reads others than log-probs and entropies.
         """

@@ -140,7 +140,7 @@ class _Pictured:
             raise Ungiven(f"{self._name} asks for the policy's {other[0]}, {_unread(READ)}")
 
     def _need_same(self, base: Forest, forest: Forest) -> Tensor:
-        """Return the picture rows among the tokens [T] bool of two forests; `Ungiven` if they differ in other tokens."""
+        """Mask the picture rows among the tokens, [T] bool; `Ungiven` if two forests differ in other tokens."""
         fits = forest.n_tokens == base.n_tokens and torch.equal(forest.path_token, base.path_token)
         rows = base.token >= media.FIRST
         if not fits or not torch.equal(forest.token[~rows], base.token[~rows]):

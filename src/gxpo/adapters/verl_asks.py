@@ -1,4 +1,4 @@
-"""Why a method has no advantage estimator or policy loss in verl; needs no verl."""
+"""Requirements of a method in verl, and settings of verl that contradict it; needs no verl."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NORMED, SUMMED = AGGREGATES["sequence_sum"], "seq-mean-token-sum"  # divided by 
 
 
 def why_not(name: str, what: str = "advantage", overrides: Mapping[str, Any] | None = None) -> str | None:
-    """Why a method has no advantage estimator ("advantage") or policy loss ("loss") in verl; None if it has.
+    """Explain why a method has no advantage estimator ("advantage") or policy loss ("loss") in verl; None if it has.
 
     >>> print(why_not("grpo"))
     None
@@ -42,6 +42,8 @@ def why_not(name: str, what: str = "advantage", overrides: Mapping[str, Any] | N
 
 
 def _no_estimator(composed: Method) -> list[str]:
+    """Return reasons why a method's advantages can't be computed in verl."""
+    # declared reasons first: parts that fail them would fail the trial of `asks.refusals` with worse messages
     parts = dict(asks.parts_of(composed))
     reasons = [
         f"{key}={show(parts[key])}: it remembers earlier steps, which verl's checkpoints do not hold"
@@ -57,6 +59,10 @@ def _no_estimator(composed: Method) -> list[str]:
 
 
 def _no_loss(composed: Method) -> list[str]:
+    """Return reasons why a method's objective can't be a policy loss of verl.
+
+    A loss of verl sees log-probs, advantages and mask of one micro-batch, and nothing else.
+    """
     term, reasons = composed.terms["policy"], []
     if type(term) is not PolicyGradient:
         return [f"objective={show(term)}: verl's losses are given log-probs and advantages of a micro-batch alone"]
@@ -78,6 +84,7 @@ def _no_loss(composed: Method) -> list[str]:
         reasons.append("objective.dedup_shared_tokens=true: verl has no shared tokens")
     if term.on_unknown_behaviour == "shaped":
         reasons.append("objective.on_unknown_behaviour=shaped: verl's losses do not say which tokens were not sampled")
+    # verl adds KL and entropy by settings of its own; a further term has no place
     for name in composed.terms:
         if name == "kl":
             reasons.append("objective.kl.coef: verl adds the KL itself; set actor.use_kl_loss and actor.kl_loss_coef")
@@ -88,7 +95,7 @@ def _no_loss(composed: Method) -> list[str]:
     return reasons
 
 
-# verl's bounds of the ratio -> its default, and by surrogate the option that it is and what is to be taken of it
+# setting of verl's -> (its default, surrogate -> (the option that it is, its value in the option's unit))
 BOUNDS: Mapping[str, tuple[float, Mapping[str, tuple[str, Callable[[float], float]]]]] = {
     "clip_ratio_low": (0.2, {
         "clip": ("clip_low", float), "dual_clip": ("clip_low", float), "log_clip": ("log_clip_low", float),
@@ -105,11 +112,13 @@ BOUNDS: Mapping[str, tuple[float, Mapping[str, tuple[str, Callable[[float], floa
 
 
 def actor_against(term: PolicyGradient, config: Any) -> list[str]:
-    """Settings of verl's actor, other than its defaults, that a loss of gxpo's does not have; a default says nothing.
+    """Return problems with settings of verl's actor that differ from its defaults and from the method's loss.
+
+    A setting at its default is ignored, since nobody may have chosen it.
 
     config  verl's ActorConfig
     """
-    both = getattr(config, "clip_ratio", None)  # counts where the bound of a side is not set
+    both = getattr(config, "clip_ratio", None)  # verl's bound for a side that has none of its own
     problems = []
     for setting, (default, options) in BOUNDS.items():
         value, name = getattr(config, setting, None), setting
@@ -117,23 +126,24 @@ def actor_against(term: PolicyGradient, config: Any) -> list[str]:
             value, name = both, "clip_ratio"
         if value is None or math.isclose(value, default):
             continue
-        option, taken = options.get(show(term.surrogate), ("", float))
+        # a bound that the surrogate does not have would be ignored without a word
+        option, in_unit = options.get(show(term.surrogate), ("", float))
         method_value = _option(term.surrogate, option)
         if method_value is None:
             problems.append(
                 f"actor.{name}={value:g} is not read by objective.surrogate={show(term.surrogate)}; leave it out"
             )
-        elif not math.isclose(method_value, taken(value), abs_tol=1e-12):
+        elif not math.isclose(method_value, in_unit(value), abs_tol=1e-12):
             problems.append(
-                f"actor.{name}={value:g} is objective.{option}={taken(value):g} here, and the method has "
+                f"actor.{name}={value:g} is objective.{option}={in_unit(value):g} here, and the method has "
                 f"{method_value:g}: leave it out, or register the method with "
-                f"{{'objective.{option}': {taken(value):g}}}"
+                f"{{'objective.{option}': {in_unit(value):g}}}"
             )
     return list(dict.fromkeys(problems))
 
 
 def algorithm_against(composed: Method, config: Any) -> list[str]:
-    """The same of verl's `algorithm`: a mapping, or None."""
+    """Return problems with settings of verl's `algorithm`, a mapping or None, that differ from the method's estimator."""
     if config is None or config.get("norm_adv_by_std_in_grpo", True):
         return []
     scale = composed.keys.get("credit.scale")
@@ -146,18 +156,25 @@ def algorithm_against(composed: Method, config: Any) -> list[str]:
 
 
 def _option(surrogate: Any, name: str) -> float | None:
+    """Return an option of a surrogate, be it a function's or a class's; None if it has no such option."""
     return getattr(surrogate, name, None) if name not in getattr(surrogate, "options", {}) else surrogate.options[name]
 
 
 def term_entries(term: Any, logprob: Tensor, old: Tensor, credit: Tensor, owner: Tensor, turn: Tensor) -> Entries:
-    """Inputs of the term's surrogate for tokens [n] of whole rows."""
+    """Make the inputs of a term's surrogate for the tokens [P] of whole rows.
+
+    owner, turn  [P]: the row and the turn of each token
+    """
     log_ratio = logprob - old
     level_ratio = term.ratio.level(term.surrogate.before(log_ratio, credit), owner, turn)
     return Entries(logprob, old, log_ratio, ratio_of(level_ratio), credit, owner, turn, level=level_ratio)
 
 
 def _reads_turns(term: PolicyGradient) -> bool:
-    """Whether the advantage of two trajectories changes when one of them is cut into turns."""
+    """Return True if a term's loss changes when a trajectory is cut into turns, which verl's losses do not see.
+
+    Found by evaluating it on two trajectories of made-up tokens, as one turn each and cut.
+    """
     if term.surrogate.outputs:
         return False
     old = torch.tensor([-1.1, -0.7, -1.6, -0.9, -1.2, -0.8], dtype=torch.float64)
