@@ -237,6 +237,7 @@ def facts_read(
     """
     method = _filled_copy(method)
     plain = dict(_stages(method, synthetic(verdicts, components), tools(1, lends)))
+    # one fact at a time differs from the plain rollouts: a key whose values then differ has read it
     readers = {}
     for fact in facts:
         step = 2000 if fact == "step" else 1

@@ -206,6 +206,7 @@ class _Reader:
         by_name = {name: [c for c in calls if _last(c.func) == name] for name in {_last(c.func) for c in calls}}
         configs = [c for n, name_calls in by_name.items() if n.endswith("GRPOConfig") for c in name_calls]
         trainers = [c for n, name_calls in by_name.items() if n.endswith("GRPOTrainer") for c in name_calls]
+        # a script may have several configurations, as of two trainings: the first one is taken, with a note
         for more in configs[1:]:
             self.source.open.append((self._where(more), "a second GRPOConfig: the first one is taken"))
         for call in configs[:1]:
@@ -222,6 +223,7 @@ class _Reader:
         loads = by_name.get("load_dataset", [])
         if training_data := self._training_data(trainers) or (loads[0] if loads else None):
             self._dataset(training_data)
+        # backwards, so that the first model of several stays
         for call in [*by_name.get("from_pretrained", [])][::-1]:
             self._pretrained(call)
         for call in (*by_name.get("get_peft_model", []), *by_name.get("LoraConfig", [])):
@@ -282,6 +284,7 @@ class _Reader:
 
     def _trainer(self, call: ast.Call) -> None:
         arguments = dict(zip(TRAINER, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
+        # the model by its name in place; an object was read from its `from_pretrained` already
         if (model := arguments.get("model")) is not None:
             try:
                 value = self._value(model)

@@ -256,6 +256,7 @@ class _Conversion:
         for name, off in (("temperature", 1.0), ("top_p", 1), ("top_k", -1)):
             if (value := self.get(f"{R}.{name}")) != off:
                 self.put(f"sampling.{name}", int(value) if name == "top_k" else float(value), f"{R}.{name}")
+        # verl's optimiser defaults differ from gxpo's, so they are printed even where nothing was stated
         self.put("optim.lr", float(self.get(f"{A}.optim.lr")), f"{A}.optim.lr")
         self.put("optim.weight_decay", float(self.get(f"{A}.optim.weight_decay")), f"{A}.optim.weight_decay")
         clip = self.get(f"{A}.optim.clip_grad")

@@ -143,7 +143,7 @@ def actor_against(term: PolicyGradient, config: Any) -> list[str]:
 
 
 def algorithm_against(composed: Method, config: Any) -> list[str]:
-    """Return problems with settings of verl's `algorithm`, a mapping or None, that differ from the method's estimator."""
+    """Return problems with verl's `algorithm` settings, a mapping or None, that differ from the method's estimator."""
     if config is None or config.get("norm_adv_by_std_in_grpo", True):
         return []
     scale = composed.keys.get("credit.scale")

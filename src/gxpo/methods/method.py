@@ -222,14 +222,14 @@ class Method:
                 "forest = method.shaped(forest) adds the method's own",
                 stacklevel=2,
             )
-        columns = self._credit_columns(forest, signals, lambda sub, known: {"credit": self.credit(sub, known, step)})
+        columns = self._credit_columns(forest, signals, lambda sub, sig: {"credit": self.credit(sub, sig, step)})
         return columns["credit"]
 
     def targets(self, forest: Forest, signals: Mapping[str, Any] | None = None, step: int = 0) -> dict[str, Tensor]:
         """Targets that terms regress to, [P] each by name, from the advantage estimator (`CreditPart.targets`)."""
         if not self.credit_targets:
             return {}
-        return self._credit_columns(forest, signals, lambda sub, known: self.credit.targets(sub, known, step))
+        return self._credit_columns(forest, signals, lambda sub, sig: self.credit.targets(sub, sig, step))
 
     def _credit_columns(
         self,
