@@ -42,7 +42,7 @@ def of_components(forest, signals, step):
         (of_components, "components"),
     ],
 )
-def test_what_a_credit_reads_is_found_by_trying_it(rule, fact):
+def test_facts_that_a_credit_reads_are_found_by_trying(rule, fact):
     composed = with_credit(rule)
     assert asks.facts_read(composed) == {fact: "credit"}
     (reason,) = asks.refusals(composed, "a trainer", facts=[f for f in asks.FACTS if f != fact])
@@ -64,7 +64,7 @@ def test_a_part_that_fails_on_what_is_there_is_the_reason():
     assert "the moon" in asks.refusals(with_credit(broken), "a trainer")[0]
 
 
-def test_a_signal_that_works_with_the_model_is_refused_by_its_key():
+def test_a_signal_that_needs_the_model_is_refused_by_key():
     (reason,) = asks.refusals(gxpo.method("poise"), "a trainer", signals=("entropy", "hidden"), facts=asks.FACTS)[:1]
     assert reason.startswith("signal.")
 

@@ -63,7 +63,7 @@ def test_a_script_is_read_with_its_constants_and_never_run(here):
     assert not any("would train" in said for _, said in found.notes), "it is guarded"
 
 
-def test_what_is_printed_passes_the_plan(here):
+def test_the_printed_configuration_passes_the_plan(here):
     Path("train.py").write_text(SCRIPT.replace("Qwen/Qwen2-0.5B-Instruct", "tiny:cold"))  # the plan looks for the model
     printed = CliRunner().invoke(app, ["convert", "trl", "train.py"])
     assert printed.exit_code == 0 and "# not carried over:\n#   line 21: GRPOConfig: weight_decay" in printed.output
@@ -106,7 +106,7 @@ def test_a_yaml_of_trls_command_line_with_lora_and_its_defaults(resolved):
         ("loss_type: luspo\nscale_rewards: sideways\n", "scale"),
     ],
 )
-def test_what_can_not_be_read_is_one_line(resolved, text, says):
+def test_an_unreadable_configuration_is_a_one_line_error(resolved, text, says):
     Path("c.yaml").write_text(text)
     with pytest.raises(ConfigError, match=says):
         resolved(convert_trl("c.yaml"))
@@ -174,7 +174,7 @@ def test_a_script_that_uses_our_adapter_keeps_its_method(here):
     assert any("success_at" in said for _, said in found.notes)
 
 
-def test_what_is_printed_touches_neither_the_old_run_nor_the_script(here):
+def test_the_output_overwrites_neither_run_nor_script(here):
     """The old run stays readable; importing the script would train; rows made in code are not guessed at."""
     Path("train.py").write_text(ADAPTED)
     found = convert_trl("train.py")

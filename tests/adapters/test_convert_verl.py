@@ -26,7 +26,7 @@ python3 -m verl.trainer.main_ppo \\
 """
 
 
-def test_a_launch_of_verl_is_read_with_its_variables_and_its_defaults(resolved):
+def test_a_launch_is_read_with_variables_and_defaults(resolved):
     Path("run.sh").write_text(LAUNCH)
     found = convert_verl(["run.sh"])
     keys = dict(found.keys)

@@ -69,7 +69,7 @@ def test_three_steps_are_those_of_trl_written_as_a_loop(micro, tools):
         assert (gradient - slope).norm() < 1e-10 * slope.norm() and slope.norm() > 0.01
 
 
-def test_a_second_pass_over_the_rollouts_is_clipped_against_the_first_policy():
+def test_a_second_pass_is_clipped_against_the_first_policy():
     made = trainer(num_iterations=2)
     first = made.model.table.detach().clone()
     made.optimiser_step(PROMPTS, lr=3.0)
@@ -85,7 +85,7 @@ def test_a_second_pass_over_the_rollouts_is_clipped_against_the_first_policy():
     ("spec", "couples"),
     [("grpo", "token"), ("grpo+gspo", "trajectory"), ("dr_grpo", "token"), ("gvpo", "group"), ("disco", "step")],
 )
-def test_every_partition_into_micro_batches_gives_the_same_gradient(spec, couples):
+def test_any_micro_batches_give_the_same_gradient(spec, couples):
     found = []
     for micro in (16, 8, 4, 2):
         made = trainer(spec, micro=micro, success_at=0.7)
@@ -109,7 +109,7 @@ def terms_of(name):
 
 
 @pytest.mark.parametrize("name", cover(OBJECTIVES, terms_of))
-def test_every_objective_by_name_is_the_same_in_any_micro_batches_or_refused_with_its_key(name):
+def test_objectives_are_the_same_in_any_micro_batches(name):
     """On the second pass over the rollouts, after a step that is felt."""
     found = []
     for micro in (16, 4):
@@ -141,7 +141,7 @@ def test_few_objectives_are_refused():
     assert len(reasons) < len(OBJECTIVES) / 3, reasons
 
 
-def test_two_optimiser_steps_of_one_generation_batch_are_each_on_their_own_rows():
+def test_optimiser_steps_of_one_batch_have_rows_of_their_own():
     made = trainer(micro=4, gradient_accumulation_steps=2, steps_per_generation=4)
     for _ in range(2):
         _, _, batches = made.optimiser_step(PROMPTS, lr=0.0)
@@ -185,7 +185,7 @@ def test_tokens_of_tools_have_neither_credit_nor_gradient():
     assert made._scored["train"].forest.n_entries == int(own.sum())
 
 
-def test_groups_without_a_right_answer_move_the_policy_under_ngrpo_only():
+def test_all_wrong_groups_move_the_policy_under_ngrpo_only():
     assert not trainer("grpo@trl", never).optimiser_step(PROMPTS)[1].any()
     loss, gradient, batches = trainer("ngrpo", never).optimiser_step(PROMPTS)
     assert gradient.norm() > 0.01
@@ -195,7 +195,7 @@ def test_groups_without_a_right_answer_move_the_policy_under_ngrpo_only():
     assert loss == pytest.approx(1 / math.sqrt(5), abs=1e-5)
 
 
-def test_named_rewards_are_components_and_weighted_into_the_outcome():
+def test_named_rewards_are_components_of_the_outcome():
     made = trainer("grpo@trl", [by_sum, by_length], reward_weights=[1.0, 0.5])
     made.optimiser_step(PROMPTS)
     forest = made._scored["train"].forest
@@ -204,7 +204,7 @@ def test_named_rewards_are_components_and_weighted_into_the_outcome():
     assert forest.outcome.tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_completions_that_do_not_end_are_cut_and_verdicts_come_from_the_threshold():
+def test_unended_completions_are_cut_and_thresholds_are_verdicts():
     made = trainer(success_at=0.75)
     made.optimiser_step(PROMPTS)
     forest = made._scored["train"].forest
@@ -213,7 +213,7 @@ def test_completions_that_do_not_end_are_cut_and_verdicts_come_from_the_threshol
         assert float(forest.success[r]) == float(float(forest.outcome[r]) >= 0.75)
 
 
-def test_evaluation_scores_its_own_batch_and_leaves_training_alone():
+def test_evaluation_leaves_the_training_batch_as_it_is():
     made = trainer("ngrpo")
     made.optimiser_step(PROMPTS)
     kept = made._scored["train"]
@@ -225,7 +225,7 @@ def test_evaluation_scores_its_own_batch_and_leaves_training_alone():
     assert made._metrics["eval"]["entropy"] and made._metrics["eval"]["gxpo/clip_fraction"] == [0.0]
 
 
-def test_what_is_remembered_goes_with_the_checkpoint(tmp_path):
+def test_state_is_saved_with_the_checkpoint(tmp_path):
     straight = trainer("v05", out=tmp_path)
     for _ in range(2):
         straight.optimiser_step(PROMPTS)
@@ -258,13 +258,13 @@ def test_the_log_has_the_loss_without_the_entropy_bonus():
         assert "policy_loss" not in plain._metrics["train"] and "entropy_coef" not in plain._metrics["train"]
 
 
-def test_a_reward_in_trl_can_not_give_verdicts_so_dapo_and_lead_take_what_trl_has():
+def test_dapo_and_lead_run_on_trls_rollouts_and_threshold():
     overlong = trainer("dapo", overrides={"rollout": "independent"}).gxpo_method.rewards["overlong"]
     assert overlong.max_length == 5
     assert trainer("grpo_lead", success_at=1.0).optimiser_step(PROMPTS)[1].any()
 
 
-def test_the_log_has_trls_names_and_the_groups_that_teach_nothing():
+def test_the_log_has_trls_names_and_groups_without_signal():
     made = trainer("ngrpo", never)  # every group is all wrong, and ngrpo learns from it
     made.optimiser_step(PROMPTS)
     assert made._metrics["train"]["gxpo/zero_signal_groups"] == [0.0]
@@ -281,7 +281,7 @@ def test_the_log_has_trls_names_and_the_groups_that_teach_nothing():
     assert logged["clip_ratio/low_mean"][0] == 0
 
 
-def test_a_checkpoint_names_its_method_and_no_other_goes_on_from_it(tmp_path):
+def test_a_checkpoint_of_another_method_is_refused(tmp_path):
     made = trainer("rloo", out=tmp_path, overrides={"objective.clip_high": 0.3})
     made.optimiser_step(PROMPTS)
     made._save_checkpoint(None, None)

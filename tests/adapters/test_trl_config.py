@@ -33,7 +33,7 @@ def no_options(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py"])
 
 
-def test_values_at_their_defaults_are_stated_where_they_were_given():
+def test_default_values_count_as_stated_where_they_were_given():
     cases = [
         (Config(), set()),
         (Config(scale_rewards="group"), {"scale_rewards"}),
@@ -56,7 +56,7 @@ def test_values_at_their_defaults_are_stated_where_they_were_given():
     assert trl_config.stated_names(later) == {"epsilon"}
 
 
-def test_a_call_that_passes_every_field_states_what_the_command_line_says(monkeypatch):
+def test_a_call_with_every_field_states_the_command_line(monkeypatch):
     values = {"scale_rewards": "group", "epsilon": 0.2, "epsilon_high": None}
     assert trl_config.stated_names(Config(**values)) == set()
     assert trl_config.stated_names(Config(**{**values, "epsilon": 0.1})) == {"epsilon"}

@@ -54,12 +54,12 @@ def test_gspo_has_a_ratio_of_sequences():
     assert has_sequence_ratio(gxpo.method("gspo")) and not has_sequence_ratio(gxpo.method("grpo"))
 
 
-def test_what_has_no_key_names_a_part_that_there_is():
+def test_the_part_named_for_a_setting_without_key_exists():
     assert "weight.mismatch_mask" in WITHOUT_KEY["off_policy_mask_threshold"]
     assert show(gxpo.method("grpo", {"weight.x": "mismatch_mask"}).weights["x"]) == "mismatch_mask"
 
 
-def test_adaptive_entropy_and_tokens_of_high_entropy_are_translated():
+def test_adaptive_entropy_and_its_quantile_are_translated():
     made = trainer(use_adaptive_entropy=True, entropy_coef=0.02, entropy_target=1e3, entropy_coef_max=0.027)
     control = made.gxpo_method.terms["entropy"].control
     assert (control.target, control.by, control.least, control.most, control.waits) == (1e3, 0.005, 0.0, 0.027, True)
@@ -82,7 +82,7 @@ def test_adaptive_entropy_and_tokens_of_high_entropy_are_translated():
     assert entropy[weight == 0].max() < bound
 
 
-def test_rewards_that_are_normalised_before_their_sum_are_translated():
+def test_normalize_then_sum_is_translated():
     both = [by_sum, by_length]
     made = trainer(reward=both, multi_objective_aggregation="normalize_then_sum", reward_weights=[0.75, 0.25])
     made.optimiser_step(PROMPTS)

@@ -34,13 +34,13 @@ def test_padding_is_dropped_and_groups_are_runs_of_rows():
     assert forest.path_trajectory.tolist() == [0, 0, 1, 2, 2, 2, 3, 3]
 
 
-def test_an_outcome_is_the_weighted_sum_of_the_results_that_there_are():
+def test_an_outcome_is_the_weighted_sum_of_known_rewards():
     forest = made()
     assert forest.outcome[:3].tolist() == [1.0, 1.0, 0.5] and math.isnan(forest.outcome[3])
     assert forest.scored.tolist() == [True, True, True, False]
 
 
-def test_verdicts_come_from_the_threshold_and_unscored_rows_have_none():
+def test_verdicts_come_from_the_threshold():
     success = made(success_at=1.0).success
     assert success[:3].tolist() == [1.0, 1.0, 0.0] and math.isnan(success[3])
     assert bool(made().success.isnan().all())

@@ -57,7 +57,7 @@ from gxpo.parts.definition import show
         ("gdpo_multi", {"reward_weights": [2.0]}, r"reward_weights.*credit\.weights"),
     ],
 )
-def test_what_trl_can_not_give_is_refused_at_construction_by_its_key(spec, settings, says):
+def test_a_need_that_trl_lacks_is_refused_at_construction(spec, settings, says):
     with pytest.raises(ConfigError, match=says):
         trainer(spec, **settings)
 
@@ -116,7 +116,7 @@ AGAINST = [
 ]
 
 
-def test_a_setting_that_is_stated_at_trls_default_contradicts_a_method_and_one_left_out_does_not():
+def test_a_stated_default_of_trl_can_contradict_a_method():
     silent = []
     for method, setting, value, says in AGAINST:
         assert trainer(method).gxpo_method.name == method
@@ -139,7 +139,7 @@ def test_a_setting_that_is_stated_at_trls_default_contradicts_a_method_and_one_l
 
 
 @pytest.mark.parametrize("names", cover_in_lists(METHODS, kinds_of_parts))
-def test_every_override_that_a_refusal_advises_makes_a_method_that_takes_the_setting(names):
+def test_every_override_that_a_refusal_advises_works(names):
     """For methods and every setting of TRL's, stated at another value than the method's."""
     settings = {"loss_type": "dapo", "scale_rewards": "batch", "epsilon": 0.15, "importance_sampling_level": "token",
                 "delta": 4.0, "epsilon_high": 0.3, "sapo_temperature_pos": 0.9, "vespo_k_neg": 2.5,
@@ -175,7 +175,7 @@ def of_verl(name, overrides=None):
 
 
 @pytest.mark.parametrize("reasons", [of_trl, of_verl])
-def test_what_takes_the_rest_of_a_refused_method_does(reasons):
+def test_every_key_that_takes_the_rest_is_accepted(reasons):
     """ "(rollout=independent takes the rest)", "(update.first=null takes the rest)", ..."""
     wrong, advised = [], 0
     for name in METHODS:

@@ -114,7 +114,7 @@ def test_tokens_of_tools_are_left_out():
     assert found == pytest.approx(grpo_by_hand(rewards, mask, uid), abs=1e-6)
 
 
-def test_all_wrong_groups_have_credit_under_ngrpo_and_none_under_grpo():
+def test_all_wrong_groups_have_credit_under_ngrpo_only():
     mask, uid = torch.ones(4, 2, dtype=torch.int64), ["a"] * 4
     assert not adapter.estimator("grpo")(torch.zeros(4, 2), mask, uid)[0].any()
     # four zeros and a virtual 1: mean 1/5, std sqrt(1/5)
@@ -155,7 +155,7 @@ def test_every_method_is_registered_or_says_why_not(core, monkeypatch):
         assert not found[~mask.bool()].any(), name
 
 
-def test_a_misspelt_override_is_refused_though_its_value_is_a_method(core):
+def test_a_misspelt_override_with_a_methods_name_is_refused(core):
     for made in (adapter.estimator, adapter.policy_loss, adapter.register):
         with pytest.raises(ConfigError, match="unknown key 'objectiv'; did you mean 'objective'"):
             made("rloo", {"objectiv": "gspo"})
@@ -219,7 +219,7 @@ def by_hand(name, old, new, advantages, mask):
     ("name", "mode"), [("gspo", "seq-mean-token-mean"), ("dapo", "token-mean"), ("cispo", "token-mean")]
 )
 @pytest.mark.parametrize("size", [6, 3, 2])
-def test_policy_losses_are_their_formulas_over_the_optimisers_batch_whatever_the_micro_batch(core, name, mode, size):
+def test_policy_losses_are_their_formulas_in_any_micro_batches(core, name, mode, size):
     old, new, advantages, mask = policies(7)
     config = Settings(batch_num_tokens=int(mask.sum()), global_batch_size=len(mask))
     loss, total = adapter.policy_loss(name), 0.0
@@ -235,7 +235,7 @@ def test_policy_losses_are_their_formulas_over_the_optimisers_batch_whatever_the
     assert (gradient - slope).norm() < 1e-9 * slope.norm()
 
 
-def test_weights_of_the_rollout_correction_multiply_each_tokens_loss(core):
+def test_rollout_correction_weights_multiply_each_tokens_loss(core):
     old, new, advantages, mask = policies(1)
     config = Settings(batch_num_tokens=int(mask.sum()), global_batch_size=len(mask))
     loss = adapter.policy_loss("dapo")
@@ -288,7 +288,7 @@ AGREE = [
 ]
 
 
-def test_bounds_of_verl_that_a_loss_does_not_have_are_refused(core):
+def test_bounds_that_a_loss_lacks_are_refused(core):
     old, new, advantages, mask = policies(1)
     wrong = []
     for name, mode, settings, says in [*BOUNDS, *((*case, None) for case in AGREE)]:
@@ -304,7 +304,7 @@ def test_bounds_of_verl_that_a_loss_does_not_have_are_refused(core):
     assert not wrong
 
 
-def test_a_scale_of_verl_that_an_estimator_does_not_have_is_refused():
+def test_a_scale_that_an_estimator_lacks_is_refused():
     rewards, mask, uid = batch(6)
     unscaled = {"norm_adv_by_std_in_grpo": False}
     with pytest.raises(ConfigError, match=r"norm_adv_by_std_in_grpo=False is credit\.scale=none here.*std"):

@@ -27,7 +27,7 @@ from gxpo.base.errors import ConfigError
         ("flow_grpo", "advantage", r"rollout="),
     ],
 )
-def test_what_verl_can_not_give_is_said_by_its_key(name, what, says):
+def test_a_need_that_verl_lacks_is_named_by_its_key(name, what, says):
     assert re.search(says, why_not(name, what) or "")
     make = estimator if what == "advantage" else policy_loss
     with pytest.raises(ConfigError, match=says):
@@ -44,7 +44,7 @@ def test_what_verl_can_not_give_is_said_by_its_key(name, what, says):
         ({"objective.ratio_over": "behaviour"}, "sampler's log-probs"),
     ],
 )
-def test_what_a_loss_of_verl_does_not_see_is_refused(overrides, says):
+def test_a_loss_that_needs_more_than_verls_inputs_is_refused(overrides, says):
     assert re.search(says, why_not("grpo", "loss", overrides) or "")
 
 
