@@ -114,7 +114,7 @@ def test_a_step_in_trl_is_that_of_gxpos_own_trainer(name, folder):
     assert trainer.state.global_step == 2
     loss, gradient, scored = trainer.first
     trainer._scored["train"] = scored
-    trainer._lending._prompts = {task_name(p): p for p in PROMPTS}  # those of the first step too
+    trainer._services._prompts = {task_name(p): p for p in PROMPTS}  # those of the first step too
     batch, learner = batch_of_our_trainer(trainer, policy=loaded(folder))
     given = {n: batch.signals[n] for term in batch.method.terms.values() for n in getattr(term, "given", ())}
     reads = {"names": names_of(batch.method), "given": given or None}

@@ -250,11 +250,13 @@ def test_images_within_answers_and_other_processes_are_refused(lent):
     made = trainer("papo")
     made.modalities = lambda inputs, out: {**Seeing.modalities(made, inputs, out), "num_images": [3] * 16}
     with pytest.raises(ConfigError, match="images may be in prompts, not in answers"):
-        made._lending.see(made.modalities([], {n: torch.zeros(16, 1).long() for n in ("prompt_ids", "completion_ids")}))
+        made._services.see(
+            made.modalities([], {n: torch.zeros(16, 1).long() for n in ("prompt_ids", "completion_ids")})
+        )
     other = trainer("papo")
     other.accelerator.num_processes = 2
     with pytest.raises(ConfigError, match="takes a single process"):
-        other._lending.see({"pixel_values": torch.ones(1)})
+        other._services.see({"pixel_values": torch.ones(1)})
 
 
 def test_a_processor_with_other_pixel_values_is_refused(lent):

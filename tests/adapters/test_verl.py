@@ -138,7 +138,7 @@ def test_a_batch_without_uid_is_refused():
 
 def test_every_method_is_registered_or_says_why_not(core, monkeypatch):
     monkeypatch.setenv(adapter.MORE, "rloo+gspo")
-    monkeypatch.setattr(adapter, "_MADE", {})
+    monkeypatch.setattr(adapter, "_FUNCTIONS", {})
     taken = adapter.register_all()
     again = adapter.register_all()
     assert again == taken, "registered twice, the functions are the same"
@@ -162,7 +162,7 @@ def test_a_misspelt_override_with_a_methods_name_is_refused(core):
 
 
 def test_a_composition_of_ones_own_has_a_name_of_ones_own(core, monkeypatch):
-    monkeypatch.setattr(adapter, "_MADE", {})
+    monkeypatch.setattr(adapter, "_FUNCTIONS", {})
     assert adapter.register("grpo", {"credit.scale": "none"}, name="centred") == ["advantage", "loss"]
     rewards, mask, uid = batch(4)
     found, _ = core.estimators["gxpo/centred"](token_level_rewards=rewards, response_mask=mask, index=uid)

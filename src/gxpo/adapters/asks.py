@@ -46,7 +46,7 @@ SERVICES: Mapping[str, str] = {
 }
 
 
-def tools(step: int, lends: Collection[str] = (), used: set[str] | None = None) -> SignalTools:
+def trial_tools(step: int, lends: Collection[str] = (), used: set[str] | None = None) -> SignalTools:
     """Make stand-ins for the services that a trainer lends to signals (names of SERVICES), to try a method with.
 
     used  collects the names of the services that were used
@@ -126,12 +126,12 @@ def _has_state(part: Any) -> bool:
     return hasattr(part, "state_dict") and getattr(part, "remembers", True)
 
 
-def with_signal_parts(method: Method, forest: Forest, values: Mapping[str, Any], lent: SignalTools) -> Signals:
+def with_signal_parts(method: Method, forest: Forest, values: Mapping[str, Any], services: SignalTools) -> Signals:
     """Return the signals `values` together with the outputs of the method's own signal parts, detached."""
     # in order: a signal part may read what an earlier one has computed
     values_by_name = dict(values)
     for part in method.signals.values():
-        outputs = part.compute(forest, Signals.of(forest, values_by_name, method.axes), lent)
+        outputs = part.compute(forest, Signals.of(forest, values_by_name, method.axes), services)
         values_by_name |= {name: x.detach() if isinstance(x, Tensor) else x for name, x in outputs.items()}
     return Signals.of(forest, values_by_name, method.axes)
 
@@ -157,9 +157,9 @@ def declared_refusals(
         reasons.append(
             f"rollout={show(method.rollout)}: {trainer} samples the groups itself (rollout=independent takes the rest)"
         )
-    paid = next((key for key in ("reward", "scoring.weights") if key in method.run_keys), None)
-    if paid is not None and not method.shapes:  # a shape may read such rewards from the trainer's own
-        reasons.append(f"{paid}={method.run_keys[paid].value}: {trainer} pays by reward functions of yours")
+    reward_key = next((key for key in ("reward", "scoring.weights") if key in method.run_keys), None)
+    if reward_key is not None and not method.shapes:  # a shape may read such rewards from the trainer's own
+        reasons.append(f"{reward_key}={method.run_keys[reward_key].value}: {trainer} pays by reward functions of yours")
     if "phases" in method.run_keys:
         reasons.append(f"phases: {trainer} runs one method; train with those of the phases one after the other")
     if method.sampler is not None:
@@ -212,7 +212,7 @@ def refusals(
     try:
         fact_readers = facts_read(method, [f for f in FACTS if f not in facts], verdicts, components, lends)
         if objective:
-            list(_stages(method, synthetic(verdicts, components), tools(1, lends), objective=True))
+            list(_stages(method, synthetic(verdicts, components), trial_tools(1, lends), objective=True))
     except Failed as failed:
         why = str(failed)
         if isinstance(failed.error, NoVerdicts):  # reward functions of other trainers return scores alone
@@ -236,18 +236,18 @@ def facts_read(
     Raises `Failed` where a part can't work without something that the synthetic rollouts do not have.
     """
     method = _filled_copy(method)
-    plain = dict(_stages(method, synthetic(verdicts, components), tools(1, lends)))
+    plain = dict(_stages(method, synthetic(verdicts, components), trial_tools(1, lends)))
     # one fact at a time differs from the plain rollouts: a key whose values then differ has read it
     readers = {}
     for fact in facts:
         step = 2000 if fact == "step" else 1
-        other = dict(_stages(method, synthetic(verdicts, components, fact), tools(step, lends)))
+        other = dict(_stages(method, synthetic(verdicts, components, fact), trial_tools(step, lends)))
         changed = [key for key, x in plain.items() if not _same(x, other[key])]
         if changed:
             readers[fact] = changed[0]
     if "logprobs" in facts and "logprobs" not in readers:
         try:  # a part may not depend on their values here and still refuse rollouts without them
-            list(_stages(method, synthetic(verdicts, components, "no logprobs"), tools(1, lends)))
+            list(_stages(method, synthetic(verdicts, components, "no logprobs"), trial_tools(1, lends)))
         except Failed as failed:
             readers["logprobs"] = failed.key
     return readers
@@ -256,15 +256,15 @@ def facts_read(
 def services_used(method: Method, verdicts: bool, components: Sequence[str], lends: Collection[str]) -> set[str]:
     """Return the names of SERVICES that the method's parts use, found by trying it on synthetic rollouts."""
     used: set[str] = set()
-    list(_stages(_filled_copy(method), synthetic(verdicts, components), tools(1, lends, used), objective=True))
+    list(_stages(_filled_copy(method), synthetic(verdicts, components), trial_tools(1, lends, used), objective=True))
     if any(Output(name).kind not in ("logprob", "entropy") or Output(name).at for name in method.outputs):
         used.add("model")
     return used
 
 
-def rehearse(method: Method, forest: Forest, lent: SignalTools) -> None:
+def rehearse(method: Method, forest: Forest, services: SignalTools) -> None:
     """Run the parts on a forest such as `synthetic` makes; `Failed` for one that can't work with the lent services."""
-    list(_stages(_filled_copy(method), forest, lent, objective=True))
+    list(_stages(_filled_copy(method), forest, services, objective=True))
 
 
 def _filled_copy(method: Method) -> Method:
@@ -281,7 +281,7 @@ class Failed(GxpoError):
 
 
 def _stages(
-    method: Method, forest: Forest, lent: SignalTools, *, objective: bool = False
+    method: Method, forest: Forest, services: SignalTools, *, objective: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
     """Run a method stage by stage, as a trainer would; yield (key, values) of every part.
 
@@ -292,7 +292,7 @@ def _stages(
     try:
         if method.segmenter is not None:
             key = "segment"
-            forest = method.segmenter(forest, SegmentTools(lent.decode, lent.learner))
+            forest = method.segmenter(forest, SegmentTools(services.decode, services.learner))
         # rewards one by one, so that an error has its part's key; `shaped` then applies them as a trainer does
         outcome = forest.outcome
         for name, part in method.shapes.items():
@@ -318,23 +318,23 @@ def _stages(
         values["entropy"] = -forest.path_behaviour_logprob
         if "hidden" in method.needs:
             key = "credit"
-            values["hidden"] = lent.learner.hidden(forest)
+            values["hidden"] = services.learner.hidden(forest)
         for name, part in method.signals.items():
             key = f"signal.{name}"
-            part.bind(lent)
-            outputs = part.compute(forest, Signals.of(forest, values, method.axes), lent)
+            part.bind(services)
+            outputs = part.compute(forest, Signals.of(forest, values, method.axes), services)
             values |= outputs
             yield key, torch.cat([x.double().flatten() for x in outputs.values() if isinstance(x, Tensor)] or [outcome])
         key = "credit"
-        credit = method.advantages(forest, values, lent.step)
+        credit = method.advantages(forest, values, services.step)
         yield key, credit
         known_signals = Signals.of(forest, values, method.axes)
         for name, part in method.weights.items():
             key = f"weight.{name}"
-            yield key, part(forest, credit, known_signals, lent.step)
+            yield key, part(forest, credit, known_signals, services.step)
         if objective:
             key = "objective"
-            yield key, _loss(method, forest, credit, Signals.of(forest, values, method.axes), lent.step)
+            yield key, _loss(method, forest, credit, Signals.of(forest, values, method.axes), services.step)
     except Exception as error:
         raise Failed(key, error) from error
 

@@ -23,9 +23,9 @@ SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "co
 REWARDS = {"accuracy_reward": "math", "accuracy": "math"}  # of trl.rewards, and of open-r1
 LOGGERS = ("tensorboard", "trackio", "wandb")
 COLUMNS = {"system_prompt": "chat.system", "dataset_prompt_column": "tasks.options.prompt"}  # of open-r1's YAML
-SAID = {"max_prompt_length": "gone from TRL; prompts are not cut here"}
+REASONS = {"max_prompt_length": "gone from TRL; prompts are not cut here"}
 # Fields that have nothing to do with what is computed, or do by themselves what gxpo always does.
-NOTHING = frozenset({
+WITHOUT_EFFECT = frozenset({
     "attn_implementation", "bf16", "dataloader_num_workers", "dataloader_pin_memory", "dataset_config",
     "dataset_name", "dataset_test_split", "dataset_train_split", "ddp_timeout", "disable_tqdm", "do_eval",
     "do_train", "dtype", "eval_on_start", "fp16", "gradient_checkpointing", "gradient_checkpointing_kwargs",
@@ -74,11 +74,11 @@ def convert_trl(path: str | Path, *, processes: int = 1) -> Converted:
         except ConfigError as error:
             raise error if str(path) in str(error) else ConfigError(f"{path}: {error}") from None
     else:
-        source = _of_yaml(path)
+        source = _read_yaml(path)
     return _Conversion(source, path, processes).converted()
 
 
-def _of_yaml(path: Path) -> SourceSettings:
+def _read_yaml(path: Path) -> SourceSettings:
     """Read a YAML file of `trl grpo`: fields of GRPOConfig beside those of its model, data and adapter."""
     source = SourceSettings(settings=dict(_leaves(path)))
     for theirs, ours in (("model_name_or_path", "model"), ("dataset_name", "dataset"),
@@ -86,12 +86,12 @@ def _of_yaml(path: Path) -> SourceSettings:
                          ("torch_dtype", "torch_dtype"), ("dtype", "dtype")):  # fmt: skip
         if theirs in source.settings:
             source.parts[ours] = source.settings[theirs]
-    if (used := source.settings.get("use_peft")) is not None and used.value:
+    if (use_peft := source.settings.get("use_peft")) is not None and use_peft.value:
         lora = {"r": 16, "lora_alpha": 32, "target_modules": None, "lora_dropout": 0.05}
         names = {"lora_r": "r", "lora_alpha": "lora_alpha", "lora_target_modules": "target_modules",
                  "lora_dropout": "lora_dropout"}  # fmt: skip
         lora |= {names[k]: v.value for k, v in source.settings.items() if k in names}
-        source.parts["peft"] = Value({k: v for k, v in lora.items() if v is not None}, used.where)
+        source.parts["peft"] = Value({k: v for k, v in lora.items() if v is not None}, use_peft.where)
     reward_funcs = source.settings.get("reward_funcs", Value([], ""))
     for name in reward_funcs.value if isinstance(reward_funcs.value, list) else [reward_funcs.value]:
         source.rewards.append(("trl" if name in REWARDS else "other", Value(name, reward_funcs.where)))
@@ -153,8 +153,8 @@ class _Conversion:
         self.origins[key] = part.where
 
     def _note(self, field: str, note: str) -> None:
-        at = self.source.settings.get(field) or self.source.parts.get(field)
-        self.notes.append((at.where if at is not None else "", note))
+        setting = self.source.settings.get(field) or self.source.parts.get(field)
+        self.notes.append((setting.where if setting is not None else "", note))
 
     # ------------------------------------------------------------ stages
     def _task(self) -> None:
@@ -171,9 +171,12 @@ class _Conversion:
             for name, option in (("dataset_config", "config"), ("split", "split")):
                 if name in parts and isinstance(parts[name].value, str):
                     self._part(f"tasks.options.{option}", name)
-            at = parts["dataset"]
-            self.notes.append((at.where, "columns that a map() makes of the data: tasks.options.prompt and answer name "
-                                         "those that are there, template and answer_after say the rest"))  # fmt: skip
+            dataset = parts["dataset"]
+            self.notes.append((
+                dataset.where,
+                "columns that a map() makes of the data: tasks.options.prompt and answer name those that are there, "
+                "template and answer_after say the rest",
+            ))  # fmt: skip
         else:
             self.keys["task"], self.origins["task"] = "TASKS.jsonl", "to be written"
             self._note("", "data: no file or data set of the hub is named; write prompts and answers to TASKS.jsonl")
@@ -412,5 +415,5 @@ class _Conversion:
         for name, value in self.source.settings.items():
             if name in COLUMNS and isinstance(value.value, str):
                 self._set(COLUMNS[name], value.value, name)
-            elif name not in DEFAULTS and name not in NOTHING:
-                self.notes.append((value.where, f"{name}={value.value!r}: {SAID.get(name, 'no counterpart')}"))
+            elif name not in DEFAULTS and name not in WITHOUT_EFFECT:
+                self.notes.append((value.where, f"{name}={value.value!r}: {REASONS.get(name, 'no counterpart')}"))

@@ -61,7 +61,7 @@ def convert_verl(source: Sequence[str]) -> Converted:
         path = Path(source[0])
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
-        overrides, notes = _of_script(path.read_text(encoding="utf-8"))
+        overrides, notes = _script_overrides(path.read_text(encoding="utf-8"))
     else:
         overrides, notes = _overrides(shlex.split(" ".join(source)), ""), []
     if not overrides:
@@ -82,7 +82,7 @@ def _overrides(words: Sequence[str], where: str) -> dict[str, tuple[Any, str]]:
     return overrides
 
 
-def _of_script(text: str) -> tuple[dict[str, tuple[Any, str]], list[tuple[str, str]]]:
+def _script_overrides(text: str) -> tuple[dict[str, tuple[Any, str]], list[tuple[str, str]]]:
     """Return a script's overrides with their lines, and notes on those whose values need the script to run."""
     variables: dict[str, str] = {}
     overrides: dict[str, tuple[Any, str]] = {}
@@ -117,10 +117,10 @@ def _filled(text: str, variables: Mapping[str, str]) -> str | None:
     """Fill shell variables into a text, with `${NAME:-DEFAULT}`; None if one of them is unknown."""
 
     def put(match: re.Match[str]) -> str:
-        name, usual = match[1] or match[3], match[2]
-        if name not in variables and usual is None:
+        name, default = match[1] or match[3], match[2]
+        if name not in variables and default is None:
             raise KeyError(name)
-        return variables.get(name, usual or "")
+        return variables.get(name, default or "")
 
     try:
         filled = re.sub(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))", put, text)
@@ -133,13 +133,13 @@ class _Conversion:
     """Conversion of one source; its methods fill keys, origins and notes in the order in which they are printed."""
 
     def __init__(self, overrides: dict[str, tuple[Any, str]], notes: list[tuple[str, str]]) -> None:
-        self.overrides, self.notes, self.read = overrides, list(notes), set[str]()
+        self.overrides, self.notes, self.keys_read = overrides, list(notes), set[str]()
         self.keys: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
 
     def get(self, key: str) -> Any:
         """Return a setting of verl's, else its default; keys that nobody gets are noted at the end."""
-        self.read.add(key)
+        self.keys_read.add(key)
         return self.overrides[key][0] if key in self.overrides else DEFAULTS.get(key)
 
     def put(self, key: str, value: Any, *theirs: str) -> None:
@@ -165,7 +165,7 @@ class _Conversion:
         self._batches()
         self._run_settings()
         for key, (value, where) in self.overrides.items():
-            if key not in self.read and not IGNORED.match(key):
+            if key not in self.keys_read and not IGNORED.match(key):
                 self.notes.append((where, f"{key}={value}: no counterpart"))
         return Converted(self.keys, self.origins, tuple(self.notes), "verl 0.9.1")
 
@@ -198,8 +198,8 @@ class _Conversion:
             self.note(f"{A}.loss_agg_mode", f"loss_agg_mode={agg}: gxpo has token_mean, sequence_mean, sequence_sum")
         self._clip(loss)
         self._penalties()
-        if (at := self.get(f"algorithm.{SUCCESS_AT}")) is not None:
-            self.note(f"algorithm.{SUCCESS_AT}", f"{SUCCESS_AT}={at}: let the reward return {{'correct': ...}}")
+        if (threshold := self.get(f"algorithm.{SUCCESS_AT}")) is not None:
+            self.note(f"algorithm.{SUCCESS_AT}", f"{SUCCESS_AT}={threshold}: let the reward return {{'correct': ...}}")
 
     def _method_of(self, name: str, methods: Mapping[str, str], key: str) -> str | None:
         """Return gxpo's method for a name of verl's, or for gxpo/NAME; None, with a note, if there is none."""
@@ -212,10 +212,10 @@ class _Conversion:
         return f"{ours}@verl" if ours in COMPAT["verl"] else ours
 
     def _clip(self, loss: str | None) -> None:
-        both = self.get(f"{A}.clip_ratio")
+        clip_ratio = self.get(f"{A}.clip_ratio")
         for ours, theirs in (("clip_low", "clip_ratio_low"), ("clip_high", "clip_ratio_high")):
             value = self.get(f"{A}.{theirs}")
-            value = both if value is None else value
+            value = clip_ratio if value is None else value
             if loss is None and (f"{A}.{theirs}" in self.overrides or f"{A}.clip_ratio" in self.overrides):
                 self.put(f"objective.{ours}", float(value), f"{A}.{theirs}", f"{A}.clip_ratio")
         c = self.get(f"{A}.clip_ratio_c")
@@ -253,8 +253,8 @@ class _Conversion:
     def _run_settings(self) -> None:
         """Convert sampling, optimiser, adapters, checkpoints and evaluations."""
         self.put("sampling.max_new_tokens", int(self.get("data.max_response_length")), "data.max_response_length")
-        for name, off in (("temperature", 1.0), ("top_p", 1), ("top_k", -1)):
-            if (value := self.get(f"{R}.{name}")) != off:
+        for name, default in (("temperature", 1.0), ("top_p", 1), ("top_k", -1)):
+            if (value := self.get(f"{R}.{name}")) != default:
                 self.put(f"sampling.{name}", int(value) if name == "top_k" else float(value), f"{R}.{name}")
         # verl's optimiser defaults differ from gxpo's, so they are printed even where nothing was stated
         self.put("optim.lr", float(self.get(f"{A}.optim.lr")), f"{A}.optim.lr")

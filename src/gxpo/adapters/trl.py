@@ -116,9 +116,9 @@ class WithMethod(Base):
         # which parts need what: found by trying them, since a user's functions declare nothing
         names, verdicts = list(self.reward_func_names), success_at is not None
         refuse(composed, trl_settings.refusals(composed.fill(**fills), verdicts, names))
-        tried = {"verdicts": verdicts, "components": names, "lends": trl_settings.LENDS}
-        self._reads = asks.facts_read(composed.fill(**fills), **tried)
-        borrowed = asks.services_used(composed.fill(**fills), **tried)
+        trial = {"verdicts": verdicts, "components": names, "lends": trl_settings.LENDS}
+        self._reads = asks.facts_read(composed.fill(**fills), **trial)
+        borrowed = asks.services_used(composed.fill(**fills), **trial)
         by_name = self._reads.get("components", "").startswith("credit")  # an estimator that weighs rewards itself
         refuse(composed, settings_against(self.args, composed, rewards if by_name else None))
         # micro-batches of a generation batch over all its passes: gxpo's step is a generation batch, TRL's max_steps
@@ -132,13 +132,15 @@ class WithMethod(Base):
         self.success_at = success_at
         # TRL's forward pass gives log-probs and entropies; for other outputs gxpo runs the model itself, on rows of one
         # process
-        self._further = [n for n in composed.outputs if Output(n).kind not in ("logprob", "entropy") or Output(n).at]
-        if self._further and self.accelerator.num_processes > 1:
-            refuse(composed, [f"it reads the policy's {self._further[0]}, which takes a single process"])
-        self._lending = TrainerServices(self, borrowed, answers)
+        self._extra_outputs = [
+            n for n in composed.outputs if Output(n).kind not in ("logprob", "entropy") or Output(n).at
+        ]
+        if self._extra_outputs and self.accelerator.num_processes > 1:
+            refuse(composed, [f"it reads the policy's {self._extra_outputs[0]}, which takes a single process"])
+        self._services = TrainerServices(self, borrowed, answers)
         check_dataset(self, verdicts, names)
         for part in self.gxpo_method.signals.values():
-            part.bind(self._lending.tools(0))
+            part.bind(self._services.tools(0))
         self._figures = StepFigures(composed) if controls(composed) else None
         self._loss_log = LossLog(self)
         if hasattr(self, "add_callback"):
@@ -156,7 +158,7 @@ class WithMethod(Base):
         reward_table = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         cut = [not len(ids) or int(ids[-1]) not in ends for ids in completion_ids_list]
-        self._reward_batch = {"rewards": reward_table, "tasks": self._lending.note(inputs, prompts), "cut": cut}
+        self._reward_batch = {"rewards": reward_table, "tasks": self._services.note(inputs, prompts), "cut": cut}
         return reward_table
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -185,19 +187,19 @@ class WithMethod(Base):
         The stages are those of gxpo's own trainer, in its order: segment, shape, signals, advantages, targets, weights.
         """
         method, step = self.gxpo_method, self.state.global_step + 1
-        pictured = self._lending.see(output)
-        tools = self._lending.tools(step)
-        own_mask = self._gathered(own_tokens(output).long()).bool()
+        pictured = self._services.see(output)
+        tools = self._services.tools(step)
+        own_mask = self._gather_rows(own_tokens(output).long()).bool()
         logprobs = output.get("sampling_per_token_logps")
         prompts = output if pictured is None else {**output, "prompt_ids": pictured.prompt_ids}
-        forest = self._forest(prompts, own_mask, None if logprobs is None else self._gathered(logprobs), mode)
+        forest = self._forest(prompts, own_mask, None if logprobs is None else self._gather_rows(logprobs), mode)
         if pictured is not None:
-            pictured.is_of(forest)
+            pictured.set_forest(forest)
         # the old policy's log-probs; without vLLM's, or where vLLM lacks some, they are the sampler's as well
-        values = {name: self._gathered(x)[own_mask].double() for name, x in self._old_outputs(output).items()}
+        values = {name: self._gather_rows(x)[own_mask].double() for name, x in self._old_outputs(output).items()}
         proximal = values.get("proximal_logprob")
         # a signal may compare these with other outputs of gxpo's forward pass: both have to round alike
-        if "model" in self._lending.borrowed:
+        if "model" in self._services.borrowed:
             policy_outputs = tools.learner.outputs(forest, ("logprob", "entropy"))
             values |= {"proximal_logprob": policy_outputs["logprob"], "entropy": policy_outputs["entropy"]}
         start = values.get("proximal_logprob") if proximal is None else proximal
@@ -219,7 +221,7 @@ class WithMethod(Base):
         weight = method.token_weights(forest, credit, signals, step)
         if "importance_sampling_ratio" in output:  # TRL's own correction of vLLM's log-probs, per token or per row
             ratio = output["importance_sampling_ratio"].expand(own_tokens(output).shape)
-            weight = weight * self._gathered(ratio)[own_mask].double()
+            weight = weight * self._gather_rows(ratio)[own_mask].double()
         # an objective that reads no advantages still has rows without any gradient
         strength_P = credit if method.reads_credit else method.active(forest, credit, weight).double()
         share = zero_signal_groups(forest, strength_P).double().mean()
@@ -243,7 +245,7 @@ class WithMethod(Base):
         compared |= any(getattr(term, "ratio_over", "") == "behaviour" for term in method.terms.values())
         if "old_per_token_logps" in output:
             outputs["proximal_logprob"] = output["old_per_token_logps"]
-        if (entropy or (compared and not outputs)) and "model" not in self._lending.borrowed:
+        if (entropy or (compared and not outputs)) and "model" not in self._services.borrowed:
             with torch.no_grad():
                 size = self.args.per_device_train_batch_size
                 logprob, spread, _ = self._outputs(self.model, output, batch_size=size)
@@ -256,8 +258,8 @@ class WithMethod(Base):
     def _forest(self, output: Mapping[str, Any], own_mask: Tensor, logprobs: Tensor | None, mode: str) -> Forest:
         """Forest of the rollouts of all processes, with rewards, tasks and truncation."""
         size = self.num_generations if mode == "train" else self.num_generations_eval
-        columns = {n: self._gathered(output[n], left=True) for n in ("prompt_ids", "prompt_mask")}
-        columns |= {n: self._gathered(output[n]) for n in ("completion_ids", "completion_mask")}
+        columns = {n: self._gather_rows(output[n], left=True) for n in ("prompt_ids", "prompt_mask")}
+        columns |= {n: self._gather_rows(output[n]) for n in ("completion_ids", "completion_mask")}
         table, weights = self._reward_batch["rewards"].double().cpu(), self.reward_weights.cpu()
         rewards = Rewards(table, weights, self.reward_func_names, self.success_at)
         forest = rollouts(columns, own_mask, logprobs, rewards, size, getattr(self.args, "temperature", 1.0))
@@ -267,7 +269,7 @@ class WithMethod(Base):
             tasks = need("accelerate.utils", "trl").gather_object(tasks)
         return forest.replace(task=tasks, truncated=cut.cpu().bool())
 
-    def _gathered(self, x: Tensor, *, left: bool = False) -> Tensor:
+    def _gather_rows(self, x: Tensor, *, left: bool = False) -> Tensor:
         """Gather the rows of all processes onto the CPU, padded with 0 to one width."""
         x = self.accelerator.pad_across_processes(x, dim=1, pad_first=left)
         return self.accelerator.gather(x.contiguous()).detach().cpu()
@@ -282,11 +284,11 @@ class WithMethod(Base):
             raise ConfigError(f"{ROW!r} is not in the batch: a subclass must pass on what the trainer has put there")
         mode = "train" if self.model.training else "eval"
         window = self._window_of(model, inputs, mode)
-        world = self.accelerator.num_processes
+        world_size = self.accelerator.num_processes
         rows, device = inputs[ROW].cpu(), inputs["completion_ids"].device
         places = window.places(rows)
         entries = window.scored.forest.entries_of(places)
-        live, aux = self._live(model, inputs, window.scored, places)
+        live, aux = self._live_outputs(model, inputs, window.scored, places)
         parts = self.args.gradient_accumulation_steps if mode == "train" else 1
         # terms of single rows: L with the other rows' weights at 0. Terms that couple rows: sum x dL/dx, which has the
         # gradient of L at these rows, and for the log an equal part of L's value.
@@ -294,18 +296,20 @@ class WithMethod(Base):
             share = self._share(window.scored, live, places, entries)
             detached = {name: x.detach() for name, x in live.items()}
             self._loss_log.figures(mode, self._scored[mode].select(rows), detached)
-            masked = self._masked(window.scored, detached, places, entries) if self._loss_log.has_bonus else None
-            bonus = 0.0 if masked is None else self._loss_log.bonus(*masked)
+            micro_batch = (
+                self._micro_batch(window.scored, detached, places, entries) if self._loss_log.has_bonus else None
+            )
+            bonus = 0.0 if micro_batch is None else self._loss_log.bonus(*micro_batch)
         else:
-            pull = torch.stack([(window.slope[name][entries] * x).sum() for name, x in live.items()]).sum()
-            share = pull - pull.detach() + window.value / (parts * world)
-            bonus = window.bonus / (parts * world)
+            linear_share = torch.stack([(window.slope[name][entries] * x).sum() for name, x in live.items()]).sum()
+            share = linear_share - linear_share.detach() + window.value / (parts * world_size)
+            bonus = window.bonus / (parts * world_size)
         self._loss_log.policy_loss(mode, float(share.detach()) - bonus)
         # figures that TRL logs in its own _compute_loss, which this one replaces
-        counted = torch.stack([live["entropy"].detach().sum(), torch.tensor(float(entries.numel()))]).to(device)
-        total, count = self.accelerator.reduce(counted.float(), reduction="sum").tolist()
+        entropy_sums = torch.stack([live["entropy"].detach().sum(), torch.tensor(float(entries.numel()))]).to(device)
+        total, count = self.accelerator.reduce(entropy_sums.float(), reduction="sum").tolist()
         self._metrics[mode]["entropy"].append(total / max(count, 1.0))
-        loss = (share * world).to(device, torch.float32)
+        loss = (share * world_size).to(device, torch.float32)
         if mode == "train" and self._figures is not None:
             self._follow_figures(window, entries, live)
         if mode == "train" and (self._step + 1) % parts == 0:
@@ -315,20 +319,20 @@ class WithMethod(Base):
             self._metrics[mode]["aux_loss"].append(float(self.accelerator.gather(aux.detach()).mean()))
         return loss
 
-    def _live(
+    def _live_outputs(
         self, model: Any, inputs: Mapping[str, Any], scored: Scored, places: Tensor
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Policy outputs at a micro-batch's tokens with their gradient, float64, and the routers' auxiliary loss.
 
         They come from TRL's forward pass, or from gxpo's where the method reads others than log-probs and entropies.
         """
-        if self._further:
+        if self._extra_outputs:
             if self.aux_loss_enabled:
                 raise ConfigError(
                     f"{self.gxpo_method.name} in TRL does not see the routers: set router_aux_loss_coef=0"
                 )
             batch_rows = scored.select(places)
-            return self._lending.learner.live(batch_rows.forest, self._names, self._constants(batch_rows)), None
+            return self._services.learner.live(batch_rows.forest, self._names, self._constants(batch_rows)), None
         own_mask = own_tokens(inputs)
         logprob, entropy, aux = self._outputs(model, inputs, aux=self.aux_loss_enabled)
         live = {"logprob": logprob[own_mask].cpu().double(), "entropy": entropy[own_mask].cpu().double()}
@@ -350,14 +354,14 @@ class WithMethod(Base):
         figures.add(window.scored, entries, live)
         if (self._step + 1) % every:
             return
-        figures.close(window.scored, self._summed)
+        figures.close(window.scored, self._sum_processes)
         if (self._step + 1) % self._cycle == 0:
             scored = self._scored["train"]
             batch = (self._step + 1) // self._cycle
             for name, x in figures.adjust(scored.forest, batch).items():
                 self._metrics["train"][f"gxpo/{name}"].append(x)
 
-    def _summed(self, x: Tensor) -> Tensor:
+    def _sum_processes(self, x: Tensor) -> Tensor:
         """Sum over processes."""
         if self.accelerator.num_processes == 1:
             return x
@@ -365,12 +369,12 @@ class WithMethod(Base):
 
     def _share(self, scored: Scored, live: Mapping[str, Tensor], places: Tensor, entries: Tensor) -> Tensor:
         """Objective with every other row's weight 0: those rows count in its denominators alone."""
-        micro_batch, policy = self._masked(scored, live, places, entries)
+        micro_batch, policy = self._micro_batch(scored, live, places, entries)
         return self.gxpo_method.objective(
             micro_batch.forest, policy, micro_batch.credit, micro_batch.weight, micro_batch.signals, micro_batch.step
         )
 
-    def _masked(
+    def _micro_batch(
         self, scored: Scored, x: Mapping[str, Tensor], places: Tensor, entries: Tensor
     ) -> tuple[Scored, PolicyTokens]:
         """Optimiser step in which only the rows at `places` have a weight, and the policy's outputs there, 0 elsewhere.
@@ -398,23 +402,25 @@ class WithMethod(Base):
                 return self._window[1]
         else:
             batches, key = [inputs], None
-        mine = torch.cat([b[ROW] for b in batches])
-        every_row = self.accelerator.gather(mine).cpu()
-        rows = every_row.sort().values
+        local_rows = torch.cat([b[ROW] for b in batches])
+        gathered_rows = self.accelerator.gather(local_rows).cpu()
+        rows = gathered_rows.sort().values
         window = Window(scored.select(rows), rows)
         if self.gxpo_method.couples in ("group", "step"):
-            window = self._coupled(model, window, batches, every_row, mode)
+            window = self._coupled_window(model, window, batches, gathered_rows, mode)
         self._window = None if key is None else (key, window)
         return window
 
-    def _coupled(self, model: Any, window: Window, batches: Iterable[Any], every_row: Tensor, mode: str) -> Window:
+    def _coupled_window(
+        self, model: Any, window: Window, batches: Iterable[Any], every_row: Tensor, mode: str
+    ) -> Window:
         """Window with dL/dx for terms that couple rows, from a first forward pass of all rows without gradient."""
-        if self._further:
+        if self._extra_outputs:
             window_rows = window.scored
-            x = self._lending.learner.outputs(
+            x = self._services.learner.outputs(
                 window_rows.forest, self._names, given=self._constants(window_rows) or None
             )
-            return self._sloped(window, x, mode)
+            return self._with_slope(window, x, mode)
         # micro-batches have widths of their own, and processes rows in another order: both are undone after the gather
         width = max(b["completion_ids"].shape[1] for b in batches)
         columns: dict[str, list[Tensor]] = {"logprob": [], "entropy": [], "own": []}
@@ -427,15 +433,15 @@ class WithMethod(Base):
                     ("own", own_tokens(batch).to(logprob.dtype)),
                 ):
                     columns[name].append(torch.nn.functional.pad(x, (0, width - x.shape[1])))
-        gathered = {name: self._gathered(torch.cat(x)) for name, x in columns.items()}
+        gathered = {name: self._gather_rows(torch.cat(x)) for name, x in columns.items()}
         own_mask = gathered.pop("own").bool()
         forest = window.scored.forest
         entries = forest.entries_of(window.places(every_row))
         x = {n: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v[own_mask].double())
              for n, v in gathered.items()}  # fmt: skip
-        return self._sloped(window, x, mode)
+        return self._with_slope(window, x, mode)
 
-    def _sloped(self, window: Window, x: Mapping[str, Tensor], mode: str) -> Window:
+    def _with_slope(self, window: Window, x: Mapping[str, Tensor], mode: str) -> Window:
         """Add L(x) and dL/dx to a window."""
         scored, forest, method = window.scored, window.scored.forest, self.gxpo_method
 

@@ -68,8 +68,8 @@ class Watching(Base):
         self._trainer: Any = None
         self._started_at, self._resumed_at = 0.0, 0
         self._sample: Any = None
-        self._moved: dict[str, float] = {}
-        self._evaluated: Any = None  # the newest row of the log of completions after an evaluation
+        self._movement: dict[str, float] = {}
+        self._evaluation_entry: Any = None  # the newest row of the log of completions after an evaluation
 
     @property
     def diagnosis(self) -> Diagnosis | None:
@@ -86,7 +86,7 @@ class Watching(Base):
         from gxpo.doctor.live import Live
 
         settings = dict(args.to_dict()) if hasattr(args, "to_dict") else dict(vars(args))
-        settings |= _of_model(model) | {"max_steps": state.max_steps}
+        settings |= _model_settings(model) | {"max_steps": state.max_steps}
         self.live = Live("trl", settings, every=self.every, stop_on=("critical",) if self.stop else ())
         self._started_at, self._resumed_at = time.time(), state.global_step
         # a resumed run has logged steps before: they belong to the picture
@@ -97,10 +97,10 @@ class Watching(Base):
 
     @never_fails
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        before, self._sample = self._sample, _weights(model)
-        if before is not None and self._sample is not None:
-            self._moved = {
-                "weights_moved": float(np.mean(before != self._sample)),
+        previous_sample, self._sample = self._sample, _weights(model)
+        if previous_sample is not None and self._sample is not None:
+            self._movement = {
+                "weights_moved": float(np.mean(previous_sample != self._sample)),
                 "weights_crc": float(zlib.crc32(self._sample.tobytes())),
             }
         if self.stop and state.global_step % self.every == 0 and not _is_single_process():
@@ -109,7 +109,7 @@ class Watching(Base):
 
     @never_fails
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._evaluated = self._newest_entry()
+        self._evaluation_entry = self._newest_entry()
 
     @never_fails
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
@@ -117,11 +117,11 @@ class Watching(Base):
         if self.live is None or logs is None or SUMMARY in logs or not state.is_world_process_zero:
             return
         evaluation = any(key.startswith("eval_") for key in logs)
-        self.live.row(state.global_step, logs, {} if evaluation else self._moved)
+        self.live.row(state.global_step, logs, {} if evaluation else self._movement)
         if evaluation:
             return
         # an evaluation's completions stay in the trainer's log until the next batch: they are not the policy's training
-        if self._trainer is not None and self._newest_entry() != self._evaluated:
+        if self._trainer is not None and self._newest_entry() != self._evaluation_entry:
             rows = _rows(self._trainer, state.global_step)
             self.live.rollouts(rows[: 16 * self._trainer.num_generations], of=len(rows))
         if self.live.due(state.global_step):
@@ -172,7 +172,7 @@ class Watching(Base):
         return number <= step and (number <= self._resumed_at or file.stat().st_mtime >= self._started_at - 1)
 
 
-def _of_model(model: Any) -> dict[str, Any]:
+def _model_settings(model: Any) -> dict[str, Any]:
     """Return settings that only the model tells: dtype of the trained weights, and whether they are an adapter's."""
     trained = [p for p in model.parameters() if p.requires_grad] if model is not None else []
     settings: dict[str, Any] = {"use_peft": bool(getattr(model, "peft_config", None))}
@@ -189,7 +189,7 @@ def _weights(model: Any) -> Any:
     by_device: dict[Any, list[Any]] = {}
     for p in trained:
         by_device.setdefault(p.device, []).append(p.reshape(-1)[::stride].float())
-    parts = [torch.cat(some).cpu() for some in by_device.values()]
+    parts = [torch.cat(pieces).cpu() for pieces in by_device.values()]
     return torch.cat(parts).numpy() if parts else None
 
 

@@ -73,11 +73,11 @@ def nothing_moves(model: Any, held_ids: Collection[int] | None) -> str:
     trainable = {n for n, p in parameters.items() if p.requires_grad}
     head = f"the optimiser moves 0 of the model's {len(parameters)} parameters: "
     if not trainable:
-        return f"{head}all have requires_grad=False; set it to True for those to be trained{_of_peft(model)}"
+        return f"{head}all have requires_grad=False; set it to True for those to be trained{_peft_hint(model)}"
     if held_ids is None or any(id(parameters[n]) in held_ids for n in trainable):
         return ""
     if not held_ids:
-        return f"{head}all had requires_grad=False when it was made; set it to True before that{_of_peft(model)}"
+        return f"{head}all had requires_grad=False when it was made; set it to True before that{_peft_hint(model)}"
     if any(id(p) in held_ids for p in parameters.values()):
         return f"{head}those that it holds have requires_grad=False; make it of the {len(trainable)} that have True"
     return f"{head}it holds those of another model; make it of the parameters of the model given to the trainer"
@@ -90,7 +90,8 @@ def gradients_missed(model: Any, held_ids: Collection[int] | None) -> str:
         return ""
     return (
         f"the optimiser moves nothing: {len(with_gradient)} parameters have a gradient ({_some(with_gradient)}), "
-        f"and none of them is among its {len(held_ids)}; have them trainable when the training begins{_of_peft(model)}"
+        f"and none of them is among its {len(held_ids)}; have them trainable when the training begins"
+        f"{_peft_hint(model)}"
     )
 
 
@@ -137,5 +138,5 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:2]) + (", ..." if len(listed) > 2 else "")
 
 
-def _of_peft(model: Any) -> str:
+def _peft_hint(model: Any) -> str:
     return ", as is_trainable=True of PeftModel.from_pretrained does" if hasattr(model, "peft_config") else ""

@@ -61,16 +61,18 @@ def check_dataset(trainer: Any, verdicts: bool, components: Sequence[str]) -> No
 
     verdicts, components  as in `asks.refusals`
     """
-    lending = trainer._lending
-    if "model" not in lending.borrowed or not (columns := columns_of(getattr(trainer, "train_dataset", None))):
+    lent = trainer._services
+    if "model" not in lent.borrowed or not (columns := columns_of(getattr(trainer, "train_dataset", None))):
         return
     try:
         check_trainer(trainer)
         picture_ids = media.ids(media.PICTURES.put(np.full((28, 28, 3), 100, dtype=np.uint8)), 1)
         forest = asks.synthetic(verdicts, components, before=picture_ids)
-        lent: Any = replace(asks.tools(1, tuple(asks.SERVICES)), learner=_Tried(name_of(trainer), forest))
+        services: Any = replace(
+            asks.trial_tools(1, tuple(asks.SERVICES)), learner=_TrialBatch(name_of(trainer), forest)
+        )
         try:
-            asks.rehearse(trainer.gxpo_method, forest, lent)
+            asks.rehearse(trainer.gxpo_method, forest, services)
         except asks.Failed as failed:
             if isinstance(failed.error, Ungiven):
                 raise failed.error from None
@@ -82,8 +84,8 @@ def check_trainer(trainer: Any) -> None:
     """Raise `Ungiven` if a trainer's method can't work with the model on images, whatever the batch."""
     if trainer.accelerator.num_processes > 1:
         raise Ungiven(f"{name_of(trainer)} works with the model itself: on images that takes a single process")
-    if trainer._further:
-        raise Ungiven(f"{name_of(trainer)} reads the policy's {trainer._further[0]}, {_unread(READ)}")
+    if trainer._extra_outputs:
+        raise Ungiven(f"{name_of(trainer)} reads the policy's {trainer._extra_outputs[0]}, {_only_given(READ)}")
 
 
 def name_of(trainer: Any) -> str:
@@ -112,15 +114,15 @@ def with_rows(prompt: Tensor, placeholder: int, refs: Sequence[str], sizes: Sequ
     """
     places = (prompt == placeholder).nonzero().squeeze(1).tolist()
     ends = (torch.tensor(sizes).cumsum(0) * len(places) // max(1, sum(sizes))).tolist()
-    out, which, row, last = prompt.clone(), 0, 0, -2
-    for count, at in enumerate(places):
-        before = which
-        while count >= ends[which]:
-            which += 1
-        row = row + 1 if which == before and at == last + 1 else 0
-        media.PICTURES.placeholders[refs[which]] = placeholder
-        out[at] = media.FIRST + media.key_of(refs[which]) * media.ROWS + row
-        last = at
+    out, picture, row, last_position = prompt.clone(), 0, 0, -2
+    for count, position in enumerate(places):
+        previous_picture = picture
+        while count >= ends[picture]:
+            picture += 1
+        row = row + 1 if picture == previous_picture and position == last_position + 1 else 0
+        media.PICTURES.placeholders[refs[picture]] = placeholder
+        out[position] = media.FIRST + media.key_of(refs[picture]) * media.ROWS + row
+        last_position = position
     return out
 
 
@@ -133,22 +135,22 @@ class _Pictured:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise Ungiven(f"{self._name} asks for the model's {name}, {_unread(READ)}")
+        raise Ungiven(f"{self._name} asks for the model's {name}, {_only_given(READ)}")
 
-    def _need_read(self, names: Collection[str], extra_inputs: Collection[str]) -> None:
+    def _refuse_others(self, names: Collection[str], extra_inputs: Collection[str]) -> None:
         if other := [name for name in names if name not in READ] or list(extra_inputs):
-            raise Ungiven(f"{self._name} asks for the policy's {other[0]}, {_unread(READ)}")
+            raise Ungiven(f"{self._name} asks for the policy's {other[0]}, {_only_given(READ)}")
 
     def _need_same(self, base: Forest, forest: Forest) -> Tensor:
         """Mask the picture rows among the tokens, [T] bool; `Ungiven` if two forests differ in other tokens."""
         fits = forest.n_tokens == base.n_tokens and torch.equal(forest.path_token, base.path_token)
         rows = base.token >= media.FIRST
         if not fits or not torch.equal(forest.token[~rows], base.token[~rows]):
-            raise Ungiven(f"{self._name} reads the answers after other tokens, {_unread(('the rollouts',))}")
+            raise Ungiven(f"{self._name} reads the answers after other tokens, {_only_given(('the rollouts',))}")
         return rows
 
 
-class _Tried(_Pictured):
+class _TrialBatch(_Pictured):
     """Stand-in for a `PicturedBatch`, to try a method before there is a batch."""
 
     def __init__(self, name: str, base: Forest) -> None:
@@ -156,7 +158,7 @@ class _Tried(_Pictured):
 
     def outputs(self, forest: Forest, names: Collection[str], **given: Any) -> dict[str, Tensor]:
         """Outputs of the stand-in policy, refused like those of `PicturedBatch`."""
-        self._need_read(names, given)
+        self._refuse_others(names, given)
         self._need_same(self._base, forest)
         return StandIn().outputs(forest, tuple(names))
 
@@ -193,7 +195,7 @@ class PicturedBatch(_Pictured):
             at += len(refs)
         return torch.stack(rows)
 
-    def is_of(self, forest: Forest) -> None:
+    def set_forest(self, forest: Forest) -> None:
         """Set the forest of the batch, which later ones are compared with."""
         self._base = forest
 
@@ -202,7 +204,7 @@ class PicturedBatch(_Pictured):
 
         ConfigError for others than log-probs and entropies, and for a forest that differs in more than pictures.
         """
-        self._need_read(names, given)
+        self._refuse_others(names, given)
         trainer, batch = self._trainer, dict(self._output)
         changed = self._changed(forest)
         if changed:
@@ -247,7 +249,7 @@ class PicturedBatch(_Pictured):
         return self._trainer.processing_class.image_processor(images=pictures, return_tensors="pt")["pixel_values"]
 
 
-def _unread(read: Sequence[str]) -> str:
+def _only_given(read: Sequence[str]) -> str:
     return f"which is not given where the batch shows images: {' and '.join(read)} are"
 
 

@@ -86,9 +86,9 @@ class LossLog:
         """Log the entropy bonus's coefficient after an optimiser step, and set the trainer's attribute of TRL's."""
         if (term := self._bonus_term) is None:
             return
-        now = term.coef if term.control is None else term.control.level(term.coef)
-        self._trainer.entropy_coef = now
-        self._trainer._metrics["train"]["entropy_coef"].append(now)
+        current = term.coef if term.control is None else term.control.level(term.coef)
+        self._trainer.entropy_coef = current
+        self._trainer._metrics["train"]["entropy_coef"].append(current)
 
     @property
     def _bonus_term(self) -> Any:
@@ -192,13 +192,13 @@ def _policy_figures(term: PolicyGradient, scored: Scored, policy: PolicyTokens, 
 
 
 def _ratio(gather: Gather, total: Tensor, count: int) -> float:
-    both = gather(torch.stack([total, torch.tensor(float(count), dtype=torch.float64)])).reshape(-1, 2).sum(0)
-    return float(both[0] / both[1].clamp_min(1))
+    sums = gather(torch.stack([total, torch.tensor(float(count), dtype=torch.float64)])).reshape(-1, 2).sum(0)
+    return float(sums[0] / sums[1].clamp_min(1))
 
 
-def _extreme(rows: Tensor, of: Callable[[Tensor], Tensor]) -> float:
+def _extreme(rows: Tensor, reduce: Callable[[Tensor], Tensor]) -> float:
     valid_R = rows[~rows.isnan()]
-    return float(of(valid_R)) if valid_R.numel() else float("nan")
+    return float(reduce(valid_R)) if valid_R.numel() else float("nan")
 
 
 # ---------------------------------------------------------------- figures of optimiser steps

@@ -52,11 +52,11 @@ class ExternalModel(TorchLearner):
         self.value_head, self.value_heads = None, ()
         self._moves: dict[str, Any] = {}
         self._kernels = {"kernels": "transformers", "products": "auto", "recompute": False}
-        with self._read():
+        with self._evaluating():
             self._readout = Readout(model, **self._kernels)
 
     @contextmanager
-    def _read(self) -> Iterator[None]:
+    def _evaluating(self) -> Iterator[None]:
         """Run the model without dropout, then restore its mode."""
         training = self.model.training
         self.model.eval()
@@ -70,15 +70,15 @@ class ExternalModel(TorchLearner):
         """See `TorchLearner.outputs`; there is no reference policy."""
         if policy != "current":
             raise GxpoError(f"the {policy} policy is not lent")
-        with self._read():
+        with self._evaluating():
             return super().outputs(*args, **kwargs)
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
-        with self._read():
+        with self._evaluating():
             return super().hidden(forest, layer)
 
     def logits(self, states: Tensor) -> Tensor:
-        with self._read():
+        with self._evaluating():
             return super().logits(states)
 
     def live(
@@ -90,7 +90,7 @@ class ExternalModel(TorchLearner):
         """
         packing = self._packing(forest)
         batches = packing.microbatches(torch.arange(forest.n_entries))
-        with self._read():
+        with self._evaluating():
             outputs = [(b.entries, self._live(b, names, *([signals] if signals else []))) for b in batches]
         order = torch.cat([entries for entries, _ in outputs]).argsort()
         return {name: torch.cat([x[name] for _, x in outputs])[order] for name in names}
@@ -138,7 +138,7 @@ class TrainerServices:
         """Remember the rows of a generation batch; return the name of each row's task."""
         names, self._rows = [task_name(p) for p in prompts], prompts
         if "prompts" in self.borrowed:
-            self._prompts = self._of_all(dict(zip(names, prompts, strict=True)))
+            self._prompts = self._join_processes(dict(zip(names, prompts, strict=True)))
         if "answers" in self.borrowed:
             if any(self._column not in row for row in inputs):
                 raise ConfigError(
@@ -146,10 +146,12 @@ class TrainerServices:
                     f"{self._column!r}; say answers='COLUMN' to GRPOTrainer"
                 )
             reference_by_task = {n: row[self._column] for n, row in zip(names, inputs, strict=True)}
-            self._answers = self._of_all({n: None if x is None else str(x) for n, x in reference_by_task.items()})
+            self._answers = self._join_processes(
+                {n: None if x is None else str(x) for n, x in reference_by_task.items()}
+            )
         return names
 
-    def _of_all(self, entries: dict[str, Any]) -> dict[str, Any]:
+    def _join_processes(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Join the entries of all processes."""
         if self._trainer.accelerator.num_processes == 1:
             return entries

@@ -124,7 +124,7 @@ def settings_against(args: Any, composed: Method, by_name: Sequence[tuple[str, f
     by_name  (name, weight) of each reward function where the method reads rewards by name; else None
     """
     # loss and sampler
-    problems = _of_kl(args, composed) + _of_entropy(args, composed) + _of_sampler(args, composed)
+    problems = _kl_problems(args, composed) + _entropy_problems(args, composed) + _sampler_problems(args, composed)
     if args.steps_per_generation % (every := args.gradient_accumulation_steps):
         problems.append(
             f"steps_per_generation={args.steps_per_generation}: an optimiser step must not reach over two "
@@ -166,15 +166,17 @@ def settings_against(args: Any, composed: Method, by_name: Sequence[tuple[str, f
     return problems
 
 
-def _of_kl(args: Any, composed: Method) -> list[str]:
+def _kl_problems(args: Any, composed: Method) -> list[str]:
     """Return problems with settings of the reference policy."""
     problems = []
     kl = composed.terms.get("kl") or composed.kl_reward
     coef = kl.coef if kl is not None else 0.0
     if "reference_logprob" in composed.needs and not args.beta:
         problems.append(f"beta=0: TRL loads a reference model only with a beta; set it to {coef or 'any value'}")
-    moves = getattr(getattr(kl, "control", None), "from_zero", False) and not coef  # TRL's beta loads the reference
-    if args.beta and kl is not None and args.beta != coef and not moves:
+    is_controlled = (
+        getattr(getattr(kl, "control", None), "from_zero", False) and not coef
+    )  # TRL's beta loads the reference
+    if args.beta and kl is not None and args.beta != coef and not is_controlled:
         problems.append(f"beta={args.beta}: objective.kl.coef is {coef}; give both the same value")
     weighted = composed.keys.get("objective.kl.ratio_weighted")
     if (
@@ -190,7 +192,7 @@ def _of_kl(args: Any, composed: Method) -> list[str]:
     return problems
 
 
-def _of_entropy(args: Any, composed: Method) -> list[str]:
+def _entropy_problems(args: Any, composed: Method) -> list[str]:
     """Return problems with settings of the entropy bonus that mean something else in TRL."""
     problems = []
     bonus = composed.terms.get("entropy")
@@ -213,7 +215,7 @@ def _of_entropy(args: Any, composed: Method) -> list[str]:
     return problems
 
 
-def _of_sampler(args: Any, composed: Method) -> list[str]:
+def _sampler_problems(args: Any, composed: Method) -> list[str]:
     """Return a problem for each part that corrects vLLM's log-probs, where TRL corrects them too."""
     if not (getattr(args, "use_vllm", False) and getattr(args, "vllm_importance_sampling_correction", False)):
         return []

@@ -104,10 +104,10 @@ def rollouts(own_mask: Tensor, score: Tensor, group: Sequence[Any], success_at: 
     else:
         rows = [[[0] * n] for n in own_mask.sum(1).tolist()]
         forest = Forest.from_completions([()] * len(rows), rows, groups=names)
-    right = None
+    verdict = None
     if success_at is not None:
-        right = torch.where(score.isnan(), torch.nan, grouped.reaches(score, success_at).double())
-    return forest.with_rewards(score, success=right)
+        verdict = torch.where(score.isnan(), torch.nan, grouped.reaches(score, success_at).double())
+    return forest.with_rewards(score, success=verdict)
 
 
 # ---------------------------------------------------------------- policy losses
@@ -174,7 +174,7 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
 
 
 # ---------------------------------------------------------------- registration
-_MADE: dict[str, tuple[Estimator | None, PolicyLoss | None]] = {}
+_FUNCTIONS: dict[str, tuple[Estimator | None, PolicyLoss | None]] = {}
 
 
 def register(spec: str, overrides: Mapping[str, Any] | None = None, *, name: str | None = None) -> list[str]:
@@ -189,14 +189,14 @@ def register(spec: str, overrides: Mapping[str, Any] | None = None, *, name: str
     if all(why.values()):
         raise ConfigError(f"{spec} in verl: {why['advantage']}; {why['loss']}")
     # verl refuses another function under a name that it has: registering again has to pass the same one
-    if name not in _MADE:
-        _MADE[name] = (
+    if name not in _FUNCTIONS:
+        _FUNCTIONS[name] = (
             None if why["advantage"] else estimator(spec, overrides),
             None if why["loss"] else policy_loss(spec, overrides),
         )
     registries = []
     for what, function, register_in in zip(
-        why, _MADE[name], (core.register_adv_est, core.register_policy_loss), strict=True
+        why, _FUNCTIONS[name], (core.register_adv_est, core.register_policy_loss), strict=True
     ):
         if function is not None:
             register_in(name)(function)

@@ -118,12 +118,12 @@ def actor_against(term: PolicyGradient, config: Any) -> list[str]:
 
     config  verl's ActorConfig
     """
-    both = getattr(config, "clip_ratio", None)  # verl's bound for a side that has none of its own
+    clip_ratio = getattr(config, "clip_ratio", None)  # verl's bound for a side that has none of its own
     problems = []
     for setting, (default, options) in BOUNDS.items():
         value, name = getattr(config, setting, None), setting
         if value is None and setting in ("clip_ratio_low", "clip_ratio_high"):
-            value, name = both, "clip_ratio"
+            value, name = clip_ratio, "clip_ratio"
         if value is None or math.isclose(value, default):
             continue
         # a bound that the surrogate does not have would be ignored without a word

@@ -92,7 +92,7 @@ class Catalogue(Mapping[str, Definition]):
         self._module_of = {name: module for module, names in modules.items() for name in names.split()}
         self._names = sorted(self._module_of)
         self._loaded: dict[str, Definition] = {}
-        self._of_users: dict[str, Definition] = {}  # by the file's absolute path
+        self._user_definitions: dict[str, Definition] = {}  # by the file's absolute path
 
     def module_of(self, name: str) -> str:
         """Return the module of one of gxpo's own methods, below `gxpo.methods`: "catalogue.clips"."""
@@ -116,9 +116,9 @@ class Catalogue(Mapping[str, Definition]):
             files[name] = os.path.abspath(path)
         return files
 
-    def _of_user(self, name: str, path: str) -> Definition:
+    def _load_user_file(self, name: str, path: str) -> Definition:
         """Import a user's method from its file, once a path; ConfigError for a file without its Definition."""
-        if path not in self._of_users:
+        if path not in self._user_definitions:
             try:
                 definition = object_at(f"{path}:{name}", always=True)
             except Unusable as error:
@@ -127,13 +127,13 @@ class Catalogue(Mapping[str, Definition]):
                 raise ConfigError(f"GXPO_METHODS: {path}: {name!r} is no Definition named {name!r}")
             if isinstance(definition.cite, str) and definition.cite:
                 raise ConfigError(f"GXPO_METHODS: {path}: cite={definition.cite!r} is a key: give Paper(title=...)")
-            self._of_users[path] = dataclasses.replace(definition, name=name)
-        return self._of_users[path]
+            self._user_definitions[path] = dataclasses.replace(definition, name=name)
+        return self._user_definitions[path]
 
     def __getitem__(self, name: str) -> Definition:
         files = self._files()
         if name in files:
-            return self._of_user(name, files[name])
+            return self._load_user_file(name, files[name])
         if name not in self._loaded:
             module = importlib.import_module(f"{__name__}.{self._module_of[name]}")
             definition: Definition = getattr(module, name)

@@ -222,14 +222,14 @@ class Method:
                 "forest = method.shaped(forest) adds the method's own",
                 stacklevel=2,
             )
-        columns = self._credit_columns(forest, signals, lambda sub, sig: {"credit": self.credit(sub, sig, step)})
+        columns = self._credit_columns(forest, signals, lambda sub, known: {"credit": self.credit(sub, known, step)})
         return columns["credit"]
 
     def targets(self, forest: Forest, signals: Mapping[str, Any] | None = None, step: int = 0) -> dict[str, Tensor]:
         """Targets that terms regress to, [P] each by name, from the advantage estimator (`CreditPart.targets`)."""
         if not self.credit_targets:
             return {}
-        return self._credit_columns(forest, signals, lambda sub, sig: self.credit.targets(sub, sig, step))
+        return self._credit_columns(forest, signals, lambda sub, known: self.credit.targets(sub, known, step))
 
     def _credit_columns(
         self,
@@ -242,7 +242,7 @@ class Method:
         Raises GxpoError for a column of another shape, and for values that are not finite.
         """
         # an unscored trajectory must be in no statistic: the estimator sees a forest without it
-        sub, entries = _scored(forest)
+        sub, entries = _scored_trajectories(forest)
         sub_signals = self._signals_of_scored(forest, signals)
         empty = torch.zeros(forest.n_entries, dtype=torch.float64)
         if not sub.n_trajectories:
@@ -258,7 +258,7 @@ class Method:
         for name, x in columns.items():
             what = "credit" if name == "credit" else f"{name} of credit"
             expect(x, (sub.n_entries,), what, self.credit, "path token (use forest.to_path)", name=show)
-            if fault := _fault(name, x):
+            if fault := _describe_invalid(name, x):
                 raise GxpoError(f"{title_of(what, self.credit, name=show)} gave {fault}")
             x = x.detach().to(torch.float64)
             out[name] = x if sub is forest else empty.index_copy(0, entries, x)
@@ -268,7 +268,7 @@ class Method:
         self, forest: Forest, advantages: Tensor, signals: Mapping[str, Any] | None = None, step: int = 0
     ) -> Tensor:
         """Weights of tokens: the trajectories' own times all weight parts; [P] float64, >= 0, and 0 where unscored."""
-        sub, entries = _scored(forest)
+        sub, entries = _scored_trajectories(forest)
         out = torch.zeros(forest.n_entries, dtype=torch.float64)
         if not sub.n_trajectories:
             return out
@@ -299,7 +299,7 @@ class Method:
 
         policy has outputs [P] with their gradient. Unscored trajectories are in no term and no denominator.
         """
-        sub, entries = _scored(forest)
+        sub, entries = _scored_trajectories(forest)
         dtype = policy.logprob.dtype
         # nothing is scored: 0 with a graph, so that a caller's backward() works
         if not sub.n_trajectories:
@@ -324,7 +324,7 @@ class Method:
         self, forest: Forest, advantages: Tensor, weight: Tensor, signals: Mapping[str, Any] | None = None
     ) -> Tensor:
         """Entries whose outputs some term reads, [P] bool: the others need no forward pass; fewer with the signals."""
-        sub, entries = _scored(forest)
+        sub, entries = _scored_trajectories(forest)
         out = torch.zeros(forest.n_entries, dtype=torch.bool)
         sub_signals = None if signals is None else self._signals_of_scored(forest, signals)
         for term in self.terms.values() if sub.n_trajectories else ():
@@ -483,7 +483,7 @@ class Method:
         return "\n".join([*lines, *(f"  {k:<{width}}  {show(s.value)}  [{s.origin}]" for k, s in settings.items())])
 
 
-def _fault(name: str, x: Tensor) -> str:
+def _describe_invalid(name: str, x: Tensor) -> str:
     """Describe invalid values of advantages, or of one of their targets; "" where all are valid."""
     if x.numel() and all(math.isfinite(float(end)) for end in x.aminmax()):  # aminmax passes nan on
         return ""
@@ -491,7 +491,7 @@ def _fault(name: str, x: Tensor) -> str:
     return f"{int(bad.sum())} values that are not finite" if bool(bad.any()) else ""
 
 
-def _scored(forest: Forest) -> tuple[Forest, Tensor]:
+def _scored_trajectories(forest: Forest) -> tuple[Forest, Tensor]:
     """Return the forest of the scored trajectories, and its entries' positions in the whole forest."""
     if bool(forest.scored.all()):
         return forest, torch.arange(forest.n_entries)
