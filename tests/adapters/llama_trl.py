@@ -109,7 +109,7 @@ def batch_of_our_trainer(made, method=None, policy=None):
         made.args.seed,
         encode=lambda text: TOKENIZER(text, add_special_tokens=False).input_ids,
         answers=lambda forest: [str(PROMPTS.index(prompt_of(forest, r))) for r in range(forest.n_trajectories)],
-        asked=made._lending._asked,
+        asked=made._services._reworded_prompt,
     )
     forest = scored.forest
     if own.segmenter is not None:

@@ -42,9 +42,9 @@ def of_components(forest, signals, step):
         (of_components, "components"),
     ],
 )
-def test_what_a_credit_reads_is_found_by_trying_it(rule, fact):
+def test_facts_that_a_credit_reads_are_found_by_trying(rule, fact):
     composed = with_credit(rule)
-    assert asks.reads(composed) == {fact: "credit"}
+    assert asks.facts_read(composed) == {fact: "credit"}
     (reason,) = asks.refusals(composed, "a trainer", facts=[f for f in asks.FACTS if f != fact])
     assert reason.startswith("credit=") and asks.FACTS[fact] in reason and "a trainer" in reason
     assert asks.refusals(composed, "a trainer", facts=asks.FACTS) == []
@@ -52,7 +52,7 @@ def test_what_a_credit_reads_is_found_by_trying_it(rule, fact):
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "dr_grpo", "opo", "ngrpo"])
 def test_outcome_methods_read_rewards_groups_and_lengths_only(name):
-    assert asks.reads(gxpo.method(name)) == {}
+    assert asks.facts_read(gxpo.method(name)) == {}
     assert asks.refusals(gxpo.method(name), "a trainer") == []
 
 
@@ -64,7 +64,7 @@ def test_a_part_that_fails_on_what_is_there_is_the_reason():
     assert "the moon" in asks.refusals(with_credit(broken), "a trainer")[0]
 
 
-def test_a_signal_that_works_with_the_model_is_refused_by_its_key():
+def test_a_signal_that_needs_the_model_is_refused_by_key():
     (reason,) = asks.refusals(gxpo.method("poise"), "a trainer", signals=("entropy", "hidden"), facts=asks.FACTS)[:1]
     assert reason.startswith("signal.")
 
@@ -93,5 +93,5 @@ def test_own_rewards_are_applied_in_the_order_shape_then_add():
 
 
 def test_only_parts_that_keep_something_remember():
-    assert asks.remembers(gxpo.method("grpo")) == []
-    assert asks.remembers(gxpo.method("v05")) == ["signal.task_mean"]
+    assert asks.stateful_keys(gxpo.method("grpo")) == []
+    assert asks.stateful_keys(gxpo.method("v05")) == ["signal.task_mean"]

@@ -43,7 +43,7 @@ def test_the_list_says_what_can_be_made(rows, every):
 
 
 @pytest.mark.parametrize("name", ["e_grpo", "grpo_d", "fipo", "mdpo", "step_grpo_r1vl", "trpa", "nft", "copg"])
-def test_what_the_list_says_must_be_given_is_asked_for(name):
+def test_arguments_that_the_list_names_are_required(name):
     """Each thing alone is missed: the trainer names it."""
     given = available.needs_in_trl(name)[1]
     assert given.words()
@@ -69,7 +69,7 @@ def test_a_row_of_verl_says_what_why_not_says():
     assert psr.given == ("+algorithm.gxpo_success_at=1.0",)
 
 
-def test_what_is_printed_is_the_rows():
+def test_the_printed_list_is_the_rows():
     rows = available.available("trl", ["grpo", "grpo_lead", "dapo", "capo_genprm"])
     text = available.as_text("trl", rows)
     assert text.splitlines()[0].startswith("3 of 4 methods work in TRL, 1 of them as they are")

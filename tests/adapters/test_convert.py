@@ -12,11 +12,9 @@ from typer.testing import CliRunner
 
 import gxpo
 from gxpo.adapters.convert import convert_trl
-from gxpo.adapters.convert_verl import convert_verl
-from gxpo.adapters.trl_defaults import DEFAULTS
+from gxpo.adapters.trl_config import DEFAULTS
 from gxpo.base.errors import ConfigError
 from gxpo.cli.app import app
-from gxpo.training import config
 
 SCRIPT = """
 from datasets import load_dataset
@@ -49,17 +47,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def resolved(converted, folder):
-    (folder / "run.yaml").write_text(converted.text("a file"))
-    return config.resolve(config.read(folder / "run.yaml"))
-
-
 def test_a_script_is_read_with_its_constants_and_never_run(here):
     Path("train.py").write_text("raise SystemExit('it ran')\n" + SCRIPT)
     found = convert_trl("train.py")
@@ -76,7 +63,7 @@ def test_a_script_is_read_with_its_constants_and_never_run(here):
     assert not any("would train" in said for _, said in found.notes), "it is guarded"
 
 
-def test_what_is_printed_passes_the_plan(here):
+def test_the_printed_configuration_passes_the_plan(here):
     Path("train.py").write_text(SCRIPT.replace("Qwen/Qwen2-0.5B-Instruct", "tiny:cold"))  # the plan looks for the model
     printed = CliRunner().invoke(app, ["convert", "trl", "train.py"])
     assert printed.exit_code == 0 and "# not carried over:\n#   line 21: GRPOConfig: weight_decay" in printed.output
@@ -91,26 +78,7 @@ def test_what_is_printed_passes_the_plan(here):
     assert told["config"]["trainer.steps"] == 20 and {"where", "what"} == set(told["not_carried_over"][0])
 
 
-def test_a_notebook_is_read_by_cells(here):
-    cells = [
-        {"cell_type": "markdown", "source": ["# words"]},
-        {"cell_type": "code", "source": ["%pip install trl\n", "!nvidia-smi\n", "rank = 8\n"]},
-        {"cell_type": "code", "source": [
-            "model, tokenizer = FastLanguageModel.from_pretrained(model_name='unsloth/Qwen3-4B', load_in_4bit=True)\n",
-            "model = FastLanguageModel.get_peft_model(model, r=rank, lora_alpha=rank * 2)\n",
-            "trainer = GRPOTrainer(model=model, reward_funcs=[f], args=GRPOConfig(optim='adamw_8bit'))",
-        ]},
-    ]  # fmt: skip
-    Path("nb.ipynb").write_text(json.dumps({"cells": cells}))
-    found = convert_trl("nb.ipynb")
-    assert found.keys["model"] == "unsloth/Qwen3-4B"
-    assert (found.keys["learner.lora_rank"], found.keys["learner.lora_alpha"]) == (8, 16.0)
-    where = {said: at for at, said in found.notes}
-    assert where["optim='adamw_8bit': gxpo steps with AdamW"] == "cell 3 line 3"
-    assert where["load_in_4bit: gxpo trains adapters on float32 or bfloat16 weights"] == "cell 3 line 1"
-
-
-def test_a_yaml_of_trls_command_line_with_lora_and_its_defaults(here):
+def test_a_yaml_of_trls_command_line_with_lora_and_its_defaults(resolved):
     Path("c.yaml").write_text(
         "model_name_or_path: Qwen/Qwen2-0.5B\ndataset_name: trl-lib/tldr\nuse_peft: true\nlora_r: 4\n"
         "reward_funcs: [accuracy_reward, think_format_reward]\nreward_weights: [1.0, 0.5]\nbf16: false\n"
@@ -127,7 +95,7 @@ def test_a_yaml_of_trls_command_line_with_lora_and_its_defaults(here):
     assert keys["optim.schedule"] == "linear" and keys["optim.lr"] == 1e-6 and keys["seed"] == 42
     assert keys["sampling.max_new_tokens"] == 512 and found.origins["optim.lr"] == "learning_rate, TRL's default"
     assert any(at == "line 5" and "think_format_reward" in said for at, said in found.notes)
-    assert resolved(found, here).settings.tasks.per_step == 4
+    assert resolved(found).settings.tasks.per_step == 4
 
 
 @pytest.mark.parametrize(
@@ -138,10 +106,10 @@ def test_a_yaml_of_trls_command_line_with_lora_and_its_defaults(here):
         ("loss_type: luspo\nscale_rewards: sideways\n", "scale"),
     ],
 )
-def test_what_can_not_be_read_is_one_line(here, text, says):
+def test_an_unreadable_configuration_is_a_one_line_error(resolved, text, says):
     Path("c.yaml").write_text(text)
     with pytest.raises(ConfigError, match=says):
-        resolved(convert_trl("c.yaml"), here)
+        resolved(convert_trl("c.yaml"))
 
 
 def test_batches_without_whole_groups_are_said_and_made_whole(here):
@@ -151,35 +119,13 @@ def test_batches_without_whole_groups_are_said_and_made_whole(here):
     assert not any("whole groups" in said for _, said in convert_trl("c.yaml", processes=5).notes)
 
 
-def test_a_name_that_is_given_again_has_the_value_it_had_then(here):
-    Path("x.py").write_text(
-        "from unsloth import FastLanguageModel\nfrom trl import GRPOConfig\nn = 2\n"
-        "args = GRPOConfig(num_generations=n, per_device_train_batch_size=1, beta=later)\nn = 3\n"
-    )
-    found = convert_trl("x.py")
-    assert found.keys["rollout.group_size"] == 2 and found.keys["tasks.per_step"] == 1
-    assert ("line 4", "unsloth makes it 2: whole groups of num_generations") in found.notes
-    assert ("line 4", "GRPOConfig: beta is known when the script runs") in found.notes
-
-
-def test_a_file_that_is_no_trl_script_says_so(here):
-    Path("x.py").write_text("print(1)\n")
-    with pytest.raises(ConfigError, match=r"x\.py: there is neither a GRPOConfig nor a GRPOTrainer in it"):
-        convert_trl("x.py")
-    Path("y.py").write_text("def f(:\n")
-    with pytest.raises(ConfigError, match=r"y\.py: line 1: not Python"):
-        convert_trl("y.py")
-    with pytest.raises(ConfigError, match="no such file"):
-        convert_trl("z.yaml")
-
-
-def test_the_loss_is_trls_formula(here):
+def test_the_loss_is_trls_formula(resolved):
     """loss_type dr_grpo without scaling: sum of min(r A, clip(r) A) over all tokens / (rows x length)."""
     Path("c.yaml").write_text(
         "loss_type: dr_grpo\nscale_rewards: none\nepsilon: 0.1\nepsilon_high: 0.3\nmax_completion_length: 6\n"
         "num_generations: 4\nmodel_name_or_path: tiny\nbeta: 0.05\nuse_bias_correction_kl: false\n"
     )
-    made = resolved(convert_trl("c.yaml"), here).method.fill(horizon=6.0)
+    made = resolved(convert_trl("c.yaml")).method.fill(horizon=6.0)
     rewards, lengths = [1.0, 0.0, 0.0, 0.5], [2, 3, 6, 1]
     forest = gxpo.Forest.from_completions([[1, 2]], [[list(range(n)) for n in lengths]], rewards=rewards)
     old = torch.linspace(-2.0, -0.5, 12, dtype=torch.float64)
@@ -209,52 +155,6 @@ def test_the_defaults_are_those_of_the_installed_trl(tmp_path):
         assert own == value or getattr(own, "value", own) == value, name
 
 
-LAUNCH = """#!/bin/bash
-MODEL=tiny:cold
-N=${N:-4}
-python3 -m verl.trainer.main_ppo \\
-    algorithm.adv_estimator=grpo \\
-    data.train_files=$HOME/train.parquet \\
-    data.train_batch_size=8 \\
-    actor_rollout_ref.model.path=$MODEL \\
-    actor_rollout_ref.actor.ppo_mini_batch_size=2 \\
-    actor_rollout_ref.actor.use_kl_loss=True \\
-    actor_rollout_ref.actor.clip_ratio_high=0.28 \\
-    actor_rollout_ref.rollout.n=$N \\
-    actor_rollout_ref.rollout.name=vllm \\
-    +trainer.moon=full \\
-    trainer.total_training_steps=30 $@
-"""
-
-
-def test_a_launch_of_verl_is_read_with_its_variables_and_its_defaults(here):
-    Path("run.sh").write_text(LAUNCH)
-    found = convert_verl(["run.sh"])
-    keys = dict(found.keys)
-    assert keys["model"] == "tiny:cold" and keys["method"] == "grpo@verl" and keys["rollout.group_size"] == 4
-    assert (keys["tasks.per_step"], keys["update.minibatches"], keys["trainer.steps"]) == (8, 4, 30)
-    assert keys["objective.kl.coef"] == 0.001 and keys["objective.clip_high"] == 0.28
-    assert keys["objective.aggregate"] == "token_mean" and keys["optim.weight_decay"] == 0.01
-    assert found.origins["rollout.group_size"] == "actor_rollout_ref.rollout.n, line 12"
-    assert ("line 6", "data.train_files: its value is known when the script runs") in found.notes
-    assert ("line 14", "trainer.moon=full: no counterpart") in found.notes
-    assert found.text("run.sh").startswith("# what run.sh computes in verl 0.9.1")
-    assert resolved(found, here).settings.tasks.per_step == 8
-
-
-def test_overrides_of_verl_with_an_objective_of_another_kind(here):
-    given = "algorithm.adv_estimator=rloo actor_rollout_ref.actor.policy_loss.loss_mode=gspo"
-    more = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean algorithm.use_kl_in_reward=True"
-    found = convert_verl([given, more, "actor_rollout_ref.rollout.n=4"])
-    made = resolved(found, here).method
-    assert made.terms["policy"].ratio == gxpo.method("gspo").terms["policy"].ratio
-    assert made.kl_reward is not None and made.kl_reward.coef == 0.001
-    with pytest.raises(ConfigError, match="no KEY=VALUE of verl"):
-        convert_verl(["hello"])
-    unknown = convert_verl(["algorithm.adv_estimator=remax"])
-    assert any("adv_estimator=remax: gxpo has grpo, rloo" in said for _, said in unknown.notes)
-
-
 ADAPTED = """
 from trl import GRPOConfig
 from gxpo.adapters.trl import GRPOTrainer
@@ -274,7 +174,7 @@ def test_a_script_that_uses_our_adapter_keeps_its_method(here):
     assert any("success_at" in said for _, said in found.notes)
 
 
-def test_what_is_printed_touches_neither_the_old_run_nor_the_script(here):
+def test_the_output_overwrites_neither_run_nor_script(here):
     """The old run stays readable; importing the script would train; rows made in code are not guessed at."""
     Path("train.py").write_text(ADAPTED)
     found = convert_trl("train.py")

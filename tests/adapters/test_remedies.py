@@ -7,8 +7,8 @@ import re
 import pytest
 
 from gxpo.adapters import available
-from gxpo.adapters.convert import NOTHING
-from gxpo.adapters.trl_defaults import DEFAULTS
+from gxpo.adapters.convert import WITHOUT_EFFECT
+from gxpo.adapters.trl_config import DEFAULTS
 from gxpo.doctor.remedies import remedy_table
 
 TRL, VERL = remedy_table("trl"), remedy_table("verl")
@@ -33,7 +33,7 @@ def literal(value):
 
 def test_every_field_of_a_trl_remedy_is_one():
     named = {name for lines in TRL.values() for line in lines for name, _ in pairs(line)}
-    assert len(named) > 20 and named - ELSEWHERE - FIELDS <= {*DEFAULTS, *NOTHING}
+    assert len(named) > 20 and named - ELSEWHERE - FIELDS <= {*DEFAULTS, *WITHOUT_EFFECT}
 
 
 def test_every_method_of_a_remedy_works_there():

@@ -80,7 +80,7 @@ def test_rows_settings_and_weights(tmp_path, logs, capsys):
     ]
 
 
-def test_a_critical_cause_ends_the_training_where_that_is_asked_for(tmp_path, logs):
+def test_a_critical_cause_ends_the_training_with_stop(tmp_path, logs):
     events = Events(Watching(every=2, stop=True, quiet=True), tmp_path)
     events.step()
     assert not events.control.should_training_stop
@@ -123,7 +123,7 @@ def test_evaluations_are_rows_of_their_own(tmp_path, logs):
     assert len(logs) == 2
 
 
-def test_what_fails_is_one_warning_and_no_end_of_the_run(tmp_path):
+def test_a_failing_callback_is_one_warning(tmp_path):
     doctor = Watching(every=1)
     events = Events(doctor, tmp_path)
     doctor.attach(SimpleNamespace(num_generations=2, _logs={"prompt": [1], "completion": [1]}))

@@ -114,7 +114,7 @@ def test_a_step_in_trl_is_that_of_gxpos_own_trainer(name, folder):
     assert trainer.state.global_step == 2
     loss, gradient, scored = trainer.first
     trainer._scored["train"] = scored
-    trainer._lending._prompts = {task_name(p): p for p in PROMPTS}  # those of the first step too
+    trainer._services._prompts = {task_name(p): p for p in PROMPTS}  # those of the first step too
     batch, learner = batch_of_our_trainer(trainer, policy=loaded(folder))
     given = {n: batch.signals[n] for term in batch.method.terms.values() for n in getattr(term, "given", ())}
     reads = {"names": names_of(batch.method), "given": given or None}
@@ -221,7 +221,7 @@ def test_hidden_patches_weaken_what_the_policy_says_of_a_picture(vision, tmp_pat
     assert all(entry["gxpo/masked_kl"] > 0 for entry in trainer.state.log_history if "gxpo/masked_kl" in entry)
 
 
-def test_a_method_that_reads_hidden_states_says_that_images_do_not_give_them(vision, tmp_path):
+def test_hidden_states_are_refused_with_images(vision, tmp_path):
     with pytest.raises(ConfigError, match="dra_grpo in TRL asks for the model's hidden, which is not given where"):
         steps_with_images(GRPOTrainer, vision, tmp_path, method="dra_grpo")
 
@@ -247,7 +247,7 @@ def run(model, folder, optimizers=(None, None), **settings):
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_an_adapter_that_was_loaded_for_inference_is_refused_before_the_first_rollouts(folder, tmp_path, beta):
+def test_an_adapter_loaded_for_inference_is_refused(folder, tmp_path, beta):
     """With a beta TRL thaws it at the first reference pass, too late for the optimiser: gradients move nothing."""
     with pytest.raises(ConfigError, match=r"moves 0 of the model's \d+ parameters.*is_trainable=True of PeftModel"):
         run(adapter_on(folder, tmp_path), tmp_path, beta=beta)
@@ -261,7 +261,7 @@ def test_an_optimiser_of_another_model_is_refused(folder, tmp_path):
         run(model, tmp_path, (torch.optim.SGD(other.parameters(), 0.1), None))
 
 
-def test_a_default_that_is_given_to_trls_own_configuration_is_stated(folder, tmp_path):
+def test_a_default_given_to_trls_configuration_is_stated(folder, tmp_path):
     for kind in (trl.GRPOConfig, type("Mine", (trl.GRPOConfig,), {})):
         rows = datasets.Dataset.from_list([{"prompt": p} for p in PROMPTS])
         usual = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none"}

@@ -48,7 +48,7 @@ def frozen(model):
     return model
 
 
-def test_an_optimiser_that_moves_nothing_is_refused_with_the_reason():
+def test_an_optimiser_that_moves_nothing_is_refused():
     plain, adapted = Sequential(Linear(2, 2), Linear(2, 1)), Adapted(names=("default",))
     kept = sgd(plain_copy := copy.deepcopy(plain))
     empty = torch.optim.SGD([{"params": []}], 0.1)
@@ -67,7 +67,7 @@ def test_an_optimiser_that_moves_nothing_is_refused_with_the_reason():
         assert "\n" not in str(refused.value)
 
 
-def test_what_an_optimiser_leaves_out_is_a_warning_of_one_line():
+def test_parameters_left_out_are_a_warning_of_one_line():
     plain = Sequential(Linear(2, 2), Linear(2, 1))
     assert began(check(plain)) == [] and began(check(Adapted(names=("default",)))) == []
     adapted = Adapted(names=("default",))
@@ -84,7 +84,7 @@ def test_what_an_optimiser_leaves_out_is_a_warning_of_one_line():
     ]
 
 
-def test_an_adapter_that_was_thawed_after_the_optimiser_was_made_is_refused_before_its_step():
+def test_an_adapter_thawed_after_the_optimiser_is_refused():
     """As where TRL switches to the reference's adapter and back: gradients flow, and nothing holds the parameters."""
     model = Adapted(names=("ref",))
     watching = check(model)

@@ -89,7 +89,7 @@ def test_each_micro_batch_hands_on_what_its_own_rows_show():
 
 
 @pytest.mark.parametrize("micro", [16, 4, 2])
-def test_loss_and_gradient_are_those_of_each_rollout_with_its_own_images(micro):
+def test_the_loss_is_that_of_each_rollout_with_its_own_images(micro):
     """On policy: loss -sum A / tokens, gradient -sum A d log p / tokens, with A = (r - mean) / (std + 1e-4)."""
     made = trainer(micro=micro)
     model = SeeingPairs()
@@ -114,7 +114,7 @@ def test_loss_and_gradient_are_those_of_each_rollout_with_its_own_images(micro):
     assert (gradient - slope).norm() < 1e-6 * slope.norm()
 
 
-def test_a_key_for_the_model_that_is_not_handed_on_is_an_error_and_one_of_a_users_own_is_not():
+def test_an_unknown_column_for_the_model_is_an_error():
     class Video(SeeingPairs):
         def forward(self, ids, pixel_values=None, pixel_values_videos=None):
             return super().forward(ids, pixel_values)
@@ -136,7 +136,7 @@ def lent(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["papo", "vppo"])
-def test_log_probs_with_all_patches_black_are_those_without_any_light(lent, method):
+def test_black_patches_give_the_log_probs_of_black_pictures(lent, method):
     made = trainer(method, overrides={"signal.masked_observation.share": 1.0})
     made.optimiser_step(PROMPTS, lr=0.0)
     scored, model = made._scored["train"], SeeingPairs()
@@ -150,7 +150,7 @@ def test_log_probs_with_all_patches_black_are_those_without_any_light(lent, meth
     assert made._metrics["train"]["gxpo/masked_kl"][0] > 1e-3
 
 
-def test_equal_questions_about_other_pictures_are_other_prompts_and_other_tasks(lent):
+def test_one_question_about_two_pictures_is_two_tasks(lent):
     made = trainer("papo")
     made.optimiser_step(PROMPTS)
     forest = made._scored["train"].forest
@@ -160,7 +160,7 @@ def test_equal_questions_about_other_pictures_are_other_prompts_and_other_tasks(
         assert forest.media[int(forest.prompt_node[row])] == refs
 
 
-def test_patches_are_hidden_anew_in_every_step_and_alike_in_a_group(lent):
+def test_patches_are_hidden_anew_each_step_and_alike_in_a_group(lent):
     made, shown = trainer("papo", micro=16, overrides={"signal.masked_observation.patch": 4}), []
 
     class Seen:
@@ -193,7 +193,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "overrides", "says"), REFUSED)
-def test_what_images_do_not_allow_is_refused_with_the_reason(lent, method, overrides, says):
+def test_needs_that_images_rule_out_are_refused(lent, method, overrides, says):
     with pytest.raises(ConfigError, match=f"{method} in TRL {says}"):
         trainer(method, overrides=overrides).optimiser_step(PROMPTS)
 
@@ -217,7 +217,7 @@ def over(rows):
 
 @pytest.mark.parametrize("column", ["image", "images"])
 @pytest.mark.parametrize(("method", "overrides", "says"), REFUSED)
-def test_it_is_refused_when_the_trainer_is_made_where_its_data_shows_images(lent, column, method, overrides, says):
+def test_data_with_images_is_refused_when_the_trainer_is_made(lent, column, method, overrides, says):
     row = {"prompt": "how many?", column: IMAGES[0][0] if column == "image" else IMAGES[0]}
     with pytest.raises(ConfigError, match=rf"{method} in TRL {says}.*; train_dataset has a column '{column}'") as found:
         trainer(method, overrides=overrides, kind=over([row]))
@@ -231,7 +231,7 @@ def test_data_without_images_is_taken_by_any_method(lent, method, overrides, say
 
 
 @pytest.mark.parametrize("method", ["papo", "vppo", "grpo@trl", "ngrpo"])
-def test_methods_that_work_with_images_are_not_refused_beforehand(lent, method):
+def test_methods_that_work_with_images_are_accepted(lent, method):
     made = trainer(method, kind=over([{"prompt": "how many?", "images": IMAGES[0]}]))
     assert made.optimiser_step(PROMPTS)[1].norm() > 0
 
@@ -250,14 +250,16 @@ def test_images_within_answers_and_other_processes_are_refused(lent):
     made = trainer("papo")
     made.modalities = lambda inputs, out: {**Seeing.modalities(made, inputs, out), "num_images": [3] * 16}
     with pytest.raises(ConfigError, match="images may be in prompts, not in answers"):
-        made._lending.see(made.modalities([], {n: torch.zeros(16, 1).long() for n in ("prompt_ids", "completion_ids")}))
+        made._services.see(
+            made.modalities([], {n: torch.zeros(16, 1).long() for n in ("prompt_ids", "completion_ids")})
+        )
     other = trainer("papo")
     other.accelerator.num_processes = 2
     with pytest.raises(ConfigError, match="takes a single process"):
-        other._lending.see({"pixel_values": torch.ones(1)})
+        other._services.see({"pixel_values": torch.ones(1)})
 
 
-def test_a_processor_that_makes_other_pixels_by_itself_is_refused(lent):
+def test_a_processor_with_other_pixel_values_is_refused(lent):
     made = trainer("papo")
 
     def brighter(images, return_tensors):
@@ -268,7 +270,7 @@ def test_a_processor_that_makes_other_pixels_by_itself_is_refused(lent):
         made.optimiser_step(PROMPTS)
 
 
-def test_placeholders_are_shared_out_among_pictures_and_each_run_begins_anew():
+def test_placeholders_are_shared_out_and_each_run_begins_anew():
     one, two = (media.PICTURES.put(images_of(i)[0]) for i in (0, 1))
     prompt = torch.tensor([1, MARK, MARK, 5, MARK, MARK, MARK, 6])  # 4 of the first, the last after a tile's text
     found = with_rows(prompt, MARK, [one, two], [8, 2]).tolist()

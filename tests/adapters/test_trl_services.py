@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.adapters.llama_trl import Trainer, batch_of_our_trainer, names_of, prompts, small, trainer
 
-from gxpo.adapters import asks, available, trl_asks
+from gxpo.adapters import asks, available, trl_settings
 from gxpo.base.errors import ConfigError
 from gxpo.methods import METHODS
 
@@ -14,7 +14,7 @@ def borrowed(name):
     composed, given = available.needs_in_trl(name)
     if available.why_not_in_trl(composed, given):
         return set()
-    return asks.borrows(composed, "success_at" in given.arguments, ("by_sum", *given.rewards), trl_asks.LENDS)
+    return asks.services_used(composed, "success_at" in given.arguments, ("by_sum", *given.rewards), trl_settings.LENDS)
 
 
 READS_MORE = [
@@ -25,7 +25,7 @@ READS_MORE = [
 
 
 @pytest.mark.thorough
-def test_these_are_all_methods_that_read_more_than_rewards_and_log_probs():
+def test_methods_that_borrow_services_are_those_listed():
     assert [name for name in METHODS if borrowed(name)] == READS_MORE
 
 
@@ -52,7 +52,7 @@ FOLLOWS = [("epo", {}), ("r2vpo", {}), ("grpo_d", {}), ("trpa", {}), ("grpo", {"
 
 
 @pytest.mark.parametrize(("name", "overrides"), FOLLOWS)
-def test_a_coefficient_that_follows_figures_goes_where_gxpos_own_trainer_takes_it(name, overrides):
+def test_controlled_coefficients_are_those_of_gxpos_trainer(name, overrides):
     """Three steps; the figures of each are those of the whole step, as gxpo's trainer takes them."""
     settings = {"max_steps": 3, **({"beta": 0.1} if "objective.kl.coef" in overrides else {})}
     made = trainer(name, micro=8, overrides=overrides, **settings)
@@ -73,7 +73,7 @@ def test_a_coefficient_that_follows_figures_goes_where_gxpos_own_trainer_takes_i
     assert own.state_dict() != start and made.gxpo_method.state_dict() != start
 
 
-def test_a_run_that_is_resumed_goes_on_with_the_coefficient_that_it_had(tmp_path):
+def test_a_resumed_run_keeps_its_coefficient(tmp_path):
     made = trainer("epo", out=tmp_path, max_steps=9)
     made.optimiser_step(prompts())
     made._save_checkpoint(None, None)
@@ -83,7 +83,7 @@ def test_a_run_that_is_resumed_goes_on_with_the_coefficient_that_it_had(tmp_path
     assert resumed.gxpo_method.state_dict() == made.gxpo_method.state_dict() != before
 
 
-def test_a_dataset_without_the_column_of_answers_is_refused_with_what_to_say():
+def test_a_dataset_without_answers_is_refused():
     made = trainer("igpo", answers="solution")
     with pytest.raises(ConfigError, match="no column 'solution'; say answers="):
         made.optimiser_step(prompts())

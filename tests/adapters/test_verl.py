@@ -114,7 +114,7 @@ def test_tokens_of_tools_are_left_out():
     assert found == pytest.approx(grpo_by_hand(rewards, mask, uid), abs=1e-6)
 
 
-def test_all_wrong_groups_have_credit_under_ngrpo_and_none_under_grpo():
+def test_all_wrong_groups_have_credit_under_ngrpo_only():
     mask, uid = torch.ones(4, 2, dtype=torch.int64), ["a"] * 4
     assert not adapter.estimator("grpo")(torch.zeros(4, 2), mask, uid)[0].any()
     # four zeros and a virtual 1: mean 1/5, std sqrt(1/5)
@@ -136,33 +136,9 @@ def test_a_batch_without_uid_is_refused():
         adapter.estimator("grpo")(rewards, mask)
 
 
-@pytest.mark.parametrize(
-    ("name", "what", "says"),
-    [
-        ("tree_grpo", "advantage", r"rollout="),
-        ("gigpo", "advantage", r"credit=relative\+state_relative.*states"),
-        ("gae", "advantage", r"credit=gae.*value"),
-        ("tis", "advantage", r"weight\.mismatch.*log-probs"),
-        ("gdpo_multi", "advantage", r"credit=decoupled.*named rewards"),
-        ("v05", "advantage", r"signal\.task_mean.*checkpoints"),
-        ("dpo", "advantage", r"objective=.*outcomes"),
-        ("sfpo", "advantage", r"update=slow_fast"),
-        ("gvpo", "loss", r"objective="),
-        ("flow_grpo", "advantage", r"rollout="),
-    ],
-)
-def test_what_verl_can_not_give_is_said_by_its_key(name, what, says):
-    import re
-
-    assert re.search(says, adapter.why_not(name, what) or "")
-    make = adapter.estimator if what == "advantage" else adapter.policy_loss
-    with pytest.raises(ConfigError, match=says):
-        make(name)
-
-
 def test_every_method_is_registered_or_says_why_not(core, monkeypatch):
     monkeypatch.setenv(adapter.MORE, "rloo+gspo")
-    monkeypatch.setattr(adapter, "_MADE", {})
+    monkeypatch.setattr(adapter, "_FUNCTIONS", {})
     taken = adapter.register_all()
     again = adapter.register_all()
     assert again == taken, "registered twice, the functions are the same"
@@ -179,14 +155,14 @@ def test_every_method_is_registered_or_says_why_not(core, monkeypatch):
         assert not found[~mask.bool()].any(), name
 
 
-def test_a_misspelt_override_is_refused_though_its_value_is_a_method(core):
+def test_a_misspelt_override_with_a_methods_name_is_refused(core):
     for made in (adapter.estimator, adapter.policy_loss, adapter.register):
         with pytest.raises(ConfigError, match="unknown key 'objectiv'; did you mean 'objective'"):
             made("rloo", {"objectiv": "gspo"})
 
 
 def test_a_composition_of_ones_own_has_a_name_of_ones_own(core, monkeypatch):
-    monkeypatch.setattr(adapter, "_MADE", {})
+    monkeypatch.setattr(adapter, "_FUNCTIONS", {})
     assert adapter.register("grpo", {"credit.scale": "none"}, name="centred") == ["advantage", "loss"]
     rewards, mask, uid = batch(4)
     found, _ = core.estimators["gxpo/centred"](token_level_rewards=rewards, response_mask=mask, index=uid)
@@ -243,7 +219,7 @@ def by_hand(name, old, new, advantages, mask):
     ("name", "mode"), [("gspo", "seq-mean-token-mean"), ("dapo", "token-mean"), ("cispo", "token-mean")]
 )
 @pytest.mark.parametrize("size", [6, 3, 2])
-def test_policy_losses_are_their_formulas_over_the_optimisers_batch_whatever_the_micro_batch(core, name, mode, size):
+def test_policy_losses_are_their_formulas_in_any_micro_batches(core, name, mode, size):
     old, new, advantages, mask = policies(7)
     config = Settings(batch_num_tokens=int(mask.sum()), global_batch_size=len(mask))
     loss, total = adapter.policy_loss(name), 0.0
@@ -259,7 +235,7 @@ def test_policy_losses_are_their_formulas_over_the_optimisers_batch_whatever_the
     assert (gradient - slope).norm() < 1e-9 * slope.norm()
 
 
-def test_weights_of_the_rollout_correction_multiply_each_tokens_loss(core):
+def test_rollout_correction_weights_multiply_each_tokens_loss(core):
     old, new, advantages, mask = policies(1)
     config = Settings(batch_num_tokens=int(mask.sum()), global_batch_size=len(mask))
     loss = adapter.policy_loss("dapo")
@@ -312,7 +288,7 @@ AGREE = [
 ]
 
 
-def test_bounds_of_verl_that_a_loss_does_not_have_are_refused(core):
+def test_bounds_that_a_loss_lacks_are_refused(core):
     old, new, advantages, mask = policies(1)
     wrong = []
     for name, mode, settings, says in [*BOUNDS, *((*case, None) for case in AGREE)]:
@@ -328,7 +304,7 @@ def test_bounds_of_verl_that_a_loss_does_not_have_are_refused(core):
     assert not wrong
 
 
-def test_a_scale_of_verl_that_an_estimator_does_not_have_is_refused():
+def test_a_scale_that_an_estimator_lacks_is_refused():
     rewards, mask, uid = batch(6)
     unscaled = {"norm_adv_by_std_in_grpo": False}
     with pytest.raises(ConfigError, match=r"norm_adv_by_std_in_grpo=False is credit\.scale=none here.*std"):
@@ -349,14 +325,14 @@ def test_scores_from_the_threshold_up_are_right_answers():
 LOSSES = [name for name in METHODS if adapter.why_not(name, "loss") is None]
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_every_policy_loss_is_the_methods_own_term_on_the_same_rows(core, name):
+def loss_failure(name):
+    """Compare a method's loss in verl, in micro-batches of 3 rows, with its own term on all 8 rows; "" if equal."""
     old, new, advantages, mask = policies(3, rows=8, width=6)
-    own, width = mask.bool(), mask.shape[1]
+    own_mask, width = mask.bool(), mask.shape[1]
     term = compose(name).fill(horizon=float(width)).terms["policy"]
     forest = Forest.from_completions([[1]] * 8, [[[2] * n] for n in mask.sum(1).tolist()], [[0.0]] * 8)
-    policy = PolicyTokens(new[own], old[own], proximal_logprob=old[own])
-    credit = advantages.expand_as(mask)[own]
+    policy = PolicyTokens(new[own_mask], old[own_mask], proximal_logprob=old[own_mask])
+    credit = advantages.expand_as(mask)[own_mask]
     expected, _ = term(forest, policy, credit, torch.ones_like(credit), {}, 0)
     (slope,) = torch.autograd.grad(expected, new)
     summed = term.aggregate == "sequence_sum" and compose(name).terms["policy"].horizon == 1
@@ -365,10 +341,19 @@ def test_every_policy_loss_is_the_methods_own_term_on_the_same_rows(core, name):
     config.global_batch_info["loss_scale_factor"] = None if summed else width
     loss, total = adapter.policy_loss(name), 0.0
     for rows in torch.arange(8).split(3):
-        total = total + loss(old[rows], new[rows], advantages[rows], own[rows], mode, config)[0]
+        total = total + loss(old[rows], new[rows], advantages[rows], own_mask[rows], mode, config)[0]
     (gradient,) = torch.autograd.grad(total, new)
-    assert float(total.detach()) == pytest.approx(float(expected.detach()), rel=1e-9, abs=1e-12)
-    assert slope.norm() > 0 and (gradient - slope).norm() < 1e-9 * slope.norm()
+    if float(total.detach()) != pytest.approx(float(expected.detach()), rel=1e-9, abs=1e-12):
+        return f"{name}: loss {float(total.detach())}, by the term {float(expected.detach())}"
+    if not slope.norm() > 0:
+        return f"{name}: the term has no gradient on these rows"
+    difference = float((gradient - slope).norm() / slope.norm())
+    return "" if difference < 1e-9 else f"{name}: gradients differ by {difference:.1e}"
+
+
+def test_every_policy_loss_is_the_methods_own_term(core):
+    failures = [failure for name in LOSSES if (failure := loss_failure(name))]
+    assert len(LOSSES) > 150 and not failures, "\n".join(failures)
 
 
 def test_a_sum_over_a_sequence_has_the_methods_horizon(core):
@@ -385,19 +370,3 @@ def test_a_sum_over_a_sequence_has_the_methods_horizon(core):
         adapter.policy_loss("dr_grpo", {"objective.horizon": 7.0})(
             old, new, advantages, mask.bool(), "seq-mean-token-sum-norm", config
         )
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        ({"objective.ratio": "turn"}, "objective.ratio=turn.*where a turn ends"),
-        ({"objective.entropy.coef": 0.1}, "entropy_coeff"),
-        ({"objective.kl.coef": 0.1}, "use_kl_loss"),
-        ({"objective.kl.coef": 0.1, "objective.kl.control": "adaptive_kl"}, "adapts to figures of the step"),
-        ({"objective.ratio_over": "behaviour"}, "sampler's log-probs"),
-    ],
-)
-def test_what_a_loss_of_verl_does_not_see_is_refused(overrides, says):
-    import re
-
-    assert re.search(says, adapter.why_not("grpo", "loss", overrides) or "")

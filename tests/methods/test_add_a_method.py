@@ -102,7 +102,7 @@ def test_it_computes_what_it_says(folder, monkeypatch):
         ("other.py", "other.py: 'other' is no Definition named 'other'"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(folder, monkeypatch, given, message):
+def test_a_faulty_file_is_a_clear_error(folder, monkeypatch, given, message):
     files = {"notes.txt": "", "grpo.py": "", "broken.py": "def", "empty.py": "", "other.py": "other = 3"}
     for name, text in files.items():
         (folder / name).write_text(text)

@@ -36,7 +36,7 @@ def rows_of_page() -> list[set[str]]:
 
 
 # ---------------------------------------------------------------- files and index
-def test_the_index_lists_every_method_of_every_module_in_their_order():
+def test_the_index_lists_every_modules_methods_in_order():
     listed = {module: names.split() for module, names in _MODULES.items()}
     found = {
         module: [name for name, x in vars(importlib.import_module(f"gxpo.methods.{module}")).items()
@@ -69,7 +69,7 @@ def test_a_family_fits_on_a_few_screens():
     assert {m: n for m in MODULES if (n := len(source(m).splitlines())) >= 600} == {}
 
 
-def test_a_family_has_definitions_constants_and_small_functions_alone():
+def test_a_family_has_only_definitions_and_small_functions():
     """Beside them one import, of a list of phrases that is no part."""
     imports = set()
     for module in MODULES:
@@ -107,7 +107,7 @@ def test_a_formula_is_said_once():
     assert [name for name, d in METHODS.items() if not d.formula or not d.idea] == []
 
 
-def test_a_method_and_a_composition_show_a_formula_of_several_lines():
+def test_formulas_of_several_lines_are_shown_line_by_line():
     shown = repr(gxpo.method("dr_grpo+gspo"))
     assert "  dr_grpo: A_i = r_i - mean_g r\n           L   = mean_i sum_t" in shown and "\n  gspo: s_i" in shown
 
@@ -141,7 +141,7 @@ def test_papers_are_told_apart_by_their_titles_and_preprints():
     assert len(set(arxiv)) == len(arxiv) and all(re.fullmatch(r"\d{4}\.\d{4,5}", x) for x in arxiv)
 
 
-def test_entries_are_in_the_order_of_their_keys_and_named_for_author_and_year():
+def test_entries_are_sorted_and_named_for_author_and_year():
     assert list(PAPERS) == sorted(PAPERS)
     assert [key for key, paper in PAPERS.items() if not re.match(rf"[a-z]+{paper.year}[a-z0-9]+$", key)] == []
 
@@ -178,7 +178,7 @@ def test_an_entry_may_have_no_preprint_and_braces_in_its_title():
         (ENTRY.removesuffix("}\n"), "ends inside me2026mine"),
     ],
 )
-def test_what_is_no_entry_is_refused_with_its_line(text, line):
+def test_a_line_outside_an_entry_is_refused(text, line):
     with pytest.raises(ValueError, match=line):
         parse(text)
 

@@ -61,7 +61,7 @@ def test_one_reward_group_in_other_systems(spec, keys, winner, loser):
     assert winner_of_eight(spec, **keys) == pytest.approx((winner, loser), abs=1e-6)
 
 
-def test_a_requirement_that_nobody_meets_is_refused_before_anything_runs(tmp_path):
+def test_an_unmet_requirement_is_refused_before_the_run(tmp_path):
     def with_value_head(forest, signals, step):
         return forest.to_path(forest.outcome, "R")
 
@@ -101,7 +101,7 @@ def test_conflict_names_key_both_methods_and_a_fix_that_works():
     assert show(gxpo.method("gigpo+opo", {"credit": "opo"}).credit) == "length_weighted"
 
 
-def test_levels_of_a_sum_belong_to_the_credit_they_are_stated_with():
+def test_levels_of_a_sum_go_with_their_methods_credit():
     """GiGPO's second level comes and goes with it, and has the statistic of the first unless its own is stated."""
     gigpo = gxpo.method("gigpo", {"credit.scale": "none", "credit.add.state.ddof": 0}).credit.parts
     assert [(p.scale, p.ddof) for p in gigpo] == [("none", 1), ("none", 0)]
@@ -215,7 +215,7 @@ def test_a_function_as_credit_from_python_and_from_a_file(tmp_path):
     assert own.advantages(f).tolist() == expected
 
 
-def test_a_part_of_the_caller_s_own_leaves_a_method_s_parameters_behind():
+def test_a_callers_part_drops_the_methods_parameters():
     """dr_grpo's credit.scale belongs to the part that was replaced; a part that has it takes it."""
     own = gxpo.method("dr_grpo", {"credit": lambda forest, signals, step: forest.to_path(forest.outcome, "R")})
     assert "credit.scale" not in own.keys and own.terms["policy"].aggregate == "sequence_sum"
@@ -357,7 +357,7 @@ def test_weights_do_not_see_unscored_trajectories():
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "gigpo", "reinforce_pp_baseline"])
-def test_a_trajectory_that_is_not_compared_is_in_nobody_elses_statistic(name):
+def test_an_uncompared_trajectory_is_in_no_statistic(name):
     m = gxpo.method(name)
     scores = [1.0, 0.0, 0.5, 1.0, 0.0]
     compared = torch.tensor([True, True, False, True, True])
@@ -368,7 +368,7 @@ def test_a_trajectory_that_is_not_compared_is_in_nobody_elses_statistic(name):
     assert torch.equal(m.advantages(whole)[others], m.advantages(whole.select(compared)))
 
 
-def test_an_uncompared_trajectory_is_measured_against_the_compared():
+def test_an_uncompared_trajectory_is_measured_against_others():
     f = forest([1.0, 0.0, 0.5, 1.0, 0.0], compared=torch.tensor([True, True, False, True, True]))
     a = gxpo.method("dr_grpo").advantages(f)
     assert a[f.path_of(2)].tolist() == [0.0, 0.0]  # 0.5 - mean(1, 0)
@@ -430,7 +430,7 @@ def test_no_reference_is_asked_for_at_coefficient_zero():
     assert asking == {*against_it, "capo_calibration", "grpo_d", "fg_expo"}
 
 
-def test_tis_weight_reaches_the_loss_and_is_one_without_a_proximal():
+def test_tis_weighs_the_loss_and_is_one_without_a_proximal():
     """T22: where the ratio is taken over the sampler itself, the mismatch is not counted a second time."""
     f = forest([1.0, 0.0, 0.0, 1.0, 0.0])
     behaviour = f.path_behaviour_logprob
@@ -472,7 +472,7 @@ def test_repr_shows_formula_and_origins():
         ("grpo", ["credit"], "grpo: its advantage gave way to credit="),
     ],
 )
-def test_repr_says_what_a_credit_of_the_caller_s_leaves_of_a_method(spec, keys, said):
+def test_repr_notes_a_callers_credit_in_the_formulas_place(spec, keys, said):
     made = gxpo.method(f"{spec}+gspo", dict.fromkeys(keys, lambda forest, signals, step: forest.path_token * 0.0))
     name, other = repr(made).splitlines()[1:3]
     assert name.strip().startswith(said) and "[override]" in name

@@ -1,4 +1,8 @@
-"""Requirements of a method on another trainer's rollouts, from its parts' declarations and from trying them."""
+"""Requirements of a method on another trainer's rollouts: what its parts declare, and what trying them shows.
+
+A part of a user's own, or one that reads columns by name, declares little. So the parts are run on small synthetic
+forests in which one fact at a time is changed: a part whose result changes reads that fact.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from gxpo.parts.definition import show
 from gxpo.parts.protocols import Output, PolicyTokens
 from gxpo.sampling.rollouts.rounds import Independent
 
-# What a trainer may know of its rollouts besides rewards, groups and lengths, by its name in error messages.
+# facts that a trainer may know of its rollouts besides rewards, groups and lengths -> their words in error messages
 FACTS: Mapping[str, str] = {
     "logprobs": "log-probs of the sampled tokens",
     "ids": "token ids",
@@ -28,14 +32,12 @@ FACTS: Mapping[str, str] = {
     "step": "the number of the step",
 }
 
-
-VERDICTS: Mapping[str, str] = {  # how each trainer passes verdicts
+VERDICTS: Mapping[str, str] = {  # how a user of each trainer passes verdicts
     "TRL": "give success_at, the reward from which on an answer is right",
     "verl": "set +algorithm.gxpo_success_at, the score from which on an answer is right",
 }
 
-
-# What a trainer may lend to signals and segmenters, by what is said where it does not.
+# services that a trainer may lend to signals and segmenters -> the reason for a refusal where it does not
 SERVICES: Mapping[str, str] = {
     "model": "it works with the model itself",
     "texts": "it reads what was written",
@@ -44,10 +46,10 @@ SERVICES: Mapping[str, str] = {
 }
 
 
-def tools(step: int, lends: Collection[str] = (), used: set[str] | None = None) -> SignalTools:
-    """Stand-ins for the services that a trainer lends to signals (names of SERVICES), to try a method with.
+def trial_tools(step: int, lends: Collection[str] = (), used: set[str] | None = None) -> SignalTools:
+    """Make stand-ins for the services that a trainer lends to signals (names of SERVICES), to try a method with.
 
-    used  takes the names of what was asked for
+    used  collects the names of the services that were used
     """
 
     def ask(name: str) -> None:
@@ -56,6 +58,7 @@ def tools(step: int, lends: Collection[str] = (), used: set[str] | None = None) 
         if used is not None:
             used.add(name)
 
+    # any public attribute counts as work with the model: signals use it in too many ways to list
     class Learner(StandIn):
         def __getattribute__(self, name: str) -> Any:
             if not name.startswith("_"):
@@ -74,14 +77,14 @@ def tools(step: int, lends: Collection[str] = (), used: set[str] | None = None) 
         ask("answers")
         return [str(len(task)) for task in forest.task]
 
-    def asked(task: str, template: str, said: Mapping[str, str]) -> None:
+    def reworded(task: str, template: str, values: Mapping[str, str]) -> None:
         ask("prompts")
 
-    return SignalTools(Learner(), decode, 0, step, 0, encode=encode, answers=answers, asked=asked)
+    return SignalTools(Learner(), decode, 0, step, 0, encode=encode, answers=answers, asked=reworded)
 
 
 def parts_of(method: Method) -> Iterator[tuple[str, Any]]:
-    """(key, part) of every part that reads rollouts before the objective does, then of the objective."""
+    """Yield (key, part) for the parts that read rollouts, in the order of the stages; the objective's are last."""
     yield from ((f"reward.shape.{k}", v) for k, v in method.shapes.items())
     yield from ((f"reward.step.{k}", v) for k, v in method.step_rewards.items())
     yield from ((f"reward.add.{k}", v) for k, v in method.rewards.items())
@@ -94,44 +97,46 @@ def parts_of(method: Method) -> Iterator[tuple[str, Any]]:
         yield ("objective" if name == "policy" else f"objective.{name}"), term
 
 
-def of_update(method: Method, trainer: str, without: Sequence[str]) -> list[str]:
-    """Why the trainer can't take the method's optimiser steps, and what takes the rest of the method.
+def update_refusals(method: Method, trainer: str, fields: Sequence[str]) -> list[str]:
+    """Return reasons why the trainer can't take the method's optimiser steps, each with the key that avoids it.
 
-    without  settings of the plain update that the trainer does not have
+    fields  of the plain update (`Epochs`) that the trainer does not have
     """
     update, plain = method.update, Epochs()
     if type(update) is not Epochs:
         return [f"update={show(update)}: {trainer} steps itself (update=epochs takes the rest)"]
-    changed = {n: (show(getattr(update, n)), show(getattr(plain, n))) for n in without}
+    changed = {n: (show(getattr(update, n)), show(getattr(plain, n))) for n in fields}
     return [
-        f"update.{n}={own}: {trainer} steps itself (update.{n}={usual} takes the rest)"
-        for n, (own, usual) in changed.items()
-        if own != usual
+        f"update.{n}={value}: {trainer} steps itself (update.{n}={default} takes the rest)"
+        for n, (value, default) in changed.items()
+        if value != default
     ]
 
 
-def remembers(method: Method) -> list[str]:
-    """Keys of stateful parts: their next values depend on earlier steps."""
-    return [k for key, part in parts_of(method) for k, own in with_inner(key, part) if _keeps(own)]
+def stateful_keys(method: Method) -> list[str]:
+    """Return the keys of parts with state: their next values depend on earlier steps."""
+    return [k for key, part in parts_of(method) for k, inner in with_inner(key, part) if _has_state(inner)]
 
 
-def _keeps(part: Any) -> bool:
-    """Whether it has state for a checkpoint: signal parts all can, and most have none."""
+def _has_state(part: Any) -> bool:
+    """Return True if a part has state for a checkpoint."""
+    # the base class of signals has both methods, so only an override of one means state
     if isinstance(part, SignalPart):
         return any(getattr(type(part), n) is not getattr(SignalPart, n) for n in ("state_dict", "tensors"))
     return hasattr(part, "state_dict") and getattr(part, "remembers", True)
 
 
-def computed(method: Method, forest: Forest, values: Mapping[str, Any], lent: SignalTools) -> Signals:
-    """`values` and the outputs of the method's own signal parts on the rollouts."""
-    found = dict(values)
+def with_signal_parts(method: Method, forest: Forest, values: Mapping[str, Any], services: SignalTools) -> Signals:
+    """Return the signals `values` together with the outputs of the method's own signal parts, detached."""
+    # in order: a signal part may read what an earlier one has computed
+    values_by_name = dict(values)
     for part in method.signals.values():
-        given = part.compute(forest, Signals.of(forest, found, method.axes), lent)
-        found |= {name: x.detach() if isinstance(x, Tensor) else x for name, x in given.items()}
-    return Signals.of(forest, found, method.axes)
+        outputs = part.compute(forest, Signals.of(forest, values_by_name, method.axes), services)
+        values_by_name |= {name: x.detach() if isinstance(x, Tensor) else x for name, x in outputs.items()}
+    return Signals.of(forest, values_by_name, method.axes)
 
 
-def declared(
+def declared_refusals(
     method: Method,
     trainer: str,
     signals: Collection[str] = (),
@@ -139,43 +144,46 @@ def declared(
     outputs: Collection[str] = ("logprob", "entropy"),
     lends: Collection[str] = (),
 ) -> list[str]:
-    """Why an external trainer can't use this method, "KEY=PART: reason" each, by its parts' declarations.
+    """Return reasons why an external trainer can't use this method, "KEY=PART: reason", by its parts' declarations.
 
-    signals    built-in signals that it computes ("reference_logprob", "entropy", ...)
-    objective  whether the objective is used, or advantages and weights alone
+    signals    built-in signals that the trainer computes ("reference_logprob", "entropy", ...)
+    objective  True if gxpo's objective is used, False for advantages and weights alone
     outputs    kinds of the policy's outputs that the objective may read;   lends: names of SERVICES
     """
-    found = []
+    reasons = []
+    # stages that the trainer keeps for itself: sampling, the task's rewards, phases, drawing of tasks
     segmenter = method.segmenter if "texts" in lends else None
     if type(method.rollout) is not Independent:
-        found.append(
+        reasons.append(
             f"rollout={show(method.rollout)}: {trainer} samples the groups itself (rollout=independent takes the rest)"
         )
-    paid = next((key for key in ("reward", "scoring.weights") if key in method.run_keys), None)
-    if paid is not None and not method.shapes:  # a shape may read such rewards from the trainer's own
-        found.append(f"{paid}={method.run_keys[paid].value}: {trainer} pays by reward functions of yours")
+    reward_key = next((key for key in ("reward", "scoring.weights") if key in method.run_keys), None)
+    if reward_key is not None and not method.shapes:  # a shape may read such rewards from the trainer's own
+        reasons.append(f"{reward_key}={method.run_keys[reward_key].value}: {trainer} pays by reward functions of yours")
     if "phases" in method.run_keys:
-        found.append(f"phases: {trainer} runs one method; train with those of the phases one after the other")
+        reasons.append(f"phases: {trainer} runs one method; train with those of the phases one after the other")
     if method.sampler is not None:
-        found.append(f"tasks.sampler={show(method.sampler)}: {trainer} draws the tasks itself")
+        reasons.append(f"tasks.sampler={show(method.sampler)}: {trainer} draws the tasks itself")
+    # what each part declares to need, against what the trainer gives. A KL in the reward counts with the advantages.
     for key, part in parts_of(method):
         if not objective and key.startswith("objective") and part is not method.kl_reward:
             continue
         if key.startswith("reward.step."):
-            found.append(f"{key}={show(part)}: it reads what came back to each turn, which {trainer} does not give")
+            reasons.append(f"{key}={show(part)}: it reads what came back to each turn, which {trainer} does not give")
         for name in getattr(part, "requires", ()):
+            # a segmenter that reads texts gives what environments give elsewhere, such as steps
             if name in getattr(segmenter, "provides", ()):
                 continue
-            found.append(f"{key}={show(part)}: it requires {name}, which {trainer} does not have")
+            reasons.append(f"{key}={show(part)}: it requires {name}, which {trainer} does not have")
         for name in getattr(part, "needs", ()):
             if name in BUILT_IN and name not in (*signals, "behaviour_logprob"):
-                found.append(
+                reasons.append(
                     f"{key}={show(part)}: it reads {name} ({BUILT_IN[name][1]}), which {trainer} does not give"
                 )
         for name in getattr(part, "outputs", ()):
             if Output(name).kind not in outputs:
-                found.append(f"{key}={show(part)}: it reads the policy's {name}, which {trainer} does not give")
-    return found
+                reasons.append(f"{key}={show(part)}: it reads the policy's {name}, which {trainer} does not give")
+    return reasons
 
 
 def refusals(
@@ -190,76 +198,82 @@ def refusals(
     outputs: Collection[str] = ("logprob", "entropy"),
     lends: Collection[str] = (),
 ) -> list[str]:
-    """`declared`, and if that finds nothing, the results of trying the parts on synthetic rollouts.
+    """Return reasons why an external trainer can't use this method: those declared, else those found by trying.
 
-    facts       names of FACTS that the trainer knows;   verdicts: whether it knows which rollouts are right
+    facts       names of FACTS that the trainer knows;   verdicts: True if it knows which rollouts are right
     components  names of the rewards that it knows
+    The other arguments are those of `declared_refusals`.
     """
-    if found := declared(method, trainer, signals, objective, outputs, lends):
-        return found
-    method = _fresh(method)
-    named = dict(parts_of(method))
+    # a part that lacks a declared need would fail in the trial too, with a worse message
+    if reasons := declared_refusals(method, trainer, signals, objective, outputs, lends):
+        return reasons
+    method = _filled_copy(method)
+    parts = dict(parts_of(method))
     try:
-        read = reads(method, [f for f in FACTS if f not in facts], verdicts, components, lends)
+        fact_readers = facts_read(method, [f for f in FACTS if f not in facts], verdicts, components, lends)
         if objective:
-            list(_stages(method, synthetic(verdicts, components), tools(1, lends), objective=True))
+            list(_stages(method, synthetic(verdicts, components), trial_tools(1, lends), objective=True))
     except Failed as failed:
         why = str(failed)
-        if isinstance(failed.error, NoVerdicts):  # a reward function of theirs can't return a verdict with the score
+        if isinstance(failed.error, NoVerdicts):  # reward functions of other trainers return scores alone
             why = f"{failed.error.what} needs verdicts: {VERDICTS.get(trainer, 'say which answers are right')}"
-        return [f"{failed.key}={show(named.get(failed.key, method.segmenter))}: {why}"]
-    return [f"{key}={show(named[key])}: it reads {FACTS[f]}, which {trainer} does not give" for f, key in read.items()]
+        return [f"{failed.key}={show(parts.get(failed.key, method.segmenter))}: {why}"]
+    return [
+        f"{key}={show(parts[key])}: it reads {FACTS[f]}, which {trainer} does not give"
+        for f, key in fact_readers.items()
+    ]
 
 
-def reads(
+def facts_read(
     method: Method,
     facts: Collection[str] = tuple(FACTS),
     verdicts: bool = False,
     components: Sequence[str] = ("first", "second"),
     lends: Collection[str] = (),
 ) -> dict[str, str]:
-    """Rollout fact -> key of the first part whose result changes with it, on synthetic rollouts.
+    """Return the facts of rollouts that a method reads: fact -> key of the first part whose result changes with it.
 
-    GxpoError where a part can't work without something that is not there.
+    Raises `Failed` where a part can't work without something that the synthetic rollouts do not have.
     """
-    method = _fresh(method)
-    plain = dict(_stages(method, synthetic(verdicts, components), tools(1, lends)))
-    found = {}
+    method = _filled_copy(method)
+    plain = dict(_stages(method, synthetic(verdicts, components), trial_tools(1, lends)))
+    # one fact at a time differs from the plain rollouts: a key whose values then differ has read it
+    readers = {}
     for fact in facts:
         step = 2000 if fact == "step" else 1
-        other = dict(_stages(method, synthetic(verdicts, components, fact), tools(step, lends)))
+        other = dict(_stages(method, synthetic(verdicts, components, fact), trial_tools(step, lends)))
         changed = [key for key, x in plain.items() if not _same(x, other[key])]
         if changed:
-            found[fact] = changed[0]
-    if "logprobs" in facts and "logprobs" not in found:
-        try:  # one that stops where they are unknown
-            list(_stages(method, synthetic(verdicts, components, "no logprobs"), tools(1, lends)))
+            readers[fact] = changed[0]
+    if "logprobs" in facts and "logprobs" not in readers:
+        try:  # a part may not depend on their values here and still refuse rollouts without them
+            list(_stages(method, synthetic(verdicts, components, "no logprobs"), trial_tools(1, lends)))
         except Failed as failed:
-            found["logprobs"] = failed.key
-    return found
+            readers["logprobs"] = failed.key
+    return readers
 
 
-def borrows(method: Method, verdicts: bool, components: Sequence[str], lends: Collection[str]) -> set[str]:
-    """Names of SERVICES that the method's parts ask for, on synthetic rollouts."""
+def services_used(method: Method, verdicts: bool, components: Sequence[str], lends: Collection[str]) -> set[str]:
+    """Return the names of SERVICES that the method's parts use, found by trying it on synthetic rollouts."""
     used: set[str] = set()
-    list(_stages(_fresh(method), synthetic(verdicts, components), tools(1, lends, used), objective=True))
+    list(_stages(_filled_copy(method), synthetic(verdicts, components), trial_tools(1, lends, used), objective=True))
     if any(Output(name).kind not in ("logprob", "entropy") or Output(name).at for name in method.outputs):
         used.add("model")
     return used
 
 
-def rehearse(method: Method, forest: Forest, lent: SignalTools) -> None:
-    """Try the parts on rollouts, as those of `synthetic`; `Failed` where one can't work with what it is lent."""
-    list(_stages(_fresh(method), forest, lent, objective=True))
+def rehearse(method: Method, forest: Forest, services: SignalTools) -> None:
+    """Run the parts on a forest such as `synthetic` makes; `Failed` for one that can't work with the lent services."""
+    list(_stages(_filled_copy(method), forest, services, objective=True))
 
 
-def _fresh(method: Method) -> Method:
-    """The method with lengths of the synthetic rollouts where it has none; it is not to remember that it was tried."""
+def _filled_copy(method: Method) -> Method:
+    """Copy a method to try it: with lengths of the synthetic rollouts, and without a trace in the original's memory."""
     return method.fill(horizon=8.0, max_length=8, total_steps=10)
 
 
 class Failed(GxpoError):
-    """A part that could not be tried."""
+    """Error of a part in a trial; `key` is the part's, `error` the original."""
 
     def __init__(self, key: str, error: Exception) -> None:
         super().__init__(str(error))
@@ -267,14 +281,19 @@ class Failed(GxpoError):
 
 
 def _stages(
-    method: Method, forest: Forest, lent: SignalTools, *, objective: bool = False
+    method: Method, forest: Forest, services: SignalTools, *, objective: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """(key, values) of every part before the objective, and of that."""
+    """Run a method stage by stage, as a trainer would; yield (key, values) of every part.
+
+    objective  True: evaluate the objective too
+    Any exception is raised as `Failed` with the part's key.
+    """
     key = ""
     try:
         if method.segmenter is not None:
             key = "segment"
-            forest = method.segmenter(forest, SegmentTools(lent.decode, lent.learner))
+            forest = method.segmenter(forest, SegmentTools(services.decode, services.learner))
+        # rewards one by one, so that an error has its part's key; `shaped` then applies them as a trainer does
         outcome = forest.outcome
         for name, part in method.shapes.items():
             key = f"reward.shape.{name}"
@@ -285,60 +304,70 @@ def _stages(
             yield key, part(forest.replace(outcome=outcome))
         for name, part in method.rewards.items():
             key = f"reward.add.{name}"
-            found = part(forest)
-            yield key, torch.stack([x.double() for x in ([found] if isinstance(found, Tensor) else found.values())])
+            components = part(forest)
+            yield (
+                key,
+                torch.stack(
+                    [x.double() for x in ([components] if isinstance(components, Tensor) else components.values())]
+                ),
+            )
         forest = method.shaped(forest)
+        # other policies' log-probs differ from the sampler's, or a part that compares them would see nothing
         values: dict[str, Any] = {"proximal_logprob": forest.path_behaviour_logprob * 1.1}
         values["reference_logprob"] = forest.path_behaviour_logprob * 0.9
         values["entropy"] = -forest.path_behaviour_logprob
         if "hidden" in method.needs:
             key = "credit"
-            values["hidden"] = lent.learner.hidden(forest)
+            values["hidden"] = services.learner.hidden(forest)
         for name, part in method.signals.items():
             key = f"signal.{name}"
-            part.bind(lent)
-            given = part.compute(forest, Signals.of(forest, values, method.axes), lent)
-            values |= given
-            yield key, torch.cat([x.double().flatten() for x in given.values() if isinstance(x, Tensor)] or [outcome])
+            part.bind(services)
+            outputs = part.compute(forest, Signals.of(forest, values, method.axes), services)
+            values |= outputs
+            yield key, torch.cat([x.double().flatten() for x in outputs.values() if isinstance(x, Tensor)] or [outcome])
         key = "credit"
-        credit = method.advantages(forest, values, lent.step)
+        credit = method.advantages(forest, values, services.step)
         yield key, credit
-        held = Signals.of(forest, values, method.axes)
+        known_signals = Signals.of(forest, values, method.axes)
         for name, part in method.weights.items():
             key = f"weight.{name}"
-            yield key, part(forest, credit, held, lent.step)
+            yield key, part(forest, credit, known_signals, services.step)
         if objective:
             key = "objective"
-            yield key, _loss(method, forest, credit, Signals.of(forest, values, method.axes), lent.step)
+            yield key, _loss(method, forest, credit, Signals.of(forest, values, method.axes), services.step)
     except Exception as error:
         raise Failed(key, error) from error
 
 
-def _loss(method: Method, forest: Forest, credit: Tensor, held: Signals, step: int) -> Tensor:
-    """The objective of a policy that has not moved, with weights of 1."""
-    held = Signals.of(forest, {**held, **method.targets(forest, held, step)}, held.axes)
-    given = {n: held[n] for term in method.terms.values() for n in getattr(term, "given", ())}
-    x = StandIn().outputs(forest, (*method.outputs, "entropy"), given=given)
+def _loss(method: Method, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:
+    """Evaluate the objective of a policy that has not moved, with weights of 1."""
+    signals = Signals.of(forest, {**signals, **method.targets(forest, signals, step)}, signals.axes)
+    target_values = {n: signals[n] for term in method.terms.values() for n in getattr(term, "given", ())}
+    policy_outputs = StandIn().outputs(forest, (*method.outputs, "entropy"), given=target_values)
     policy = PolicyTokens(
-        x["logprob"],
+        policy_outputs["logprob"],
         forest.path_behaviour_logprob,
-        held.get("reference_logprob"),
-        x["entropy"],
-        proximal_logprob=x["logprob"],
-        outputs=x,
+        signals.get("reference_logprob"),
+        policy_outputs["entropy"],
+        proximal_logprob=policy_outputs["logprob"],
+        outputs=policy_outputs,
     )
-    return method.objective(forest, policy, credit, torch.ones_like(credit), held, step)
+    return method.objective(forest, policy, credit, torch.ones_like(credit), signals, step)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
+    """Return True for bitwise equal tensors, nan being equal to nan."""
     return a.shape == b.shape and bool(torch.equal(torch.nan_to_num(a, nan=-7.5), torch.nan_to_num(b, nan=-7.5)))
 
 
 def synthetic(verdicts: bool, components: Sequence[str], changed: str = "", before: Sequence[int] = ()) -> Forest:
-    """Groups of right, wrong and mixed answers, to prompts that begin with the ids `before`.
+    """Make 4 groups of 4 synthetic rollouts: mixed, all wrong, all right, and of graded rewards.
 
-    changed  one of FACTS that is other than usual (but "step", which rollouts do not hold), or "no logprobs"
+    changed  the fact of FACTS that differs from the plain forest (not "step", which rollouts do not hold), or
+             "no logprobs"
+    before   ids that every prompt begins with
     """
+    # each kind of group that methods tell apart is there, and lengths differ within a group
     rewards = [[1.0, 0.0, 1.0, 0.0], [0.0] * 4, [1.0] * 4, [0.2, 0.9, 0.4, 0.0]]
     lengths = [[2 + (3 * i + g) % 5 for i in range(4)] for g in range(4)]
     order, offset = (5 if changed == "logprobs" else 3), (7 if changed == "ids" else 0)

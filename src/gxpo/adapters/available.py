@@ -1,6 +1,6 @@
-"""Which methods work in another trainer, what each has to be given there, and why the others do not.
+"""Methods that work in another trainer, what each must be given there, and why the others do not.
 
-Nothing here is a table: the answers come from what the adapters themselves ask before they take a method.
+There is no table: the answers come from the checks that the adapters make before they take a method.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from gxpo.adapters import asks, trl_asks
+from gxpo.adapters import asks, trl_settings
 from gxpo.adapters.verl_asks import SUCCESS_AT, why_not
 from gxpo.base.errors import NoComponent, NoVerdicts, one_of
 from gxpo.methods import METHODS
@@ -19,19 +19,19 @@ from gxpo.methods.compose import method as compose
 from gxpo.methods.method import Method
 
 TRAINERS = ("trl", "verl")
-REWARD = "reward"  # a reward function of the user's own
-LONGEST = {"horizon": 1024.0, "max_length": 1024}  # the trainer's own longest completion, which is known there
-JUDGE = "gxpo.adapters.standin:scores"  # in place of the user's, to try a method with
+REWARD = "reward"  # name of a user's reward function
+LONGEST = {"horizon": 1024.0, "max_length": 1024}  # a trainer's longest completion; its value does not matter here
+JUDGE = "gxpo.adapters.standin:scores"  # in place of a user's judge
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a method has to be given in TRL beside a model, tasks and a reward.
+    """Requirements of a method in TRL beside a model, tasks and a reward.
 
-    settings   fields of GRPOConfig, with the value to give; `steps_per_generation` in gradient_accumulation_steps
-    arguments  of gxpo's GRPOTrainer, with an example
+    settings   fields of GRPOConfig with their values; `steps_per_generation` counts gradient_accumulation_steps
+    arguments  arguments of gxpo's GRPOTrainer, with an example each
     rewards    names of further reward functions, of weight 0
-    overrides  keys of the method that are the user's to choose: the key -> what it may be
+    overrides  keys of the method that the user has to choose: key -> its alternatives
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -40,23 +40,23 @@ class Given:
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     def words(self) -> tuple[str, ...]:
-        """One phrase for each thing."""
+        """Return the requirements as phrases, one each."""
         unit = {"steps_per_generation": " x gradient_accumulation_steps"}
         return (
             *(f"{name}={value}{unit.get(name, '')}" for name, value in self.settings.items()),
             *(f"{name}={value!r}" for name, value in self.arguments.items()),
             *(f"a reward function {name} of weight 0" for name in self.rewards),
-            *(f"overrides: {' or '.join(said.split())}" for said in self.overrides.values()),
+            *(f"overrides: {' or '.join(choices.split())}" for choices in self.overrides.values()),
         )
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method in a trainer.
+    """A method's row in the list of a trainer.
 
-    works    in TRL as a whole; in verl its advantages or its loss, whichever `parts` names
-    given    phrases: what it has to be given;   reason: why it does not work, "" where it does
-    parts    verl: "advantage" and "loss"; TRL: "method"
+    works   in TRL as a whole; in verl its advantages or its loss, as `parts` says
+    given   phrases for what it must be given;   reason: why it does not work, "" where it does
+    parts   verl: "advantage" and "loss"; TRL: "method"
     """
 
     name: str
@@ -67,7 +67,7 @@ class Row:
 
 
 def available(trainer: str, names: Iterable[str] | None = None) -> list[Row]:
-    """Every published method (or the compositions `names`) in "trl" or "verl"; neither has to be installed.
+    """List every published method (or the compositions `names`) in "trl" or "verl"; neither has to be installed.
 
     >>> [row] = available("trl", ["grpo_lead"])
     >>> row.works, row.given
@@ -79,47 +79,49 @@ def available(trainer: str, names: Iterable[str] | None = None) -> list[Row]:
 
 
 def in_trl(name: str) -> Row:
-    """One method in TRL's trainer."""
-    composed, given = needs_in_trl(name)
-    reasons = why_not_in_trl(composed, given)
+    """Return the row of one method in TRL's trainer."""
+    composed, needs = needs_in_trl(name)
+    reasons = why_not_in_trl(composed, needs)
     if reasons:
         return Row(name, False, reason="; ".join(dict.fromkeys(reasons)))
-    return Row(name, True, given.words(), parts=("method",))
+    return Row(name, True, needs.words(), parts=("method",))
 
 
-def why_not_in_trl(composed: Method, given: Given) -> list[str]:
-    """What the adapter refuses it for when it is given all that it needs."""
-    if found := trl_asks.declared(composed):
-        return found
-    found = trl_asks.refusals(composed, "success_at" in given.arguments, (REWARD, *given.rewards))
-    return found or trl_asks.of_settings(composed)
+def why_not_in_trl(composed: Method, needs: Given) -> list[str]:
+    """Return the adapter's reasons to refuse a method that is given all its needs."""
+    if reasons := trl_settings.declared_refusals(composed):
+        return reasons
+    reasons = trl_settings.refusals(composed, "success_at" in needs.arguments, (REWARD, *needs.rewards))
+    return reasons or trl_settings.update_refusals(composed)
 
 
 def needs_in_trl(name: str) -> tuple[Method, Given]:
-    """The method, with stand-ins for what is the user's to choose, and what it has to be given."""
+    """Return the method, with stand-ins for what a user has to choose, and its requirements."""
     composed = compose(name).fill(**LONGEST)
     overrides: dict[str, str] = {}
     values: dict[str, Any] = {}
+    # a signal may need one of several keys, such as a judge that is a function or a model
     for key, part in composed.signals.items():
-        if (known := getattr(part, "one_of", ())) and all(getattr(part, n) is None for n in known):
-            overrides[f"signal.{key}"] = " ".join(f"signal.{key}.{n}=..." for n in known)
-            values[f"signal.{key}.{known[0]}"] = JUDGE
+        if (alternatives := getattr(part, "one_of", ())) and all(getattr(part, n) is None for n in alternatives):
+            overrides[f"signal.{key}"] = " ".join(f"signal.{key}.{n}=..." for n in alternatives)
+            values[f"signal.{key}.{alternatives[0]}"] = JUDGE
     if values:
         composed = compose(name, values).fill(**LONGEST)
-    arguments, rewards = _found_by_trying(composed)
-    return composed, Given(trl_asks.settings_for(composed), arguments, rewards, overrides)
+    arguments, rewards = _required_arguments(composed)
+    return composed, Given(trl_settings.required_settings(composed), arguments, rewards, overrides)
 
 
-def _found_by_trying(composed: Method) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Arguments and reward functions without which a part of it stops."""
+def _required_arguments(composed: Method) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Find the arguments of the trainer, and further reward functions, that the method's parts stop without."""
     arguments: dict[str, Any] = {}
     rewards: tuple[str, ...] = ()
-    if trl_asks.declared(composed):
+    if trl_settings.declared_refusals(composed):
         return arguments, rewards
+    # one failure at a time: each trial gives what the last one lacked, until it passes or fails for another reason
     while True:
         verdicts, names = "success_at" in arguments, (REWARD, *rewards)
         try:
-            borrowed = asks.borrows(composed, verdicts, names, trl_asks.LENDS)
+            borrowed = asks.services_used(composed, verdicts, names, trl_settings.LENDS)
         except asks.Failed as failed:
             if isinstance(failed.error, NoVerdicts) and not verdicts:
                 arguments["success_at"] = 1.0
@@ -134,17 +136,17 @@ def _found_by_trying(composed: Method) -> tuple[dict[str, Any], tuple[str, ...]]
 def _in_verl(name: str) -> Row:
     reasons = {part: why_not(name, part) for part in ("advantage", "loss")}
     parts = tuple(part for part, reason in reasons.items() if reason is None)
-    said = {part: reason for part, reason in reasons.items() if reason is not None}
-    reason = "; ".join(f"{part}: {why}" for part, why in said.items())
-    given: tuple[str, ...] = ()
+    missing = {part: reason for part, reason in reasons.items() if reason is not None}
+    reason = "; ".join(f"{part}: {why}" for part, why in missing.items())
+    settings: tuple[str, ...] = ()
     if "advantage" in parts and _stops_without_verdicts(compose(name)):
-        given = (f"+algorithm.{SUCCESS_AT}=1.0",)
-    return Row(name, bool(parts), given, reason, parts)
+        settings = (f"+algorithm.{SUCCESS_AT}=1.0",)
+    return Row(name, bool(parts), settings, reason, parts)
 
 
 def _stops_without_verdicts(composed: Method) -> bool:
     try:
-        asks.reads(composed, (), False, ("score",))
+        asks.facts_read(composed, (), False, ("score",))
     except asks.Failed as failed:
         return isinstance(failed.error, NoVerdicts)
     return False
@@ -152,16 +154,16 @@ def _stops_without_verdicts(composed: Method) -> bool:
 
 # ---------------------------------------------------------------- for people and programs
 def counts(rows: Sequence[Row]) -> dict[str, int]:
-    """How many work, and how many of them need nothing else; in verl also how many by part."""
+    """Count the methods that work, and those of them that need nothing else; in verl also by part."""
     working = [row for row in rows if row.works]
-    found = {"methods": len(rows), "work": len(working), "as_they_are": sum(not row.given for row in working)}
+    totals = {"methods": len(rows), "work": len(working), "as_they_are": sum(not row.given for row in working)}
     by_part = {part: sum(part in row.parts for row in rows) for part in ("advantage", "loss")}
     both = sum({"advantage", "loss"} <= set(row.parts) for row in rows)
-    return found if not any(by_part.values()) else {**found, **by_part, "both": both}
+    return totals if not any(by_part.values()) else {**totals, **by_part, "both": both}
 
 
 def as_json(trainer: str, rows: Sequence[Row]) -> str:
-    """The rows and counts."""
+    """Return the rows and their counts as JSON text."""
     listed = [
         {"name": r.name, "works": r.works, "parts": r.parts, "given": r.given, "reason": r.reason or None} for r in rows
     ]
@@ -169,7 +171,7 @@ def as_json(trainer: str, rows: Sequence[Row]) -> str:
 
 
 def as_text(trainer: str, rows: Sequence[Row]) -> str:
-    """A line for each method."""
+    """Return a table with a line for each method: those that work, then the others with the reason."""
     width = max(len(row.name) for row in rows)
     line = partial(_line, trainer, width)
     n = counts(rows)
@@ -189,9 +191,9 @@ def as_text(trainer: str, rows: Sequence[Row]) -> str:
 def _line(trainer: str, width: int, row: Row) -> str:
     if not row.works:
         return f"  {row.name:<{width}}  {row.reason}"
-    said = [] if trainer == "trl" else [" and ".join(row.parts)]
+    phrases = [] if trainer == "trl" else [" and ".join(row.parts)]
     if row.given:
-        said.append("give " + ", ".join(row.given))
+        phrases.append("give " + ", ".join(row.given))
     if row.reason:
-        said.append(f"no {row.reason}")
-    return f"  {row.name:<{width}}  {'; '.join(said)}".rstrip()
+        phrases.append(f"no {row.reason}")
+    return f"  {row.name:<{width}}  {'; '.join(phrases)}".rstrip()

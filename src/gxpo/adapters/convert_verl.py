@@ -1,4 +1,4 @@
-"""The gxpo configuration that computes what a verl launch does, from its Hydra overrides."""
+"""Conversion of a verl launch, by its Hydra overrides, to a gxpo configuration that computes the same."""
 
 from __future__ import annotations
 
@@ -52,49 +52,51 @@ IGNORED = re.compile(
 
 
 def convert_verl(source: Sequence[str]) -> Converted:
-    """The configuration of overrides ("algorithm.adv_estimator=grpo ..."), or of a launch script's (.sh).
+    """Convert Hydra overrides ("algorithm.adv_estimator=grpo ..."), or a launch script with them (.sh).
 
-    A script is read, never run: variables that it sets to plain values are put in. ConfigError where there is no
-    override in it.
+    A script is read and never run: variables that it sets to plain values are filled in. ConfigError if there is no
+    override in the source.
     """
     if len(source) == 1 and source[0].endswith((".sh", ".bash")):
         path = Path(source[0])
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
-        found, notes = _of_script(path.read_text(encoding="utf-8"))
+        overrides, notes = _script_overrides(path.read_text(encoding="utf-8"))
     else:
-        found, notes = _overrides(shlex.split(" ".join(source)), ""), []
-    if not found:
+        overrides, notes = _overrides(shlex.split(" ".join(source)), ""), []
+    if not overrides:
         raise ConfigError("there is no KEY=VALUE of verl in it, such as algorithm.adv_estimator=grpo")
-    return _Conversion(found, notes).converted()
+    return _Conversion(overrides, notes).converted()
 
 
 def _overrides(words: Sequence[str], where: str) -> dict[str, tuple[Any, str]]:
-    found = {}
+    """Return the overrides among words: key -> (value, place). Values are YAML, as for Hydra."""
+    overrides = {}
     for word in words:
         key, sign, text = word.lstrip("+").partition("=")
         if sign and re.fullmatch(r"[a-z_]+(\.[A-Za-z_0-9]+)+", key):
             try:
-                found[key] = yamltext.plain(yamltext.load(text, key), key) if text else "", where
+                overrides[key] = yamltext.plain(yamltext.load(text, key), key) if text else "", where
             except YAMLError as error:
                 raise ConfigError(f"{where}: {key}: not YAML: {yamltext.problem_of(error)[0]}") from None
-    return found
+    return overrides
 
 
-def _of_script(text: str) -> tuple[dict[str, tuple[Any, str]], list[tuple[str, str]]]:
-    """Overrides with their lines; variables set to plain values are put in, others are noted."""
+def _script_overrides(text: str) -> tuple[dict[str, tuple[Any, str]], list[tuple[str, str]]]:
+    """Return a script's overrides with their lines, and notes on those whose values need the script to run."""
     variables: dict[str, str] = {}
-    found: dict[str, tuple[Any, str]] = {}
+    overrides: dict[str, tuple[Any, str]] = {}
     notes = []
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.strip().rstrip("\\").strip()
+    for number, raw_line in enumerate(text.splitlines(), 1):
+        line = raw_line.strip().rstrip("\\").strip()
         where = f"line {number}"
         if line.startswith("#"):
             continue
-        if given := re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)", line):
-            value = _filled(given[2].strip("\"'"), variables)
+        # a variable that is set by a command stays unknown, and so do overrides that use it
+        if assignment := re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)", line):
+            value = _filled(assignment[2].strip("\"'"), variables)
             if value is not None:
-                variables[given[1]] = value
+                variables[assignment[1]] = value
             continue
         try:
             words = shlex.split(line)
@@ -107,18 +109,18 @@ def _of_script(text: str) -> tuple[dict[str, tuple[Any, str]], list[tuple[str, s
             if value is None:
                 notes.append((where, f"{word.partition('=')[0]}: its value is known when the script runs"))
             else:
-                found |= _overrides([value], where)
-    return found, notes
+                overrides |= _overrides([value], where)
+    return overrides, notes
 
 
 def _filled(text: str, variables: Mapping[str, str]) -> str | None:
-    """The text with its shell variables; None where one is not known."""
+    """Fill shell variables into a text, with `${NAME:-DEFAULT}`; None if one of them is unknown."""
 
     def put(match: re.Match[str]) -> str:
-        name, usual = match[1] or match[3], match[2]
-        if name not in variables and usual is None:
+        name, default = match[1] or match[3], match[2]
+        if name not in variables and default is None:
             raise KeyError(name)
-        return variables.get(name, usual or "")
+        return variables.get(name, default or "")
 
     try:
         filled = re.sub(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))", put, text)
@@ -128,54 +130,58 @@ def _filled(text: str, variables: Mapping[str, str]) -> str | None:
 
 
 class _Conversion:
-    """Fills keys, origins and notes in the order in which they are printed."""
+    """Conversion of one source; its methods fill keys, origins and notes in the order in which they are printed."""
 
-    def __init__(self, found: dict[str, tuple[Any, str]], notes: list[tuple[str, str]]) -> None:
-        self.found, self.notes, self.read = found, list(notes), set[str]()
+    def __init__(self, overrides: dict[str, tuple[Any, str]], notes: list[tuple[str, str]]) -> None:
+        self.overrides, self.notes, self.keys_read = overrides, list(notes), set[str]()
         self.keys: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
 
     def get(self, key: str) -> Any:
-        self.read.add(key)
-        return self.found[key][0] if key in self.found else DEFAULTS.get(key)
+        """Return a setting of verl's, else its default; keys that nobody gets are noted at the end."""
+        self.keys_read.add(key)
+        return self.overrides[key][0] if key in self.overrides else DEFAULTS.get(key)
 
     def put(self, key: str, value: Any, *theirs: str) -> None:
+        """Set a key of gxpo, with verl's keys `theirs` that it comes from."""
         self.keys[key] = value
-        places = [self.found[k][1] for k in theirs if k in self.found and self.found[k][1]]
-        stated = [k for k in theirs if k in self.found]
-        self.origins[key] = ", ".join(dict.fromkeys([*(stated or theirs), *(places if stated else [DEFAULT])]))
+        places = [self.overrides[k][1] for k in theirs if k in self.overrides and self.overrides[k][1]]
+        given_keys = [k for k in theirs if k in self.overrides]
+        self.origins[key] = ", ".join(dict.fromkeys([*(given_keys or theirs), *(places if given_keys else [DEFAULT])]))
 
-    def lacks(self, key: str, said: str) -> None:
-        self.notes.append((self.found.get(key, ("", ""))[1], said))
+    def note(self, key: str, note: str) -> None:
+        self.notes.append((self.overrides.get(key, ("", ""))[1], note))
 
     def converted(self) -> Converted:
         if (model := self.get("actor_rollout_ref.model.path")) is not None:
             self.put("model", str(model), "actor_rollout_ref.model.path")
         files = self.get("data.train_files")
-        said = f"data: {files or 'none is named'}: set task, e.g. to a .jsonl of prompts and answers"
-        self.lacks("data.train_files", said)
+        note = f"data: {files or 'none is named'}: set task, e.g. to a .jsonl of prompts and answers"
+        self.note("data.train_files", note)
         for key in ("custom_reward_function.path", "reward.custom_reward_function.path"):
             if self.get(key):
-                self.lacks(key, f"{key}={self.get(key)}: compute_score becomes def reward(completion, answer) -> float")
+                self.note(key, f"{key}={self.get(key)}: compute_score becomes def reward(completion, answer) -> float")
         self._method()
         self._batches()
-        self._rest()
-        for key, (value, where) in self.found.items():
-            if key not in self.read and not IGNORED.match(key):
+        self._run_settings()
+        for key, (value, where) in self.overrides.items():
+            if key not in self.keys_read and not IGNORED.match(key):
                 self.notes.append((where, f"{key}={value}: no counterpart"))
         return Converted(self.keys, self.origins, tuple(self.notes), "verl 0.9.1")
 
     # ------------------------------------------------------------ the method
     def _method(self) -> None:
+        """Convert estimator, policy loss, aggregation, clip and penalties."""
         estimator, mode = str(self.get("algorithm.adv_estimator")), str(self.get(f"{A}.policy_loss.loss_mode"))
-        credit = self._named(estimator, ESTIMATORS, "algorithm.adv_estimator")
-        loss = None if mode == "vanilla" else self._named(mode, LOSSES, f"{A}.policy_loss.loss_mode")
+        credit = self._method_of(estimator, ESTIMATORS, "algorithm.adv_estimator")
+        loss = None if mode == "vanilla" else self._method_of(mode, LOSSES, f"{A}.policy_loss.loss_mode")
         self.put("method", credit or "grpo@verl", "algorithm.adv_estimator")
         if not self.get("algorithm.norm_adv_by_std_in_grpo"):
             self.put("credit.scale", "none", "algorithm.norm_adv_by_std_in_grpo")
         if loss is not None:
             name, _, system = loss.partition("@")
             self.put("objective", name, f"{A}.policy_loss.loss_mode")
+            # `objective: NAME` takes the published loss; verl's constants of it are keys of their own
             for key, value in COMPAT["verl"].get(name, {}).items() if system else ():
                 if key.startswith("objective."):
                     plain = value if isinstance(value, (int, float, str, bool)) else show(value)
@@ -189,31 +195,31 @@ class _Conversion:
             elif agg == AGGREGATES["sequence_sum"] and (factor := self.get(f"{A}.loss_scale_factor")):
                 self.put("objective.horizon", float(factor), f"{A}.loss_scale_factor")
         else:
-            self.lacks(f"{A}.loss_agg_mode", f"loss_agg_mode={agg}: gxpo has token_mean, sequence_mean, sequence_sum")
+            self.note(f"{A}.loss_agg_mode", f"loss_agg_mode={agg}: gxpo has token_mean, sequence_mean, sequence_sum")
         self._clip(loss)
         self._penalties()
-        if (at := self.get(f"algorithm.{SUCCESS_AT}")) is not None:
-            self.lacks(f"algorithm.{SUCCESS_AT}", f"{SUCCESS_AT}={at}: let the reward return {{'correct': ...}}")
+        if (threshold := self.get(f"algorithm.{SUCCESS_AT}")) is not None:
+            self.note(f"algorithm.{SUCCESS_AT}", f"{SUCCESS_AT}={threshold}: let the reward return {{'correct': ...}}")
 
-    def _named(self, name: str, known: Mapping[str, str], key: str) -> str | None:
-        """gxpo's method of a name of verl's, or of gxpo/NAME."""
+    def _method_of(self, name: str, methods: Mapping[str, str], key: str) -> str | None:
+        """Return gxpo's method for a name of verl's, or for gxpo/NAME; None, with a note, if there is none."""
         if name.startswith("gxpo/"):
             return name.removeprefix("gxpo/")
-        ours = known.get(name)
+        ours = methods.get(name)
         if ours is None or ours not in METHODS:
-            self.lacks(key, f"{key}={name}: gxpo has {', '.join(known)} of these")
+            self.note(key, f"{key}={name}: gxpo has {', '.join(methods)} of these")
             return None
         return f"{ours}@verl" if ours in COMPAT["verl"] else ours
 
     def _clip(self, loss: str | None) -> None:
-        both = self.get(f"{A}.clip_ratio")
+        clip_ratio = self.get(f"{A}.clip_ratio")
         for ours, theirs in (("clip_low", "clip_ratio_low"), ("clip_high", "clip_ratio_high")):
             value = self.get(f"{A}.{theirs}")
-            value = both if value is None else value
-            if loss is None and (f"{A}.{theirs}" in self.found or f"{A}.clip_ratio" in self.found):
+            value = clip_ratio if value is None else value
+            if loss is None and (f"{A}.{theirs}" in self.overrides or f"{A}.clip_ratio" in self.overrides):
                 self.put(f"objective.{ours}", float(value), f"{A}.{theirs}", f"{A}.clip_ratio")
         c = self.get(f"{A}.clip_ratio_c")
-        if loss is None and f"{A}.clip_ratio_c" in self.found:
+        if loss is None and f"{A}.clip_ratio_c" in self.overrides:
             self.put("objective.ratio_max", float(c), f"{A}.clip_ratio_c")
 
     def _penalties(self) -> None:
@@ -241,18 +247,20 @@ class _Conversion:
             self.put("trainer.steps", int(total), "trainer.total_training_steps")
         else:
             epochs = self.get("trainer.total_epochs")
-            said = f"total_epochs={epochs}: set trainer.steps to {epochs} x the rows of the data / {prompts}"
-            self.lacks("trainer.total_epochs", said)
+            note = f"total_epochs={epochs}: set trainer.steps to {epochs} x the rows of the data / {prompts}"
+            self.note("trainer.total_epochs", note)
 
-    def _rest(self) -> None:
+    def _run_settings(self) -> None:
+        """Convert sampling, optimiser, adapters, checkpoints and evaluations."""
         self.put("sampling.max_new_tokens", int(self.get("data.max_response_length")), "data.max_response_length")
-        for name, off in (("temperature", 1.0), ("top_p", 1), ("top_k", -1)):
-            if (value := self.get(f"{R}.{name}")) != off:
+        for name, default in (("temperature", 1.0), ("top_p", 1), ("top_k", -1)):
+            if (value := self.get(f"{R}.{name}")) != default:
                 self.put(f"sampling.{name}", int(value) if name == "top_k" else float(value), f"{R}.{name}")
+        # verl's optimiser defaults differ from gxpo's, so they are printed even where nothing was stated
         self.put("optim.lr", float(self.get(f"{A}.optim.lr")), f"{A}.optim.lr")
         self.put("optim.weight_decay", float(self.get(f"{A}.optim.weight_decay")), f"{A}.optim.weight_decay")
         clip = self.get(f"{A}.optim.clip_grad")
-        clip = self.get(f"{A}.grad_clip") if f"{A}.grad_clip" in self.found else clip
+        clip = self.get(f"{A}.grad_clip") if f"{A}.grad_clip" in self.overrides else clip
         if clip != 1.0:
             self.put("optim.max_grad_norm", float(clip), f"{A}.optim.clip_grad", f"{A}.grad_clip")
         shape = str(self.get(f"{A}.optim.lr_scheduler_type"))
@@ -262,7 +270,7 @@ class _Conversion:
         if warmup > 0:
             self.put("optim.warmup_steps", warmup, f"{A}.optim.lr_warmup_steps")
         elif ratio := self.get(f"{A}.optim.lr_warmup_steps_ratio"):
-            self.lacks(f"{A}.optim.lr_warmup_steps_ratio", f"lr_warmup_steps_ratio={ratio}: set optim.warmup_steps")
+            self.note(f"{A}.optim.lr_warmup_steps_ratio", f"lr_warmup_steps_ratio={ratio}: set optim.warmup_steps")
         self.put("learner.dtype", "bfloat16", "actor_rollout_ref.rollout.dtype")
         if rank := self.get("actor_rollout_ref.model.lora_rank"):
             self.put("learner.lora_rank", int(rank), "actor_rollout_ref.model.lora_rank")

@@ -1,4 +1,4 @@
-"""A stand-in for a policy: a method is tried with it where there is no model yet."""
+"""Stand-in for a policy and a judge, to try a method where there is no model yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS, WIDTH = 64, 8
 
 
 class StandIn:
-    """`gxpo.parts.protocols.Learner` over 64 words whose next one depends on the last alone; nothing moves it."""
+    """Frozen policy over 64 words, each depending on the word before alone (`gxpo.parts.protocols.Learner`)."""
 
     def __init__(self) -> None:
         draw = torch.Generator().manual_seed(5)
@@ -23,11 +23,11 @@ class StandIn:
         self._head = torch.randn(WIDTH, WORDS, generator=draw)
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
-        """[T, 8] float32."""
+        """Hidden states of the forest's tokens, [T, 8] float32; another layer than the last has half of them."""
         return self._states[forest.token % WORDS] * (1.0 if layer == -1 else 0.5)
 
     def logits(self, states: Tensor) -> Tensor:
-        """[n, 64] of states [n, 8]."""
+        """Logits [n, 64] of states [n, 8]."""
         return states @ self._head
 
     def outputs(
@@ -38,30 +38,32 @@ class StandIn:
         policy: str = "current",
         given: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """Float64 [P], or [P, K] of the likeliest ids."""
+        """Policy outputs by name, float64 [P]; [P, K] for the K likeliest ids and [P, K + 1] for their log-probs."""
         before = forest.pack().predecessor[forest.path_token].clamp_min(0)
         spread = self.logits(self.hidden(forest)[before]).double().log_softmax(1)
         target = forest.token[forest.path_token] % WORDS
         return {name: _read(Output(name), spread, target) for name in names}
 
     def step(self, forest: Forest, loss: LossFunction, *, names: Sequence[str] = ("logprob",), **_: Any) -> StepInfo:
-        """Nothing moves, and the loss is still asked for."""
+        """Evaluate the loss, so that its parts are tried, and move nothing."""
         return StepInfo(empty=False, loss=float(loss(self.outputs(forest, names))))
 
     def beside(self, *, lr: float) -> StandIn:
+        """Return a second model, as for a critic."""
         return StandIn()
 
     def follow(self, policy: Any, rate: float) -> None:
-        """Both are the same."""
+        """Do nothing: both policies are the same."""
 
     def snapshot(self) -> dict[str, Tensor]:
         return {}
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        """There is nothing to restore."""
+        """Do nothing: there is nothing to restore."""
 
 
 def _read(output: Output, spread: Tensor, target: Tensor) -> Tensor:
+    """Read one output from log-probs of all words, spread [P, 64], and the token that follows, target [P]."""
     if output.kind == "entropy":
         return -(spread.exp() * spread).sum(1)
     if output.kind == "mean_logprob":
@@ -76,5 +78,5 @@ def _read(output: Output, spread: Tensor, target: Tensor) -> Tensor:
 
 
 def scores(task: str, steps: Sequence[str], seen: Sequence[str]) -> list[float]:
-    """In place of a user's judge of steps (`signal.step_judge.score`)."""
+    """Score steps between 0 and 1 by their lengths, in place of a user's judge (`signal.step_judge.score`)."""
     return [len(step) % 5 / 4 for step in steps]

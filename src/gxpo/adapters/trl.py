@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gxpo.adapters import asks, trl_asks, trl_checkpoint, trl_stated
+from gxpo.adapters import asks, trl_config, trl_records, trl_settings
 from gxpo.adapters.trl_doctor import Watching
-from gxpo.adapters.trl_figures import Figures
-from gxpo.adapters.trl_log import LossLog
 from gxpo.adapters.trl_parameters import ParameterCheck
 from gxpo.adapters.trl_pictures import MODALITIES, check_dataset, need_known
+from gxpo.adapters.trl_records import LossLog, StepFigures
 from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts
 from gxpo.adapters.trl_services import TrainerServices
-from gxpo.adapters.trl_settings import refuse, settings_against, translated
+from gxpo.adapters.trl_settings import refuse, settings_against, translate_settings
 from gxpo.algorithms.segments import SegmentTools
 from gxpo.algorithms.signals import Signals
 from gxpo.base.errors import ConfigError, need
@@ -39,17 +38,16 @@ from gxpo.methods.method import Method, controls, zero_signal_groups
 from gxpo.parts.protocols import Output, PolicyTokens
 
 if TYPE_CHECKING:
-    Base: Any = object  # mixed into TRL's trainer, which this environment need not have
+    Base: Any = object  # the classes here are mixed into TRL's, which need not be installed
     GRPOTrainer: Any
     Doctor: Any
 else:
     Base = object
 
 TESTED = "1.16"
-ROW = "gxpo_row"  # in TRL's batches: which row of the gathered generation batch this is
+ROW = "gxpo_row"  # column of TRL's batches: the row's index in the gathered generation batch
 
-
-# class -> (what is mixed into it, module of the base, name of the base)
+# class -> (mixin, module of the base, name of the base)
 CLASSES = {
     "GRPOTrainer": (lambda: WithMethod, "trl", "GRPOTrainer"),
     "Doctor": (lambda: Watching, "transformers", "TrainerCallback"),
@@ -58,24 +56,25 @@ CLASSES = {
 
 
 def __getattr__(name: str) -> Any:
-    """`GRPOTrainer` and `Doctor`, made on first use: importing this module needs no TRL."""
+    """Make `GRPOTrainer` and `Doctor` on first use, so that importing this module needs no TRL."""
     if name not in ("GRPOTrainer", "Doctor"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = _made(name)
+    globals()[name] = _adapter_class(name)
     return globals()[name]
 
 
 @cache
-def _made(name: str) -> Any:
-    """A class over TRL's or transformers'; of the trainer, its configurations note what they are given from then on."""
+def _adapter_class(name: str) -> Any:
+    """Make one of CLASSES over its base class; with the trainer, TRL's configurations begin to note their arguments."""
     mixed, module, base = CLASSES[name][0](), *CLASSES[name][1:]
     if name == "GRPOTrainer":
-        trl_stated.watch(need("trl", "trl").GRPOConfig)
+        trl_config.note_arguments(need("trl", "trl").GRPOConfig)
     return type(name, (mixed, getattr(need(module, "trl"), base)), {"__module__": __name__, "__doc__": mixed.__doc__})
 
 
-if "trl.trainer.grpo_config" in sys.modules:  # TRL came first: configurations may be made before the trainer's class
-    trl_stated.watch(sys.modules["trl.trainer.grpo_config"].GRPOConfig)
+# where TRL was imported first, configurations may be made before the trainer's class is
+if "trl.trainer.grpo_config" in sys.modules:
+    trl_config.note_arguments(sys.modules["trl.trainer.grpo_config"].GRPOConfig)
 
 
 class WithMethod(Base):
@@ -103,57 +102,67 @@ class WithMethod(Base):
         answers: str = "answer",
         **kwargs: Any,
     ) -> None:
+        # refused before TRL loads a model: what TRL can't give under any settings
         composed = compose(method, overrides)
-        refuse(composed, trl_asks.declared(composed))
+        refuse(composed, trl_settings.declared_refusals(composed))
         super().__init__(*args, **kwargs)
         reward_weights = self.args.reward_weights or []
-        # an environment's reward has none of these
+        # TRL adds an environment's reward to the functions without a weight for it
         weights = [*reward_weights, *[1.0] * (len(self.reward_func_names) - len(reward_weights))]
         rewards = list(zip(self.reward_func_names, weights, strict=True))
-        composed = translated(self.args, method, overrides or {}, rewards)
+        composed = translate_settings(self.args, method, overrides or {}, rewards)
         longest = self.max_completion_length
         fills: dict[str, Any] = {} if longest is None else {"horizon": float(longest), "max_length": longest}
+        # which parts need what: found by trying them, since a user's functions declare nothing
         names, verdicts = list(self.reward_func_names), success_at is not None
-        refuse(composed, trl_asks.refusals(composed.fill(**fills), verdicts, names))
-        tried = {"verdicts": verdicts, "components": names, "lends": trl_asks.LENDS}
-        self._reads = asks.reads(composed.fill(**fills), **tried)
-        borrowed = asks.borrows(composed.fill(**fills), **tried)
-        by_name = self._reads.get("components", "").startswith("credit")  # which weighs them itself
+        refuse(composed, trl_settings.refusals(composed.fill(**fills), verdicts, names))
+        trial = {"verdicts": verdicts, "components": names, "lends": trl_settings.LENDS}
+        self._reads = asks.facts_read(composed.fill(**fills), **trial)
+        borrowed = asks.services_used(composed.fill(**fills), **trial)
+        by_name = self._reads.get("components", "").startswith("credit")  # an estimator that weighs rewards itself
         refuse(composed, settings_against(self.args, composed, rewards if by_name else None))
-        self._cycle = self.args.steps_per_generation * self.args.num_iterations  # micro-batches of a generation batch
+        # micro-batches of a generation batch over all its passes: gxpo's step is a generation batch, TRL's max_steps
+        # counts optimiser steps
+        self._cycle = self.args.steps_per_generation * self.args.num_iterations
         optimiser_steps = max(1, self._cycle // self.args.gradient_accumulation_steps)
-        if trl_asks.needs_length(composed):
+        if trl_settings.needs_length(composed):
             fills["total_steps"] = max(1, -(-self.args.max_steps // optimiser_steps))
         composed = composed.fill(**fills)
         self.gxpo_method = composed
         self.success_at = success_at
-        self._further = [n for n in composed.outputs if Output(n).kind not in ("logprob", "entropy") or Output(n).at]
-        if self._further and self.accelerator.num_processes > 1:
-            refuse(composed, [f"it reads the policy's {self._further[0]}, which takes a single process"])
-        self._lending = TrainerServices(self, borrowed, answers)
+        # TRL's forward pass gives log-probs and entropies; for other outputs gxpo runs the model itself, on rows of one
+        # process
+        self._extra_outputs = [
+            n for n in composed.outputs if Output(n).kind not in ("logprob", "entropy") or Output(n).at
+        ]
+        if self._extra_outputs and self.accelerator.num_processes > 1:
+            refuse(composed, [f"it reads the policy's {self._extra_outputs[0]}, which takes a single process"])
+        self._services = TrainerServices(self, borrowed, answers)
         check_dataset(self, verdicts, names)
         for part in self.gxpo_method.signals.values():
-            part.bind(self._lending.tools(0))
-        self._figures = Figures(composed) if controls(composed) else None
+            part.bind(self._services.tools(0))
+        self._figures = StepFigures(composed) if controls(composed) else None
         self._loss_log = LossLog(self)
         if hasattr(self, "add_callback"):
-            self.add_callback(_made("ParameterCheck")(self))
+            self.add_callback(_adapter_class("ParameterCheck")(self))
         for callback in getattr(getattr(self, "callback_handler", None), "callbacks", ()):
             if isinstance(callback, Watching):
                 callback.attach(self)
         self._scored: dict[str, Scored] = {}
-        self._window: tuple[Any, Window] | None = None  # of which optimiser step, and its rows
-        self._seen: dict[str, Any] = {}  # of the newest `_calculate_rewards`
+        self._window: tuple[Any, Window] | None = None  # (key of the optimiser step, its rows)
+        self._reward_batch: dict[str, Any] = {}  # rewards, tasks, truncation of the newest `_calculate_rewards`
 
     # ------------------------------------------------------------ advantages
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        found = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        # the only place where TRL has each function's rewards by row; it keeps the weighted sum alone
+        reward_table = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         cut = [not len(ids) or int(ids[-1]) not in ends for ids in completion_ids_list]
-        self._seen = {"rewards": found, "tasks": self._lending.note(inputs, prompts), "cut": cut}
-        return found
+        self._reward_batch = {"rewards": reward_table, "tasks": self._services.note(inputs, prompts), "cut": cut}
+        return reward_table
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
+        """TRL's generation batch of this process, with the method's advantages in place of TRL's."""
         output = super()._generate_and_score_completions(inputs)
         mode = "train" if self.model.training else "eval"
         forward, model = self._get_per_token_logps_and_entropies, self.accelerator.unwrap_model(self.model)
@@ -162,31 +171,37 @@ class WithMethod(Base):
         first = self.accelerator.process_index * rows
         scored = self._score(output, mode)
         self._scored[mode] = scored
+        # TRL shuffles rows and cuts them into micro-batches: each carries its index along
         output[ROW] = torch.arange(first, first + rows, device=device)
-        own = own_tokens(output)
-        advantages = torch.zeros(own.shape, dtype=torch.float64)
-        mine = scored.forest.entries_of(output[ROW].cpu())
-        advantages[own.cpu()] = scored.credit[mine]
+        own_mask = own_tokens(output)
+        advantages = torch.zeros(own_mask.shape, dtype=torch.float64)
+        local_entries = scored.forest.entries_of(output[ROW].cpu())
+        advantages[own_mask.cpu()] = scored.credit[local_entries]
         output["advantages"] = advantages.to(device, torch.float32)
         self._loss_log.advantages(scored)
         return output
 
     def _score(self, output: Mapping[str, Any], mode: str) -> Scored:
-        """Forest, advantages and weights of the batch on all processes."""
+        """Forest, advantages and weights of a generation batch, over the rows of all processes.
+
+        The stages are those of gxpo's own trainer, in its order: segment, shape, signals, advantages, targets, weights.
+        """
         method, step = self.gxpo_method, self.state.global_step + 1
-        shown = self._lending.see(output)
-        tools = self._lending.tools(step)
-        own = self._gathered(own_tokens(output).long()).bool()
+        pictured = self._services.see(output)
+        tools = self._services.tools(step)
+        own_mask = self._gather_rows(own_tokens(output).long()).bool()
         logprobs = output.get("sampling_per_token_logps")
-        prompts = output if shown is None else {**output, "prompt_ids": shown.prompt_ids}
-        forest = self._forest(prompts, own, None if logprobs is None else self._gathered(logprobs), mode)
-        if shown is not None:
-            shown.is_of(forest)
-        values = {name: self._gathered(x)[own].double() for name, x in self._before(output).items()}
+        prompts = output if pictured is None else {**output, "prompt_ids": pictured.prompt_ids}
+        forest = self._forest(prompts, own_mask, None if logprobs is None else self._gather_rows(logprobs), mode)
+        if pictured is not None:
+            pictured.set_forest(forest)
+        # the old policy's log-probs; without vLLM's, or where vLLM lacks some, they are the sampler's as well
+        values = {name: self._gather_rows(x)[own_mask].double() for name, x in self._old_outputs(output).items()}
         proximal = values.get("proximal_logprob")
-        if "model" in self._lending.borrowed:  # what is compared with the model's other outputs comes the same way
-            found = tools.learner.outputs(forest, ("logprob", "entropy"))
-            values |= {"proximal_logprob": found["logprob"], "entropy": found["entropy"]}
+        # a signal may compare these with other outputs of gxpo's forward pass: both have to round alike
+        if "model" in self._services.borrowed:
+            policy_outputs = tools.learner.outputs(forest, ("logprob", "entropy"))
+            values |= {"proximal_logprob": policy_outputs["logprob"], "entropy": policy_outputs["entropy"]}
         start = values.get("proximal_logprob") if proximal is None else proximal
         if start is not None:
             behaviour = torch.where(forest.path_behaviour_logprob.isnan(), start, forest.path_behaviour_logprob)
@@ -194,20 +209,22 @@ class WithMethod(Base):
             forest = forest.replace(behaviour_logprob=column)
         if method.segmenter is not None:
             forest = method.segmenter(forest, SegmentTools(tools.decode, tools.learner))
+        # evaluation batches are scored with the numbers of the last training step, and move no state
         if mode == "train":
             method.at(self._step // self._cycle + 1)
         forest = method.shaped(forest)
         if "hidden" in method.needs:
             values["hidden"] = tools.learner.hidden(forest)
-        signals = asks.computed(method, forest, values, tools)
+        signals = asks.with_signal_parts(method, forest, values, tools)
         credit = method.advantages(forest, signals, step)
         signals = Signals.of(forest, {**signals, **method.targets(forest, signals, step)}, signals.axes)
         weight = method.token_weights(forest, credit, signals, step)
         if "importance_sampling_ratio" in output:  # TRL's own correction of vLLM's log-probs, per token or per row
             ratio = output["importance_sampling_ratio"].expand(own_tokens(output).shape)
-            weight = weight * self._gathered(ratio)[own].double()
-        told = credit if method.reads_credit else method.active(forest, credit, weight).double()
-        share = zero_signal_groups(forest, told).double().mean()
+            weight = weight * self._gather_rows(ratio)[own_mask].double()
+        # an objective that reads no advantages still has rows without any gradient
+        strength_P = credit if method.reads_credit else method.active(forest, credit, weight).double()
+        share = zero_signal_groups(forest, strength_P).double().mean()
         self._metrics[mode]["gxpo/zero_signal_groups"].append(float(share))
         if mode == "train":
             method.observe(forest)
@@ -216,47 +233,50 @@ class WithMethod(Base):
                     self._metrics[mode][f"gxpo/{name}"].append(x)
         return Scored(forest, credit, weight, signals, proximal, step)
 
-    def _before(self, output: Mapping[str, Any]) -> dict[str, Tensor]:
-        """(B, T) log-probs of the old policy, and further outputs that the method reads; a forward pass if needed."""
-        found = {}
+    def _old_outputs(self, output: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Log-probs of the policy before the update, its entropies and the reference's log-probs, (B, T) each.
+
+        Only those that the method reads; a forward pass is run where TRL's batch lacks them.
+        """
+        outputs = {}
         method = self.gxpo_method
         entropy = "entropy" in method.needs
         compared = "logprobs" in self._reads or method.kl_reward is not None or "proximal_logprob" in method.needs
         compared |= any(getattr(term, "ratio_over", "") == "behaviour" for term in method.terms.values())
         if "old_per_token_logps" in output:
-            found["proximal_logprob"] = output["old_per_token_logps"]
-        if (entropy or (compared and not found)) and "model" not in self._lending.borrowed:
+            outputs["proximal_logprob"] = output["old_per_token_logps"]
+        if (entropy or (compared and not outputs)) and "model" not in self._services.borrowed:
             with torch.no_grad():
                 size = self.args.per_device_train_batch_size
                 logprob, spread, _ = self._outputs(self.model, output, batch_size=size)
-            found.setdefault("proximal_logprob", logprob)
-            found["entropy"] = spread
+            outputs.setdefault("proximal_logprob", logprob)
+            outputs["entropy"] = spread
         if "ref_per_token_logps" in output:
-            found["reference_logprob"] = output["ref_per_token_logps"]
-        return found
+            outputs["reference_logprob"] = output["ref_per_token_logps"]
+        return outputs
 
-    def _forest(self, output: Mapping[str, Any], own: Tensor, logprobs: Tensor | None, mode: str) -> Forest:
-        """The rollouts of all processes, their rewards, tasks, and which were cut off."""
+    def _forest(self, output: Mapping[str, Any], own_mask: Tensor, logprobs: Tensor | None, mode: str) -> Forest:
+        """Forest of the rollouts of all processes, with rewards, tasks and truncation."""
         size = self.num_generations if mode == "train" else self.num_generations_eval
-        columns = {n: self._gathered(output[n], left=True) for n in ("prompt_ids", "prompt_mask")}
-        columns |= {n: self._gathered(output[n]) for n in ("completion_ids", "completion_mask")}
-        table, weights = self._seen["rewards"].double().cpu(), self.reward_weights.cpu()
+        columns = {n: self._gather_rows(output[n], left=True) for n in ("prompt_ids", "prompt_mask")}
+        columns |= {n: self._gather_rows(output[n]) for n in ("completion_ids", "completion_mask")}
+        table, weights = self._reward_batch["rewards"].double().cpu(), self.reward_weights.cpu()
         rewards = Rewards(table, weights, self.reward_func_names, self.success_at)
-        forest = rollouts(columns, own, logprobs, rewards, size, getattr(self.args, "temperature", 1.0))
-        cut = self.accelerator.gather(torch.tensor(self._seen["cut"], device=output["prompt_ids"].device))
-        tasks = self._seen["tasks"]
+        forest = rollouts(columns, own_mask, logprobs, rewards, size, getattr(self.args, "temperature", 1.0))
+        cut = self.accelerator.gather(torch.tensor(self._reward_batch["cut"], device=output["prompt_ids"].device))
+        tasks = self._reward_batch["tasks"]
         if self.accelerator.num_processes > 1:
             tasks = need("accelerate.utils", "trl").gather_object(tasks)
         return forest.replace(task=tasks, truncated=cut.cpu().bool())
 
-    def _gathered(self, x: Tensor, *, left: bool = False) -> Tensor:
-        """The rows of all processes, on the CPU, padded with 0 to one width."""
+    def _gather_rows(self, x: Tensor, *, left: bool = False) -> Tensor:
+        """Gather the rows of all processes onto the CPU, padded with 0 to one width."""
         x = self.accelerator.pad_across_processes(x, dim=1, pad_first=left)
         return self.accelerator.gather(x.contiguous()).detach().cpu()
 
     # ------------------------------------------------------------ objective
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
-        """This micro-batch's share of the objective of its optimiser step; the shares sum to it.
+        """Loss of a micro-batch: its share of the objective of the whole optimiser step; the shares sum to it.
 
         Each process's share is multiplied by their number, since gradients are averaged over processes.
         """
@@ -264,29 +284,34 @@ class WithMethod(Base):
             raise ConfigError(f"{ROW!r} is not in the batch: a subclass must pass on what the trainer has put there")
         mode = "train" if self.model.training else "eval"
         window = self._window_of(model, inputs, mode)
-        world = self.accelerator.num_processes
+        world_size = self.accelerator.num_processes
         rows, device = inputs[ROW].cpu(), inputs["completion_ids"].device
         places = window.places(rows)
         entries = window.scored.forest.entries_of(places)
-        live, aux = self._live(model, inputs, window.scored, places)
+        live, aux = self._live_outputs(model, inputs, window.scored, places)
         parts = self.args.gradient_accumulation_steps if mode == "train" else 1
+        # terms of single rows: L with the other rows' weights at 0. Terms that couple rows: sum x dL/dx, which has the
+        # gradient of L at these rows, and for the log an equal part of L's value.
         if window.slope is None:
             share = self._share(window.scored, live, places, entries)
             detached = {name: x.detach() for name, x in live.items()}
             self._loss_log.figures(mode, self._scored[mode].select(rows), detached)
-            masked = self._masked(window.scored, detached, places, entries) if self._loss_log.has_bonus else None
-            bonus = 0.0 if masked is None else self._loss_log.bonus(*masked)
+            micro_batch = (
+                self._micro_batch(window.scored, detached, places, entries) if self._loss_log.has_bonus else None
+            )
+            bonus = 0.0 if micro_batch is None else self._loss_log.bonus(*micro_batch)
         else:
-            pull = torch.stack([(window.slope[name][entries] * x).sum() for name, x in live.items()]).sum()
-            share = pull - pull.detach() + window.value / (parts * world)
-            bonus = window.bonus / (parts * world)
+            linear_share = torch.stack([(window.slope[name][entries] * x).sum() for name, x in live.items()]).sum()
+            share = linear_share - linear_share.detach() + window.value / (parts * world_size)
+            bonus = window.bonus / (parts * world_size)
         self._loss_log.policy_loss(mode, float(share.detach()) - bonus)
-        counted = torch.stack([live["entropy"].detach().sum(), torch.tensor(float(entries.numel()))]).to(device)
-        total, count = self.accelerator.reduce(counted.float(), reduction="sum").tolist()
+        # figures that TRL logs in its own _compute_loss, which this one replaces
+        entropy_sums = torch.stack([live["entropy"].detach().sum(), torch.tensor(float(entries.numel()))]).to(device)
+        total, count = self.accelerator.reduce(entropy_sums.float(), reduction="sum").tolist()
         self._metrics[mode]["entropy"].append(total / max(count, 1.0))
-        loss = (share * world).to(device, torch.float32)
+        loss = (share * world_size).to(device, torch.float32)
         if mode == "train" and self._figures is not None:
-            self._follow(window, entries, live)
+            self._follow_figures(window, entries, live)
         if mode == "train" and (self._step + 1) % parts == 0:
             self._loss_log.coefficient()
         if aux is not None:
@@ -294,23 +319,23 @@ class WithMethod(Base):
             self._metrics[mode]["aux_loss"].append(float(self.accelerator.gather(aux.detach()).mean()))
         return loss
 
-    def _live(
+    def _live_outputs(
         self, model: Any, inputs: Mapping[str, Any], scored: Scored, places: Tensor
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """What the objective reads of this micro-batch's tokens, with its gradient, and the auxiliary loss.
+        """Policy outputs at a micro-batch's tokens with their gradient, float64, and the routers' auxiliary loss.
 
-        Outputs that TRL's forward pass does not give come from a forward pass of gxpo's in its place.
+        They come from TRL's forward pass, or from gxpo's where the method reads others than log-probs and entropies.
         """
-        if self._further:
+        if self._extra_outputs:
             if self.aux_loss_enabled:
                 raise ConfigError(
                     f"{self.gxpo_method.name} in TRL does not see the routers: set router_aux_loss_coef=0"
                 )
-            mine = scored.select(places)
-            return self._lending.learner.live(mine.forest, self._names, self._constants(mine)), None
-        own = own_tokens(inputs)
+            batch_rows = scored.select(places)
+            return self._services.learner.live(batch_rows.forest, self._names, self._constants(batch_rows)), None
+        own_mask = own_tokens(inputs)
         logprob, entropy, aux = self._outputs(model, inputs, aux=self.aux_loss_enabled)
-        live = {"logprob": logprob[own].cpu().double(), "entropy": entropy[own].cpu().double()}
+        live = {"logprob": logprob[own_mask].cpu().double(), "entropy": entropy[own_mask].cpu().double()}
         return live, aux if self.aux_loss_enabled else None
 
     @property
@@ -318,78 +343,87 @@ class WithMethod(Base):
         return tuple(dict.fromkeys((*self.gxpo_method.outputs, "entropy")))
 
     def _constants(self, scored: Scored) -> dict[str, Tensor]:
-        """Signals that outputs are made with (`TermPart.given`)."""
+        """Signals that policy outputs are computed with (`TermPart.given`)."""
         names = dict.fromkeys(n for term in self.gxpo_method.terms.values() for n in getattr(term, "given", ()))
         return {name: scored.signals[name] for name in names}
 
-    def _follow(self, window: Window, entries: Tensor, live: Mapping[str, Tensor]) -> None:
-        """Show coefficients that follow each step's figures what it was, after its last micro-batch."""
+    def _follow_figures(self, window: Window, entries: Tensor, live: Mapping[str, Tensor]) -> None:
+        """Collect a micro-batch's figures; after a generation batch, move the coefficients that follow them."""
         figures, every = self._figures, self.args.gradient_accumulation_steps
         assert figures is not None
         figures.add(window.scored, entries, live)
         if (self._step + 1) % every:
             return
-        figures.close(window.scored, self._summed)
+        figures.close(window.scored, self._sum_processes)
         if (self._step + 1) % self._cycle == 0:
             scored = self._scored["train"]
             batch = (self._step + 1) // self._cycle
             for name, x in figures.adjust(scored.forest, batch).items():
                 self._metrics["train"][f"gxpo/{name}"].append(x)
 
-    def _summed(self, x: Tensor) -> Tensor:
-        """The sum over processes."""
+    def _sum_processes(self, x: Tensor) -> Tensor:
+        """Sum over processes."""
         if self.accelerator.num_processes == 1:
             return x
         return self.accelerator.reduce(x.to(self.accelerator.device, torch.float32), reduction="sum").cpu().double()
 
     def _share(self, scored: Scored, live: Mapping[str, Tensor], places: Tensor, entries: Tensor) -> Tensor:
-        """The objective with every other row's weight 0: those count only in its constants."""
-        micro_batch, policy = self._masked(scored, live, places, entries)
+        """Objective with every other row's weight 0: those rows count in its denominators alone."""
+        micro_batch, policy = self._micro_batch(scored, live, places, entries)
         return self.gxpo_method.objective(
             micro_batch.forest, policy, micro_batch.credit, micro_batch.weight, micro_batch.signals, micro_batch.step
         )
 
-    def _masked(
+    def _micro_batch(
         self, scored: Scored, x: Mapping[str, Tensor], places: Tensor, entries: Tensor
     ) -> tuple[Scored, PolicyTokens]:
-        """The optimiser step with every row but these of weight 0, and the policy's outputs, known at `entries`."""
+        """Optimiser step in which only the rows at `places` have a weight, and the policy's outputs there, 0 elsewhere.
+
+        x  outputs at `entries`, the path tokens of these rows
+        """
         forest = scored.forest
         columns = {
             name: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v) for name, v in x.items()
         }
-        here = torch.zeros(forest.n_trajectories, dtype=torch.float64).index_fill(0, places, 1.0)
-        masked = forest.replace(weight=forest.weight * here)
-        weight = scored.weight * masked.to_path(here, "R")
+        in_batch_R = torch.zeros(forest.n_trajectories, dtype=torch.float64).index_fill(0, places, 1.0)
+        masked = forest.replace(weight=forest.weight * in_batch_R)
+        weight = scored.weight * masked.to_path(in_batch_R, "R")
         return dataclasses.replace(scored, forest=masked, weight=weight), scored.policy(columns)
 
     def _window_of(self, model: Any, inputs: Mapping[str, Any], mode: str) -> Window:
-        """The optimiser step that this micro-batch belongs to."""
+        """Rows of the optimiser step that a micro-batch belongs to, on every process; made once a step."""
         scored = self._scored[mode]
         if mode == "train":
             every, place = self.args.gradient_accumulation_steps, self._step % self.args.steps_per_generation
+            # TRL buffers a generation batch as a list of micro-batches: consecutive ones make an optimiser step
             batches = self._buffered_inputs[place // every * every :][:every]
             key = (id(scored), self._step // every)
             if self._window is not None and self._window[0] == key:
                 return self._window[1]
         else:
             batches, key = [inputs], None
-        mine = torch.cat([b[ROW] for b in batches])
-        every_row = self.accelerator.gather(mine).cpu()
-        rows = every_row.sort().values
+        local_rows = torch.cat([b[ROW] for b in batches])
+        gathered_rows = self.accelerator.gather(local_rows).cpu()
+        rows = gathered_rows.sort().values
         window = Window(scored.select(rows), rows)
         if self.gxpo_method.couples in ("group", "step"):
-            window = self._coupled(model, window, batches, every_row, mode)
+            window = self._coupled_window(model, window, batches, gathered_rows, mode)
         self._window = None if key is None else (key, window)
         return window
 
-    def _coupled(self, model: Any, window: Window, batches: Iterable[Any], every_row: Tensor, mode: str) -> Window:
-        """For coupled rows: x by a forward pass without gradient, then dL/dx."""
-        if self._further:
-            held = window.scored
-            x = self._lending.learner.outputs(held.forest, self._names, given=self._constants(held) or None)
-            return self._sloped(window, x, mode)
+    def _coupled_window(
+        self, model: Any, window: Window, batches: Iterable[Any], every_row: Tensor, mode: str
+    ) -> Window:
+        """Window with dL/dx for terms that couple rows, from a first forward pass of all rows without gradient."""
+        if self._extra_outputs:
+            window_rows = window.scored
+            x = self._services.learner.outputs(
+                window_rows.forest, self._names, given=self._constants(window_rows) or None
+            )
+            return self._with_slope(window, x, mode)
+        # micro-batches have widths of their own, and processes rows in another order: both are undone after the gather
         width = max(b["completion_ids"].shape[1] for b in batches)
-        found: dict[str, list[Tensor]] = {"logprob": [], "entropy": [], "own": []}
+        columns: dict[str, list[Tensor]] = {"logprob": [], "entropy": [], "own": []}
         with torch.no_grad():
             for batch in batches:
                 logprob, entropy, _ = self._outputs(model, batch)
@@ -398,34 +432,35 @@ class WithMethod(Base):
                     ("entropy", entropy),
                     ("own", own_tokens(batch).to(logprob.dtype)),
                 ):
-                    found[name].append(torch.nn.functional.pad(x, (0, width - x.shape[1])))
-        gathered = {name: self._gathered(torch.cat(x)) for name, x in found.items()}
-        own = gathered.pop("own").bool()
+                    columns[name].append(torch.nn.functional.pad(x, (0, width - x.shape[1])))
+        gathered = {name: self._gather_rows(torch.cat(x)) for name, x in columns.items()}
+        own_mask = gathered.pop("own").bool()
         forest = window.scored.forest
         entries = forest.entries_of(window.places(every_row))
-        x = {n: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v[own].double())
+        x = {n: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v[own_mask].double())
              for n, v in gathered.items()}  # fmt: skip
-        return self._sloped(window, x, mode)
+        return self._with_slope(window, x, mode)
 
-    def _sloped(self, window: Window, x: Mapping[str, Tensor], mode: str) -> Window:
-        """The window with L(x) and dL/dx."""
-        s, forest, method = window.scored, window.scored.forest, self.gxpo_method
+    def _with_slope(self, window: Window, x: Mapping[str, Tensor], mode: str) -> Window:
+        """Add L(x) and dL/dx to a window."""
+        scored, forest, method = window.scored, window.scored.forest, self.gxpo_method
 
         def objective(x: Mapping[str, Tensor]) -> Tensor:
-            return method.objective(forest, s.policy(x), s.credit, s.weight, s.signals, s.step)
+            return method.objective(forest, scored.policy(x), scored.credit, scored.weight, scored.signals, scored.step)
 
-        self._loss_log.figures(mode, s, x)
-        bonus = self._loss_log.bonus(s, s.policy(x))
+        self._loss_log.figures(mode, scored, x)
+        bonus = self._loss_log.bonus(scored, scored.policy(x))
         return dataclasses.replace(window, slope=gradient_of(objective, x), value=float(objective(x)), bonus=bonus)
 
-    def _outputs(self, model: Any, inputs: Mapping[str, Any], *, aux: bool = False, **how: Any) -> Any:
-        """(log-probs (B, T), entropies (B, T), auxiliary loss) of the completions."""
+    def _outputs(self, model: Any, inputs: Mapping[str, Any], *, aux: bool = False, **options: Any) -> Any:
+        """Run TRL's forward pass: (log-probs (B, T), entropies (B, T), auxiliary loss) of the completions."""
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-        more = {name: inputs[name] for name in MODALITIES if inputs.get(name) is not None}
+        # a vision model is called with further columns of the batch
+        modalities = {name: inputs[name] for name in MODALITIES if inputs.get(name) is not None}
         return self._get_per_token_logps_and_entropies(
             model, ids, mask, inputs["completion_ids"].size(1),
-            compute_entropy=True, compute_aux_loss=aux, **how, **more,
+            compute_entropy=True, compute_aux_loss=aux, **options, **modalities,
         )  # fmt: skip
 
     # ------------------------------------------------------------ checkpoints
@@ -433,17 +468,17 @@ class WithMethod(Base):
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            trl_checkpoint.save(folder, self.gxpo_method)
+            trl_records.save_checkpoint(folder, self.gxpo_method)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            trl_checkpoint.load(Path(checkpoint), self.gxpo_method)
+            trl_records.load_checkpoint(Path(checkpoint), self.gxpo_method)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """TRL's model card, with the method and its keys."""
+        """Write TRL's model card, with a section on the method and its keys."""
         super().create_model_card(*args, **kwargs)
         card = Path(self.args.output_dir) / "README.md"
         if self.accelerator.is_main_process and card.exists():
-            text = card.read_text(encoding="utf-8") + trl_checkpoint.section(self.gxpo_method)
+            text = card.read_text(encoding="utf-8") + trl_records.model_card_section(self.gxpo_method)
             card.write_text(text, encoding="utf-8")

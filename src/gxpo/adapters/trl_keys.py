@@ -1,4 +1,4 @@
-"""Keys of a method that TRL's settings ask for, and what is said of settings that no key stands for."""
+"""Translation of TRL's settings into keys of a method, and refusals of settings that have no key."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gxpo.adapters.trl_defaults import DEFAULTS
+from gxpo.adapters.trl_config import DEFAULTS
 from gxpo.algorithms.objectives.base import PolicyGradient
 from gxpo.methods.compat import COMPAT
 from gxpo.methods.compose import method as compose
 from gxpo.methods.method import Method
 from gxpo.parts.definition import Stated, show
 
-# TRL's settings of the stages that gxpo takes over and that have no key here, and what is said of them.
+# settings without a key, of stages that gxpo takes over -> the reason for the refusal
 WITHOUT_KEY: Mapping[str, str] = {
     "off_policy_mask_threshold": (
         "nothing here masks wrong answers by how far the policy has moved from them (weight.mismatch_mask is of "
@@ -23,7 +23,7 @@ WITHOUT_KEY: Mapping[str, str] = {
 # loss_type -> aggregate of GRPO's clipped loss, or the method whose loss it is
 AGGREGATES = {"grpo": "sequence_mean", "bnpo": "token_mean", "dapo": "token_mean", "dr_grpo": "sequence_sum"}
 LOSSES = {"cispo": "cispo@trl", "luspo": "luspo@trl", "sapo": "sapo_gate@trl", "vespo": "vespo@trl"}
-# keys of an objective that it fixes
+# keys of an objective that a loss of LOSSES decides
 OF_A_LOSS = ("surrogate", "ratio", "aggregate", "horizon", "ratio_over", "ratio_max")
 NUMBERS: Mapping[str, str] = {
     "entropy_coef": "objective.entropy.coef",
@@ -35,7 +35,7 @@ NUMBERS: Mapping[str, str] = {
     "vespo_lambda_neg": "objective.decay_negative",
 }
 SCALES = {"group": "std", "batch": "batch_std", "none": "none"}
-# of adaptive entropy control -> option of `entropy_target`
+# settings of adaptive entropy control -> option of `entropy_target`
 ADAPTIVE: Mapping[str, str] = {
     "entropy_target": "target",
     "entropy_coef_delta": "by",
@@ -47,12 +47,12 @@ QUANTILE = "weight.entropy_quantile"
 
 @dataclass
 class SettingKeys:
-    """Keys that settings ask for: key -> (setting, value), and why some can't be had.
+    """Keys for TRL's settings: key -> (setting, value), and reasons for those that can't be translated.
 
-    args      TRL's configuration, or a stand-in with its fields
-    stated_names  its settings that count as given: see `trl_stated.stated_names`
-    composed  the method before them
-    rewards   (name, weight) of each reward function; None where these are not known
+    args          TRL's configuration, or a stand-in with its fields
+    stated_names  its settings that count as given: see `trl_config.stated_names`
+    composed      the method before the translation
+    rewards       (name, weight) of each reward function; None where these are not known
     """
 
     args: Any
@@ -66,13 +66,14 @@ class SettingKeys:
     def of(
         cls, args: Any, stated_names: set[str], composed: Method, rewards: Sequence[tuple[str, float]] | None = None
     ) -> SettingKeys:
-        """All that the stated settings ask for."""
+        """Translate all stated settings."""
         setting_keys = cls(args, stated_names, composed, rewards)
         for name, why in WITHOUT_KEY.items():
             if name in stated_names:
                 setting_keys.reasons.append(f"{name}={getattr(args, name)!r}: {why}; leave it out")
         setting_keys._loss()
         setting_keys._bounds()
+        # a number that stays at TRL's default matters only to a method that has its key
         for setting, key in NUMBERS.items():
             if setting in stated_names and (key in composed.keys or getattr(args, setting) != DEFAULTS[setting]):
                 setting_keys.keys[key] = (setting, getattr(args, setting))
@@ -82,10 +83,11 @@ class SettingKeys:
         return setting_keys
 
     def _ask(self, setting: str, **keys: Any) -> None:
+        """Set keys of the objective, without their prefix, for a setting."""
         self.keys.update({f"objective.{key}": (setting, value) for key, value in keys.items()})
 
     def _loss(self) -> None:
-        """The loss and the level of its ratio."""
+        """Translate `loss_type` and the level of the ratio."""
         loss = self.args.loss_type if "loss_type" in self.stated_names else ""
         if loss in AGGREGATES:
             self._ask("loss_type", aggregate=AGGREGATES[loss])
@@ -95,14 +97,13 @@ class SettingKeys:
         elif loss in LOSSES:
             loss_keys = compose(LOSSES[loss]).keys
             loss_options = {n: loss_keys[f"objective.{n}"].value for n in OF_A_LOSS if f"objective.{n}" in loss_keys}
-            if loss == "luspo":  # TRL takes its ratio at the level that is set
+            if loss == "luspo":  # in TRL its ratio has the level of importance_sampling_level
                 del loss_options["ratio"]
             self._ask("loss_type", **{n: value for n, value in loss_options.items() if value is not None})
         elif loss:
             self.reasons.append(f"loss_type={loss!r} is not known here: leave it out and give a method")
-        if (
-            "importance_sampling_level" in self.stated_names and not self._is_vespo
-        ):  # its ratio is of sequences at any level
+        # VESPO's ratio is of sequences whatever the level
+        if "importance_sampling_level" in self.stated_names and not self._is_vespo:
             self._ask("importance_sampling_level", ratio=self.args.importance_sampling_level)
 
     @property
@@ -115,7 +116,7 @@ class SettingKeys:
         return show(getattr(self.composed.terms.get("policy"), "surrogate", None))
 
     def _bounds(self) -> None:
-        """Bounds of the ratio."""
+        """Translate the ratio's bounds `epsilon`, `epsilon_high` and `delta`; CISPO's are absolute in TRL."""
         loss = self.args.loss_type if "loss_type" in self.stated_names else ""
         if loss == "cispo" or self._surrogate == "truncate":
             bounds: dict[str, tuple[str, ...]] = {"epsilon": ("ratio_max",), "epsilon_high": ("ratio_max",)}
@@ -128,7 +129,7 @@ class SettingKeys:
             self._ask("delta", surrogate="dual_clip", ratio_max=self.args.delta)
 
     def _credit(self) -> None:
-        """Scale and sum of the rewards."""
+        """Translate the scale of the rewards and the order of normalising and summing them."""
         args, setting = self.args, "multi_objective_aggregation"
         if setting in self.stated_names and args.multi_objective_aggregation == "normalize_then_sum":
             self._decoupled(setting)
@@ -144,13 +145,14 @@ class SettingKeys:
                 )
 
     def _decoupled(self, setting: str) -> None:
-        """Each reward normalised in its group, then their weighted sum over the batch."""
+        """Translate `normalize_then_sum`: each reward normalised in its group, then their sum over the batch."""
         decoupled = compose("gdpo_multi").keys["credit"].value
         if show(self.composed.keys["credit"].value) != show(decoupled):
             credit_keys = [
                 k for k, v in self.composed.keys.items() if k.startswith("credit.") and not is_left_open(k, v)
             ]
-            if credit_keys:  # of the advantage that it would replace
+            # it would replace an estimator whose keys the method states
+            if credit_keys:
                 self.reasons.append(
                     f"{setting}='normalize_then_sum' is credit={show(decoupled)} here, and {self.composed.name} has "
                     f"{', '.join(f'{k}={show(self.composed.keys[k].value)}' for k in credit_keys)}: leave it out"
@@ -169,7 +171,7 @@ class SettingKeys:
             self.keys["credit.weights"] = ("reward_weights", dict(weights))
 
     def _entropy(self) -> None:
-        """Tokens of high entropy, and a coefficient that follows the entropy."""
+        """Translate the selection of high-entropy tokens, and the coefficient that follows the entropy."""
         args, names = self.args, self.stated_names
         adaptive = "use_adaptive_entropy" in names and args.use_adaptive_entropy
         quantile = "top_entropy_quantile" in names and args.top_entropy_quantile != 1.0
@@ -193,7 +195,7 @@ class SettingKeys:
         self.keys[f"{control}.waits"] = ("use_adaptive_entropy", True)
 
     def _kl(self) -> None:
-        """The pull of the reference; a method that reads one has a coefficient of its own."""
+        """Translate `beta`, unless the method reads a reference itself and so has a coefficient of its own."""
         args = self.args
         if not args.beta:
             return
@@ -206,10 +208,10 @@ class SettingKeys:
             self._ask("use_bias_correction_kl", **{"kl.ratio_weighted": corrected})
 
 
-def is_left_open(key: str, stated: Stated) -> bool:
+def is_left_open(key: str, setting: Stated) -> bool:
     """Return True if the value is a default: gxpo's, or a constant of TRL's that was not set."""
-    method, _, system = stated.origin.partition("@")
-    return stated.origin == "default" or (system == "trl" and key in COMPAT["trl"].get(method, ()))
+    method, _, system = setting.origin.partition("@")
+    return setting.origin == "default" or (system == "trl" and key in COMPAT["trl"].get(method, ()))
 
 
 def _is_clip(surrogate: Any) -> bool:
@@ -217,7 +219,7 @@ def _is_clip(surrogate: Any) -> bool:
     return show(surrogate) in ("clip", "dual_clip")
 
 
-def of_sequences(method: Method) -> bool:
+def has_sequence_ratio(method: Method) -> bool:
     """Return True if the policy term's ratio is that of a whole sequence."""
     term = method.terms.get("policy")
     return isinstance(term, PolicyGradient) and show(term.ratio) == "sequence"

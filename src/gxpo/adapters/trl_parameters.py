@@ -1,4 +1,4 @@
-"""The parameters that TRL's optimiser moves, against those of the model that is trained."""
+"""Check that TRL's optimiser moves the parameters of the model that is trained."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ELSEWHERE = ("LayerWiseDummyOptimizer", "Lomo", "AdaLomo", "DummyOptim")
 
 
 class ParameterCheck(Base):
-    """Callback that ends a training whose optimiser moves nothing of the model, and warns where it leaves out some.
+    """Callback that ends a training whose optimiser moves no parameter of the model, and warns of left-out ones.
 
-    It compares by identity, before the first rollouts and before each optimiser step: adapters may be frozen, thawed
-    and exchanged in between. Nothing is compared where DeepSpeed or FSDP put other tensors in the parameters' place.
+    Parameters are compared by identity, before the first rollouts and before each optimiser step: adapters may be
+    frozen, thawed and exchanged in between. Nothing is compared where DeepSpeed or FSDP replace the parameters.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -48,7 +48,7 @@ class ParameterCheck(Base):
             self._warn(parameters_left_out(model, held_ids))
 
     def _held_ids(self) -> set[int] | None:
-        """Identities of the optimiser's parameters; None where they can't be compared."""
+        """Return the identities of the optimiser's parameters; None where they can't be compared."""
         trainer = self._trainer
         if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
             return None
@@ -64,37 +64,39 @@ class ParameterCheck(Base):
 
 
 def nothing_moves(model: Any, held_ids: Collection[int] | None) -> str:
-    """Reason, in a line, why no parameter of the model can move; "" where one can.
+    """Explain in a line why no parameter of the model can move; "" if one can.
 
     held_ids  identities of the optimiser's parameters; None: unknown
     """
+    # from the most common mistake on: all frozen; frozen when the optimiser was made; frozen since; another model's
     parameters = dict(model.named_parameters())
     trainable = {n for n, p in parameters.items() if p.requires_grad}
     head = f"the optimiser moves 0 of the model's {len(parameters)} parameters: "
     if not trainable:
-        return f"{head}all have requires_grad=False; set it to True for those to be trained{_of_peft(model)}"
+        return f"{head}all have requires_grad=False; set it to True for those to be trained{_peft_hint(model)}"
     if held_ids is None or any(id(parameters[n]) in held_ids for n in trainable):
         return ""
     if not held_ids:
-        return f"{head}all had requires_grad=False when it was made; set it to True before that{_of_peft(model)}"
+        return f"{head}all had requires_grad=False when it was made; set it to True before that{_peft_hint(model)}"
     if any(id(p) in held_ids for p in parameters.values()):
         return f"{head}those that it holds have requires_grad=False; make it of the {len(trainable)} that have True"
     return f"{head}it holds those of another model; make it of the parameters of the model given to the trainer"
 
 
 def gradients_missed(model: Any, held_ids: Collection[int] | None) -> str:
-    """Reason, in a line, why this step moves nothing: every gradient is of a parameter that the optimiser lacks."""
+    """Explain in a line why this step moves nothing: all gradients are of parameters that the optimiser lacks."""
     with_gradient = {n: p for n, p in model.named_parameters() if p.grad is not None}
     if held_ids is None or not with_gradient or any(id(p) in held_ids for p in with_gradient.values()):
         return ""
     return (
         f"the optimiser moves nothing: {len(with_gradient)} parameters have a gradient ({_some(with_gradient)}), "
-        f"and none of them is among its {len(held_ids)}; have them trainable when the training begins{_of_peft(model)}"
+        f"and none of them is among its {len(held_ids)}; have them trainable when the training begins"
+        f"{_peft_hint(model)}"
     )
 
 
 def parameters_left_out(model: Any, held_ids: Collection[int]) -> str:
-    """Line on parameters that ask for a gradient and that the optimiser lacks; "" for none."""
+    """Describe trainable parameters that the optimiser lacks; "" for none."""
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     missing_names = [n for n, p in trainable.items() if id(p) not in held_ids]
     if not missing_names:
@@ -106,7 +108,7 @@ def parameters_left_out(model: Any, held_ids: Collection[int]) -> str:
 
 
 def foreign_parameters(model: Any, held_ids: Collection[int]) -> str:
-    """Line on parameters of the optimiser that are not the model's; "" for none."""
+    """Describe parameters of the optimiser that are not the model's; "" for none."""
     others = len(set(held_ids) - {id(p) for p in model.parameters()})
     return f"{others} of the optimiser's {len(held_ids)} parameters are not the model's, and get no gradient" * (
         others > 0
@@ -114,7 +116,7 @@ def foreign_parameters(model: Any, held_ids: Collection[int]) -> str:
 
 
 def frozen_in_adapter(model: Any, held_ids: Collection[int]) -> str:
-    """Line on parameters of peft's active adapter that do not move while others do; "" for none."""
+    """Describe parameters of peft's active adapter that do not move while others do; "" for none."""
     if not hasattr(model, "peft_config"):
         return ""
     active = getattr(model, "active_adapters", None) or getattr(model, "active_adapter", ())
@@ -136,5 +138,5 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:2]) + (", ..." if len(listed) > 2 else "")
 
 
-def _of_peft(model: Any) -> str:
+def _peft_hint(model: Any) -> str:
     return ", as is_trainable=True of PeftModel.from_pretrained does" if hasattr(model, "peft_config") else ""

@@ -1,4 +1,4 @@
-"""Pictures in TRL's batches: the keys its model is called with, and the policy with other pictures in their place."""
+"""Pictures in TRL's batches: columns for the model's forward pass, and log-probs with other pictures in their place."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from gxpo.base.errors import ConfigError, need
 from gxpo.forest.forest import Forest
 from gxpo.models.decoder.vision import PLACEHOLDERS
 
-# Keys of a batch that TRL hands to its forward pass as they are, beside token ids and masks.
+# columns of a batch that TRL passes on to its forward pass, beside token ids and masks
 MODALITIES = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
     "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
 )  # fmt: skip
 GIVEN = {"model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy", "compute_aux_loss"}
 READ = ("logprob", "entropy")
-COLUMNS = ("image", "images")  # of a data set, as TRL reads them
+COLUMNS = ("image", "images")  # of a data set with pictures
 
 
-def shows(output: Mapping[str, Any]) -> bool:
-    """Whether a batch shows images."""
+def has_images(output: Mapping[str, Any]) -> bool:
+    """Return True if a batch has images."""
     return output.get("pixel_values") is not None
 
 
 def need_known(batch: Mapping[str, Any], forward: Any, model: Any) -> None:
-    """ConfigError for a key of the batch that TRL would hand to its model and this adapter would not.
+    """Raise ConfigError for a column of the batch that TRL would pass to its model and this adapter does not know.
 
-    forward  TRL's function of the forward pass;   model  what it calls, whose own `forward` TRL has replaced
+    forward  TRL's function of the forward pass;   model: the model that it calls, whose own `forward` TRL has replaced
     """
     takes = {*inspect.signature(forward).parameters, *inspect.signature(type(model).forward).parameters}
     if other := sorted((takes & batch.keys()) - {*MODALITIES, *GIVEN}):
@@ -48,29 +48,31 @@ def need_known(batch: Mapping[str, Any], forward: Any, model: Any) -> None:
 
 
 def columns_of(dataset: Any) -> list[str]:
-    """The columns of a data set of `datasets` that show images, as TRL reads them; none where they are not known,
-    or its first row shows none."""
-    known = [name for name in COLUMNS if name in (getattr(dataset, "column_names", None) or ())]
-    first = next(iter(dataset), {}) if known else {}
-    return [name for name in known if first.get(name)]
+    """Return the columns with images of a data set of `datasets`; none if its columns are unknown or row 0 has none."""
+    columns = [name for name in COLUMNS if name in (getattr(dataset, "column_names", None) or ())]
+    first = next(iter(dataset), {}) if columns else {}
+    return [name for name in columns if first.get(name)]
 
 
 def check_dataset(trainer: Any, verdicts: bool, components: Sequence[str]) -> None:
-    """ConfigError where the trainer's data set shows images and its method asks of the model what `PicturedBatch` does
-    not give, found by trying the method on synthetic rollouts with a picture.
+    """Raise ConfigError if the data set has images and the method needs more of the model than `PicturedBatch` gives.
 
-    verdicts, components  as of `asks.refusals`
+    Found by trying the method on synthetic rollouts with a picture, so that a run fails before its first step.
+
+    verdicts, components  as in `asks.refusals`
     """
-    lending = trainer._lending
-    if "model" not in lending.borrowed or not (columns := columns_of(getattr(trainer, "train_dataset", None))):
+    lent = trainer._services
+    if "model" not in lent.borrowed or not (columns := columns_of(getattr(trainer, "train_dataset", None))):
         return
     try:
         check_trainer(trainer)
-        shown = media.ids(media.PICTURES.put(np.full((28, 28, 3), 100, dtype=np.uint8)), 1)
-        forest = asks.synthetic(verdicts, components, before=shown)
-        lent: Any = replace(asks.tools(1, tuple(asks.SERVICES)), learner=_Tried(name_of(trainer), forest))
+        picture_ids = media.ids(media.PICTURES.put(np.full((28, 28, 3), 100, dtype=np.uint8)), 1)
+        forest = asks.synthetic(verdicts, components, before=picture_ids)
+        services: Any = replace(
+            asks.trial_tools(1, tuple(asks.SERVICES)), learner=_TrialBatch(name_of(trainer), forest)
+        )
         try:
-            asks.rehearse(trainer.gxpo_method, forest, lent)
+            asks.rehearse(trainer.gxpo_method, forest, services)
         except asks.Failed as failed:
             if isinstance(failed.error, Ungiven):
                 raise failed.error from None
@@ -79,24 +81,24 @@ def check_dataset(trainer: Any, verdicts: bool, components: Sequence[str]) -> No
 
 
 def check_trainer(trainer: Any) -> None:
-    """`Ungiven` where a trainer's method can't work with the model on images, whatever the batch."""
+    """Raise `Ungiven` if a trainer's method can't work with the model on images, whatever the batch."""
     if trainer.accelerator.num_processes > 1:
         raise Ungiven(f"{name_of(trainer)} works with the model itself: on images that takes a single process")
-    if trainer._further:
-        raise Ungiven(f"{name_of(trainer)} reads the policy's {trainer._further[0]}, {_unread(READ)}")
+    if trainer._extra_outputs:
+        raise Ungiven(f"{name_of(trainer)} reads the policy's {trainer._extra_outputs[0]}, {_only_given(READ)}")
 
 
 def name_of(trainer: Any) -> str:
-    """A trainer's method, as errors call it."""
+    """Return the name of a trainer's method for error messages."""
     return f"{trainer.gxpo_method.name} in TRL"
 
 
 class Ungiven(ConfigError):
-    """A method asks for what it is not given where a batch shows images."""
+    """Error of a method that needs more of the model than there is for batches with images."""
 
 
 def pictures_of(prompt: Any) -> list[Any]:
-    """The pictures of a conversation, in order, as TRL takes them out of its messages."""
+    """Return the pictures of a conversation, in order, as TRL takes them out of its messages."""
     if isinstance(prompt, str):
         return []
     contents = [message["content"] for message in prompt if isinstance(message.get("content"), list)]
@@ -104,27 +106,28 @@ def pictures_of(prompt: Any) -> list[Any]:
 
 
 def with_rows(prompt: Tensor, placeholder: int, refs: Sequence[str], sizes: Sequence[int]) -> Tensor:
-    """A prompt [L] with ids of `gxpo.base.media` in its placeholders' places.
+    """Replace the placeholders of a prompt [L] by ids of `gxpo.base.media`, one for each row of a picture.
 
-    sizes  of each picture, in any unit: placeholders are shared out in proportion. A run of them, as of a tile, begins
-           with its picture's row 0.
+    refs   references of the pictures, in order
+    sizes  of each picture, in any unit: placeholders are shared out in proportion. Each run of them, as of a tile,
+           begins with row 0 of its picture.
     """
     places = (prompt == placeholder).nonzero().squeeze(1).tolist()
     ends = (torch.tensor(sizes).cumsum(0) * len(places) // max(1, sum(sizes))).tolist()
-    out, which, row, last = prompt.clone(), 0, 0, -2
-    for count, at in enumerate(places):
-        before = which
-        while count >= ends[which]:
-            which += 1
-        row = row + 1 if which == before and at == last + 1 else 0
-        media.PICTURES.placeholders[refs[which]] = placeholder
-        out[at] = media.FIRST + media.key_of(refs[which]) * media.ROWS + row
-        last = at
+    out, picture, row, last_position = prompt.clone(), 0, 0, -2
+    for count, position in enumerate(places):
+        previous_picture = picture
+        while count >= ends[picture]:
+            picture += 1
+        row = row + 1 if picture == previous_picture and position == last_position + 1 else 0
+        media.PICTURES.placeholders[refs[picture]] = placeholder
+        out[position] = media.FIRST + media.key_of(refs[picture]) * media.ROWS + row
+        last_position = position
     return out
 
 
 class _Pictured:
-    """What a method can't have of a policy that reads images by TRL's forward pass."""
+    """Refusals for a policy that reads images through TRL's forward pass: only log-probs and entropies are given."""
 
     model = None  # gxpo does not read it itself
     _name: str
@@ -132,55 +135,55 @@ class _Pictured:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise Ungiven(f"{self._name} asks for the model's {name}, {_unread(READ)}")
+        raise Ungiven(f"{self._name} asks for the model's {name}, {_only_given(READ)}")
 
-    def _need_read(self, names: Collection[str], given: Collection[str]) -> None:
-        if other := [name for name in names if name not in READ] or list(given):
-            raise Ungiven(f"{self._name} asks for the policy's {other[0]}, {_unread(READ)}")
+    def _refuse_others(self, names: Collection[str], extra_inputs: Collection[str]) -> None:
+        if other := [name for name in names if name not in READ] or list(extra_inputs):
+            raise Ungiven(f"{self._name} asks for the policy's {other[0]}, {_only_given(READ)}")
 
     def _need_same(self, base: Forest, forest: Forest) -> Tensor:
-        """Rows of pictures among the tokens of two forests that are the same but for these."""
+        """Mask the picture rows among the tokens, [T] bool; `Ungiven` if two forests differ in other tokens."""
         fits = forest.n_tokens == base.n_tokens and torch.equal(forest.path_token, base.path_token)
         rows = base.token >= media.FIRST
         if not fits or not torch.equal(forest.token[~rows], base.token[~rows]):
-            raise Ungiven(f"{self._name} reads the answers after other tokens, {_unread(('the rollouts',))}")
+            raise Ungiven(f"{self._name} reads the answers after other tokens, {_only_given(('the rollouts',))}")
         return rows
 
 
-class _Tried(_Pictured):
-    """In the place of a `PicturedBatch`: a method is tried with it before there is one."""
+class _TrialBatch(_Pictured):
+    """Stand-in for a `PicturedBatch`, to try a method before there is a batch."""
 
     def __init__(self, name: str, base: Forest) -> None:
         self._name, self._base = name, base
 
     def outputs(self, forest: Forest, names: Collection[str], **given: Any) -> dict[str, Tensor]:
-        """As of `PicturedBatch`, of the stand-in for a policy."""
-        self._need_read(names, given)
+        """Outputs of the stand-in policy, refused like those of `PicturedBatch`."""
+        self._refuse_others(names, given)
         self._need_same(self._base, forest)
         return StandIn().outputs(forest, tuple(names))
 
 
 class PicturedBatch(_Pictured):
-    """The policy on one generation batch that shows images, through TRL's forward pass.
+    """Policy on one generation batch with images, through TRL's forward pass.
 
-    It gives log-probs and entropies of the batch's rows, whose pictures may be others of the same sizes; what else
-    methods ask of a model is a ConfigError.
+    It gives log-probs and entropies of the batch's rows, also with other pictures of the same sizes. Any other request
+    of a method to the model is a ConfigError.
     """
 
     def __init__(self, trainer: Any, output: Mapping[str, Any], prompts: Sequence[Any]) -> None:
         self._trainer, self._output = trainer, output
         self._name = name_of(trainer)
         check_trainer(trainer)
-        known: dict[Any, str] = {}
-        self._refs = [[_ref(x, known) for x in pictures_of(prompt)] for prompt in prompts]
-        if [len(own) for own in self._refs] != list(output["num_images"]):
+        ref_by_picture: dict[Any, str] = {}
+        self._refs = [[_ref(x, ref_by_picture) for x in pictures_of(prompt)] for prompt in prompts]
+        if [len(refs) for refs in self._refs] != list(output["num_images"]):
             raise ConfigError(f"{self._name} works with the model itself: images may be in prompts, not in answers")
         self._base: Forest | None = None
         self._compared = False
 
     @property
     def prompt_ids(self) -> Tensor:
-        """(B, P) TRL's, with ids of `gxpo.base.media` for the pictures."""
+        """TRL's prompt ids (B, P) with ids of `gxpo.base.media` for the pictures, so that equal texts differ."""
         ids, config = self._output["prompt_ids"], self._trainer.accelerator.unwrap_model(self._trainer.model).config
         placeholder = next((i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None), -1)
         if not bool((ids == placeholder).any()):
@@ -192,48 +195,51 @@ class PicturedBatch(_Pictured):
             at += len(refs)
         return torch.stack(rows)
 
-    def is_of(self, forest: Forest) -> None:
-        """Take the forest of the batch, with which others are compared."""
+    def set_forest(self, forest: Forest) -> None:
+        """Set the forest of the batch, which later ones are compared with."""
         self._base = forest
 
     def outputs(self, forest: Forest, names: Collection[str], **given: Any) -> dict[str, Tensor]:
-        """[P] float64 by name. ConfigError for other outputs than log-probs and entropies, and for a forest that
-        differs from the batch by more than pictures."""
-        self._need_read(names, given)
-        trainer, shown = self._trainer, dict(self._output)
+        """Policy outputs by name, [P] float64.
+
+        ConfigError for others than log-probs and entropies, and for a forest that differs in more than pictures.
+        """
+        self._refuse_others(names, given)
+        trainer, batch = self._trainer, dict(self._output)
         changed = self._changed(forest)
         if changed:
-            shown["pixel_values"] = self._pixel_values(changed)
+            batch["pixel_values"] = self._pixel_values(changed)
         with torch.no_grad():
             logprob, entropy, _ = trainer._outputs(
-                trainer.model, shown, batch_size=trainer.args.per_device_train_batch_size
+                trainer.model, batch, batch_size=trainer.args.per_device_train_batch_size
             )
-        own = own_tokens(self._output)
-        found = {"logprob": logprob, "entropy": entropy}
-        return {name: found[name][own].cpu().double() for name in names}
+        own_mask = own_tokens(self._output)
+        values = {"logprob": logprob, "entropy": entropy}
+        return {name: values[name][own_mask].cpu().double() for name in names}
 
     def _changed(self, forest: Forest) -> dict[str, str]:
-        """Reference of each picture that another one is shown for -> that one's."""
+        """Return the replaced pictures: reference in the batch -> reference in the forest."""
         base = self._base
         assert base is not None
         rows = self._need_same(base, forest)
         pairs = torch.stack([base.token[rows], forest.token[rows]], 1).unique(dim=0).tolist()
-        found = {media.ref_of(old): media.ref_of(new) for old, new in pairs}
-        return {old: new for old, new in found.items() if old != new}
+        replacement_of = {media.ref_of(old): media.ref_of(new) for old, new in pairs}
+        return {old: new for old, new in replacement_of.items() if old != new}
 
     def _pixel_values(self, changed: Mapping[str, str]) -> Tensor:
-        """TRL's pixel_values, with other pictures."""
-        own = self._output["pixel_values"]
+        """Return TRL's pixel_values with some pictures replaced."""
+        pixel_values = self._output["pixel_values"]
+        # the image processor is called by itself, without the settings of TRL's call: compared once with TRL's result
         if not self._compared:
-            same = self._processed({})
-            if same.shape != own.shape or not torch.equal(same.to(own), own):
+            recomputed = self._processed({})
+            if recomputed.shape != pixel_values.shape or not torch.equal(recomputed.to(pixel_values), pixel_values):
                 kind = type(self._trainer.processing_class.image_processor).__name__
                 raise ConfigError(
                     f"{self._name} hides parts of the pictures, and {kind} by itself makes other pixel_values of them "
                     "than the whole processor (as of settings of the call, or pictures that are not RGB)"
                 )
             self._compared = True
-        return self._processed(changed).to(own)
+        return self._processed(changed).to(pixel_values)
 
     def _processed(self, changed: Mapping[str, str]) -> Tensor:
         image: Any = need("PIL.Image", "vision")
@@ -243,15 +249,15 @@ class PicturedBatch(_Pictured):
         return self._trainer.processing_class.image_processor(images=pictures, return_tensors="pt")["pixel_values"]
 
 
-def _unread(read: Sequence[str]) -> str:
+def _only_given(read: Sequence[str]) -> str:
     return f"which is not given where the batch shows images: {' and '.join(read)} are"
 
 
-def _ref(picture: Any, known: dict[Any, str]) -> str:
-    """Reference of a picture; rows of a group hold copies of one, which are put once."""
+def _ref(picture: Any, ref_by_picture: dict[Any, str]) -> str:
+    """Store a picture and return its reference; the copies of one picture in a group's rows are stored once."""
     key = (picture.mode, picture.size, picture.tobytes()) if hasattr(picture, "tobytes") else None
     if key is None or not hasattr(picture, "mode"):
         return media.PICTURES.put(picture)
-    if key not in known:
-        known[key] = media.PICTURES.put(picture)
-    return known[key]
+    if key not in ref_by_picture:
+        ref_by_picture[key] = media.PICTURES.put(picture)
+    return ref_by_picture[key]

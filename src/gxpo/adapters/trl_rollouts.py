@@ -1,4 +1,4 @@
-"""TRL's batches as forests: the rollouts of an optimiser step, and what is known of each."""
+"""TRL's batches as forests: the rollouts of an optimiser step with rewards, verdicts and scored columns."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gxpo.parts.protocols import PolicyTokens
 
 @dataclass(frozen=True)
 class Scored:
-    """A scored generation batch of all processes. Columns [P], in the order of the forest's action tokens.
+    """Scored generation batch of all processes; columns [P] in the order of the forest's action tokens.
 
-    proximal   the policy when the batch was made; None: nothing has needed it, and the ratio is 1
+    proximal  log-probs of the policy that the batch was sampled with; None: nothing needs them, and the ratio is 1
     """
 
     forest: Forest
@@ -32,7 +32,7 @@ class Scored:
     step: int
 
     def select(self, rows: Tensor) -> Scored:
-        """Subset of rows, in that order."""
+        """Return a subset of rows, in that order."""
         entries = self.forest.entries_of(rows)
         return dataclasses.replace(
             self,
@@ -44,7 +44,7 @@ class Scored:
         )
 
     def policy(self, x: Mapping[str, Tensor]) -> PolicyTokens:
-        """The current policy's outputs [P], with the known outputs of other policies."""
+        """Join the current policy's outputs [P] with the log-probs of the other policies."""
         proximal = x["logprob"].detach() if self.proximal is None else self.proximal
         behaviour = self.forest.path_behaviour_logprob
         return PolicyTokens(
@@ -61,8 +61,8 @@ class Scored:
 class Window:
     """All rows of one optimiser step, on every process: the input of the objective.
 
-    rows   of the generation batch, in the order of `scored`
-    slope  dL/dx [P] by output, where the objective couples rows; `value` is then L, `bonus` its entropy bonus
+    rows   indices in the generation batch, in the order of `scored`
+    slope  dL/dx [P] by output where the objective couples rows; `value` is then L, and `bonus` its entropy bonus
     """
 
     scored: Scored
@@ -72,7 +72,7 @@ class Window:
     bonus: float = 0.0
 
     def places(self, rows: Tensor) -> Tensor:
-        """Positions in this step of rows of the generation batch."""
+        """Return the positions in this step of rows of the generation batch."""
         return torch.searchsorted(self.rows, rows)
 
 
@@ -93,67 +93,68 @@ class Rewards:
 
     @property
     def outcome(self) -> Tensor:
-        """[N] float64 outcome; nan (unscored) for rows without a result of any function."""
+        """Weighted sums of the rewards [N] float64; nan (unscored) for rows without a result of any function."""
         weighted = self.table * self.weights.double()
         return torch.where(self.table.isnan().all(1), torch.nan, weighted.nansum(1))
 
     def over(self, forest: Forest) -> Forest:
-        """The forest with outcomes, named rewards and verdicts."""
+        """Return the forest with outcomes, named rewards and verdicts."""
         outcome, success = self.outcome, None
         if self.success_at is not None:
             success = torch.where(outcome.isnan(), torch.nan, grouped.reaches(outcome, self.success_at).double())
-        named = dict(zip(self.names, self.table.unbind(1), strict=True))
-        return forest.with_rewards(outcome, components=named, success=success)
+        values_by_name = dict(zip(self.names, self.table.unbind(1), strict=True))
+        return forest.with_rewards(outcome, components=values_by_name, success=success)
 
 
 def rollouts(
     columns: Mapping[str, Tensor],
-    own: Tensor,
+    own_mask: Tensor,
     logprobs: Tensor | None,
     rewards: Rewards,
     group_size: int,
     temperature: float = 1.0,
 ) -> Forest:
-    """Forest of the rollouts of all processes; groups are runs of `group_size` rows.
+    """Make the forest of the rollouts of all processes; groups are runs of `group_size` rows.
 
-    columns   "prompt_ids", "prompt_mask" (B, P) and "completion_ids", "completion_mask" (B, T), as TRL has them
-    own       (B, T) bool: the policy's own tokens
-    logprobs  (B, T) of the sampler, if it told;   temperature: its own, at which TRL takes all log-probs
+    columns   "prompt_ids", "prompt_mask" (B, P) and "completion_ids", "completion_mask" (B, T), as in TRL
+    own_mask  (B, T) bool: tokens that the policy sampled
+    logprobs  (B, T) of the sampler, or None;   temperature: the sampler's, at which TRL takes all log-probs
     """
-    shown, real = columns["prompt_mask"].bool(), columns["completion_mask"].bool()
+    prompt_mask, completion_mask = columns["prompt_mask"].bool(), columns["completion_mask"].bool()
     prompts, ids = columns["prompt_ids"], columns["completion_ids"]
     group = [str(i // group_size) for i in range(len(ids))]
-    if bool((own == real).all()):
+    # without tools a completion is one action; masked tokens are padding and are dropped
+    if bool((own_mask == completion_mask).all()):
         forest = Forest.from_completions(
-            [p[m].tolist() for p, m in zip(prompts, shown, strict=True)],
-            [[c[m].tolist()] for c, m in zip(ids, own, strict=True)],
+            [p[m].tolist() for p, m in zip(prompts, prompt_mask, strict=True)],
+            [[c[m].tolist()] for c, m in zip(ids, own_mask, strict=True)],
             groups=group,
-            logprobs=None if logprobs is None else [[x[m].tolist()] for x, m in zip(logprobs, own, strict=True)],
+            logprobs=None if logprobs is None else [[x[m].tolist()] for x, m in zip(logprobs, own_mask, strict=True)],
         )
-    else:  # tools have spoken in between
-        whole, attended = torch.cat([prompts, ids], 1), torch.cat([shown, real], 1)
-        forest = Forest.from_padded(whole, own, rewards.outcome, group, logprobs, attention_mask=attended)
+    else:  # tool outputs stand between actions
+        tokens, attended = torch.cat([prompts, ids], 1), torch.cat([prompt_mask, completion_mask], 1)
+        forest = Forest.from_padded(tokens, own_mask, rewards.outcome, group, logprobs, attention_mask=attended)
     if temperature != 1.0:
         forest = forest.replace(sampling=[{"temperature": temperature}] * forest.n_trajectories)
     return rewards.over(forest)
 
 
 def own_tokens(inputs: Mapping[str, Any]) -> Tensor:
-    """(B, T) bool: tokens that the policy sampled."""
+    """Mask of the tokens that the policy sampled, and no tool, (B, T) bool."""
     mask = inputs["completion_mask"]
     return (mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]).bool()
 
 
 def task_name(prompt: Any) -> str:
-    """Name of a prompt, the same in every epoch; of a conversation, from its roles, texts and images."""
+    """Name a prompt by a hash that is the same in every epoch, of a conversation's roles, texts and images."""
 
-    def said(x: Any) -> list[bytes]:
+    def pieces(x: Any) -> list[bytes]:
         if isinstance(x, Mapping):
-            return [t for k in sorted(x) if k in ("role", "content", "text", "image") for t in said(x[k])]
+            return [t for k in sorted(x) if k in ("role", "content", "text", "image") for t in pieces(x[k])]
         if isinstance(x, (list, tuple)):
-            return [t for y in x for t in said(y)]
+            return [t for y in x for t in pieces(y)]
         if hasattr(x, "tobytes"):  # pixels, of Pillow or numpy
             return [repr(getattr(x, "size", None)).encode(), x.tobytes()]
         return [x.encode()] if isinstance(x, str) else []
 
-    return hashlib.blake2b(b"\x1f".join(said(prompt) or [repr(prompt).encode()]), digest_size=8).hexdigest()
+    return hashlib.blake2b(b"\x1f".join(pieces(prompt) or [repr(prompt).encode()]), digest_size=8).hexdigest()

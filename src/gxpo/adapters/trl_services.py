@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gxpo.adapters.trl_pictures import PicturedBatch, shows
+from gxpo.adapters.trl_pictures import PicturedBatch, has_images
 from gxpo.adapters.trl_rollouts import task_name
 from gxpo.algorithms.signals import SignalTools
 from gxpo.base import media
@@ -52,12 +52,12 @@ class ExternalModel(TorchLearner):
         self.value_head, self.value_heads = None, ()
         self._moves: dict[str, Any] = {}
         self._kernels = {"kernels": "transformers", "products": "auto", "recompute": False}
-        with self._read():
+        with self._evaluating():
             self._readout = Readout(model, **self._kernels)
 
     @contextmanager
-    def _read(self) -> Iterator[None]:
-        """The model without dropout, and as it was afterwards."""
+    def _evaluating(self) -> Iterator[None]:
+        """Run the model without dropout, then restore its mode."""
         training = self.model.training
         self.model.eval()
         try:
@@ -66,43 +66,46 @@ class ExternalModel(TorchLearner):
         finally:
             self.model.train(training)
 
-    def outputs(self, *given: Any, policy: str = "current", **named: Any) -> dict[str, Tensor]:
+    def outputs(self, *args: Any, policy: str = "current", **kwargs: Any) -> dict[str, Tensor]:
         """See `TorchLearner.outputs`; there is no reference policy."""
         if policy != "current":
             raise GxpoError(f"the {policy} policy is not lent")
-        with self._read():
-            return super().outputs(*given, **named)
+        with self._evaluating():
+            return super().outputs(*args, **kwargs)
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
-        with self._read():
+        with self._evaluating():
             return super().hidden(forest, layer)
 
     def logits(self, states: Tensor) -> Tensor:
-        with self._read():
+        with self._evaluating():
             return super().logits(states)
 
     def live(
-        self, forest: Forest, names: Sequence[str], given: Mapping[str, Tensor] | None = None
+        self, forest: Forest, names: Sequence[str], signals: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Outputs [P] float64 with their gradient."""
+        """Policy outputs by name, [P] float64 with their gradient.
+
+        signals  that outputs are computed with, if any
+        """
         packing = self._packing(forest)
         batches = packing.microbatches(torch.arange(forest.n_entries))
-        with self._read():
-            found = [(b.entries, self._live(b, names, *([given] if given else []))) for b in batches]
-        order = torch.cat([entries for entries, _ in found]).argsort()
-        return {name: torch.cat([x[name] for _, x in found])[order] for name in names}
+        with self._evaluating():
+            outputs = [(b.entries, self._live(b, names, *([signals] if signals else []))) for b in batches]
+        order = torch.cat([entries for entries, _ in outputs]).argsort()
+        return {name: torch.cat([x[name] for _, x in outputs])[order] for name in names}
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Copies of the trainable parameters, in order of names."""
-        named = sorted(self.model.named_parameters())
-        return {name: p.detach().clone() for name, p in named if p.requires_grad}
+        """Copy the trainable parameters, in order of names."""
+        parameters = sorted(self.model.named_parameters())
+        return {name: p.detach().clone() for name, p in parameters if p.requires_grad}
 
 
 # ---------------------------------------------------------------- trl services
 class TrainerServices:
-    """Services of one trainer.
+    """Services that a trainer lends to a method's signals and segmenter.
 
-    borrowed  names of `asks.SERVICES` that the method's parts ask for: the others cost nothing
+    borrowed  names of `asks.SERVICES` that the method's parts use: the others cost nothing
     answers   the dataset's column of reference answers
     """
 
@@ -111,11 +114,11 @@ class TrainerServices:
         self._prompts: dict[str, Any] = {}
         self._answers: dict[str, str | None] = {}
         self._rows: Sequence[Any] = ()  # prompts of the newest generation batch
-        self._shown: PicturedBatch | None = None  # it, where it shows images
+        self._pictured: PicturedBatch | None = None  # the newest generation batch, if it has images
 
     @cached_property
     def learner(self) -> ExternalModel:
-        """The policy in this process. ConfigError where its weights are spread over several."""
+        """The policy in this process; ConfigError if its weights are spread over several."""
         trainer = self._trainer
         if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
             raise ConfigError(
@@ -132,51 +135,58 @@ class TrainerServices:
         return Tokens(self._trainer._tokenizer)
 
     def note(self, inputs: Sequence[Mapping[str, Any]], prompts: Sequence[Any]) -> list[str]:
-        """Remember the rows of a generation batch; gives the name of each one's task."""
+        """Remember the rows of a generation batch; return the name of each row's task."""
         names, self._rows = [task_name(p) for p in prompts], prompts
         if "prompts" in self.borrowed:
-            self._prompts = self._of_all(dict(zip(names, prompts, strict=True)))
+            self._prompts = self._join_processes(dict(zip(names, prompts, strict=True)))
         if "answers" in self.borrowed:
             if any(self._column not in row for row in inputs):
                 raise ConfigError(
                     f"{self._trainer.gxpo_method.name} in TRL reads the reference answers: the dataset has no column "
                     f"{self._column!r}; say answers='COLUMN' to GRPOTrainer"
                 )
-            told = {n: row[self._column] for n, row in zip(names, inputs, strict=True)}
-            self._answers = self._of_all({n: None if x is None else str(x) for n, x in told.items()})
+            reference_by_task = {n: row[self._column] for n, row in zip(names, inputs, strict=True)}
+            self._answers = self._join_processes(
+                {n: None if x is None else str(x) for n, x in reference_by_task.items()}
+            )
         return names
 
-    def _of_all(self, own: dict[str, Any]) -> dict[str, Any]:
-        """The entries of every process."""
+    def _join_processes(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Join the entries of all processes."""
         if self._trainer.accelerator.num_processes == 1:
-            return own
-        found = need("accelerate.utils", "trl").gather_object(list(own.items()))
-        return dict(found)
+            return entries
+        gathered = need("accelerate.utils", "trl").gather_object(list(entries.items()))
+        return dict(gathered)
 
     def see(self, output: Mapping[str, Any]) -> PicturedBatch | None:
-        """The policy on this generation batch, where it shows images and a method works with the model. ConfigError as
-        of `PicturedBatch`."""
-        reads = "model" in self.borrowed and shows(output)
-        self._shown = PicturedBatch(self._trainer, output, self._rows) if reads else None
-        return self._shown
+        """Return the policy on a generation batch with images, if the method works with the model; else None.
+
+        ConfigError as in `PicturedBatch`.
+        """
+        reads = "model" in self.borrowed and has_images(output)
+        self._pictured = PicturedBatch(self._trainer, output, self._rows) if reads else None
+        return self._pictured
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str]:
         tokenizer = self._trainer._tokenizer
         return lambda tokens: tokenizer.decode([t for t in tokens if 0 <= t < media.FIRST], skip_special_tokens=True)
 
-    def _asked(self, task: str, template: str, said: Mapping[str, str]) -> Sequence[int] | None:
+    def _reworded_prompt(self, task: str, template: str, values: Mapping[str, str]) -> Sequence[int] | None:
         prompt = self._prompts.get(task)
-        if prompt is None or self._trainer.environments:  # an episode has said more than the prompt
+        # an episode's context is more than its prompt, and can't be reworded
+        if prompt is None or self._trainer.environments:
             return None
         try:
-            other = reworded(Task(task, prompt if isinstance(prompt, str) else tuple(prompt)), template, **said).prompt
+            other = reworded(
+                Task(task, prompt if isinstance(prompt, str) else tuple(prompt)), template, **values
+            ).prompt
         except TaskError:
             return None
         return self._trainer._tokenize_prompts([other if isinstance(other, str) else list(other)])[0][0]
 
     def tools(self, step: int) -> SignalTools:
-        """The services of a step."""
+        """Return the services for a step."""
         tokens = self._tokens if "texts" in self.borrowed else None
 
         def encode(text: str) -> Sequence[int]:
@@ -186,8 +196,8 @@ class TrainerServices:
         def answers(forest: Forest) -> list[str | None]:
             return [self._answers.get(task) for task in forest.task]
 
-        learner: Any = (self._shown or self.learner) if "model" in self.borrowed else None
+        learner: Any = (self._pictured or self.learner) if "model" in self.borrowed else None
         pad, seed = self._trainer._tokenizer.pad_token_id, self._trainer.args.seed
-        lent: dict[str, Any] = {"encode": encode, "answers": answers, "asked": self._asked}
+        lent: dict[str, Any] = {"encode": encode, "answers": answers, "asked": self._reworded_prompt}
         lent["picture_grid"] = picture_grid_of(getattr(learner, "model", None))
         return SignalTools(learner, self.decode, pad, step, seed, **lent)

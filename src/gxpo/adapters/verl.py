@@ -1,4 +1,4 @@
-"""gxpo methods in verl: advantage estimators and policy losses, both under the name gxpo/NAME.
+"""gxpo methods in verl, as advantage estimators and policy losses, both registered as gxpo/NAME.
 
     export VERL_USE_EXTERNAL_MODULES=gxpo.adapters.verl
     python -m verl.trainer.main_ppo algorithm.adv_estimator=gxpo/ngrpo \
@@ -6,7 +6,8 @@
 
 verl's trainer gives an estimator `token_level_rewards`, `response_mask`, `uid` and the algorithm's settings, whatever
 else its batch holds (in the V1 trainer uid, response_mask, rm_scores, rollout_log_probs, old_log_probs, ref_log_prob,
-values); a policy loss has log-probs, advantages and the mask of a micro-batch. `why_not` says what that leaves out.
+values); a policy loss has log-probs, advantages and the mask of a micro-batch. `why_not` gives the reason where a
+method needs more.
 
 The estimator gives advantage times weight: every surrogate is linear in positive factors of the advantage.
 `VERL_USE_EXTERNAL_MODULES` is read in every worker. Compositions: GXPO_VERL_METHODS="rloo+gspo,dr_grpo+gspo" registers
@@ -30,7 +31,7 @@ from gxpo.adapters.verl_asks import (
     SUMMED,
     actor_against,
     algorithm_against,
-    seen_by,
+    term_entries,
     why_not,
 )
 from gxpo.base.errors import ConfigError, GxpoError, need
@@ -49,7 +50,7 @@ PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 
 # ---------------------------------------------------------------- advantages
 def estimator(spec: str, overrides: Mapping[str, Any] | None = None) -> Estimator:
-    """Advantage estimator with verl's signature; ConfigError if verl lacks something that the method needs."""
+    """Make an advantage estimator with verl's signature; ConfigError if verl lacks something that the method needs."""
     if reasons := why_not(spec, "advantage", overrides):
         raise ConfigError(f"{spec} in verl: {reasons}")
     composed = compose(spec, overrides)
@@ -61,23 +62,26 @@ def estimator(spec: str, overrides: Mapping[str, Any] | None = None) -> Estimato
         config: Any = None,
         **others: Any,
     ) -> tuple[Tensor, Tensor]:
-        """(bs, R) rewards, whose sum over a row is its score, and 0/1 mask; index (bs,): equal for a group.
+        """Compute (advantages, returns), (bs, R) each; they are equal, and 0 outside the mask.
 
-        Gives (advantages, returns), both (bs, R), 0 outside the mask, and equal.
+        token_level_rewards  (bs, R), whose sum over a row is its score;   response_mask (bs, R) of 0 and 1
+        index                (bs,), the same for all rows of a group
         """
         if index is None:
             raise GxpoError(f"{PREFIX}{spec} compares the rollouts of a prompt: the batch has no `uid`")
-        own = response_mask.detach().bool().cpu()
+        # statistics are taken in float64 on the CPU, as in gxpo's own trainer
+        own_mask = response_mask.detach().bool().cpu()
         score = token_level_rewards.detach().double().sum(-1).cpu()
         if reasons := algorithm_against(composed, config):
             raise ConfigError(f"{PREFIX}{spec}: {'; '.join(reasons)}")
-        at = None if config is None else config.get(SUCCESS_AT, None)
-        made = composed.fill(max_length=own.shape[1])  # verl's rows are as long as a response may be
-        forest = made.shaped(rollouts(own, score, index, None if at is None else float(at)))
-        credit = made.advantages(forest)
-        credit = credit * made.token_weights(forest, credit)
-        out = torch.zeros(own.shape, dtype=torch.float64)
-        out[own] = credit
+        success_at = None if config is None else config.get(SUCCESS_AT, None)
+        # verl has one number per token: advantage times weight, which every surrogate is linear in
+        filled = composed.fill(max_length=own_mask.shape[1])  # verl's rows are as long as a response may be
+        forest = filled.shaped(rollouts(own_mask, score, index, None if success_at is None else float(success_at)))
+        credit = filled.advantages(forest)
+        credit = credit * filled.token_weights(forest, credit)
+        out = torch.zeros(own_mask.shape, dtype=torch.float64)
+        out[own_mask] = credit
         out = out.to(token_level_rewards)
         return out, out
 
@@ -85,27 +89,33 @@ def estimator(spec: str, overrides: Mapping[str, Any] | None = None) -> Estimato
     return advantages
 
 
-def rollouts(own: Tensor, score: Tensor, group: Sequence[Any], success_at: float | None = None) -> Forest:
-    """Forest of a batch with unknown token ids.
+def rollouts(own_mask: Tensor, score: Tensor, group: Sequence[Any], success_at: float | None = None) -> Forest:
+    """Make the forest of a batch without token ids, which verl does not give an estimator.
 
-    own [bs, R] bool: the policy's tokens, a gap being a tool's;   score [bs], nan = unscored;   group [bs] opaque
+    own_mask    [bs, R] bool: the policy's tokens; a gap between them is a tool's output
+    score       [bs], nan where unscored;   group [bs]: the same for all rows of a group
+    success_at  score from which on an answer is right; None: no verdicts
     """
     names = [str(g) for g in group]
-    inside = own.flip(1).cummax(1).values.flip(1) & own.cummax(1).values
-    if bool((inside & ~own).any()):
-        forest = Forest.from_padded(torch.zeros(own.shape, dtype=torch.int64), own, score, names)
+    # rows with tool outputs need their gaps as observations; others are one action of the row's length
+    inside = own_mask.flip(1).cummax(1).values.flip(1) & own_mask.cummax(1).values
+    if bool((inside & ~own_mask).any()):
+        forest = Forest.from_padded(torch.zeros(own_mask.shape, dtype=torch.int64), own_mask, score, names)
     else:
-        rows = [[[0] * n] for n in own.sum(1).tolist()]
+        rows = [[[0] * n] for n in own_mask.sum(1).tolist()]
         forest = Forest.from_completions([()] * len(rows), rows, groups=names)
-    right = None
+    verdict = None
     if success_at is not None:
-        right = torch.where(score.isnan(), torch.nan, grouped.reaches(score, success_at).double())
-    return forest.with_rewards(score, success=right)
+        verdict = torch.where(score.isnan(), torch.nan, grouped.reaches(score, success_at).double())
+    return forest.with_rewards(score, success=verdict)
 
 
 # ---------------------------------------------------------------- policy losses
 def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> PolicyLoss:
-    """Policy loss with verl's signature: the method's ratio and surrogate, aggregated by verl over the batch."""
+    """Make a policy loss with verl's signature: the method's ratio and surrogate, aggregated by verl.
+
+    ConfigError if verl lacks something that the method needs.
+    """
     if reasons := why_not(spec, "loss", overrides):
         raise ConfigError(f"{spec} in verl: {reasons}")
     term: Any = compose(spec, overrides).terms["policy"]
@@ -121,7 +131,12 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
         config: Any = None,
         rollout_is_weights: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """All (b, R); `rollout_is_weights` multiplies the loss of each token after the surrogate."""
+        """Compute (loss, figures) of a micro-batch from columns (b, R).
+
+        rollout_is_weights  multiply the loss of each token, after the surrogate
+        """
+        # settings of verl's that would make it another loss are refused: verl reads its own bounds and aggregation from
+        # the same configuration
         totals = {} if config is None else dict(config.global_batch_info)
         if loss_agg_mode != mode:
             raise ConfigError(
@@ -133,22 +148,24 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
             raise ConfigError(f"{PREFIX}{spec}: set actor.loss_scale_factor to {length}, not {factor}")
         if reasons := actor_against(term, config):
             raise ConfigError(f"{PREFIX}{spec}: {'; '.join(reasons)}")
+        # the surrogate works on flat tokens [P]; each row is one trajectory of one turn
         mask = response_mask.bool()
-        given, logprob = advantages[mask], log_prob[mask]
-        owner = mask.nonzero()[:, 0]  # verl's rows have no turns: each is one
-        seen = seen_by(term, logprob, old_log_prob[mask].detach(), given, owner, owner)
-        each = term.surrogate.loss(seen)
-        each = torch.where(given == 0, torch.zeros_like(each), each)
+        credit_P, logprob = advantages[mask], log_prob[mask]
+        owner = mask.nonzero()[:, 0]
+        entries = term_entries(term, logprob, old_log_prob[mask].detach(), credit_P, owner, owner)
+        loss_P = term.surrogate.loss(entries)
+        # a token without advantage has the loss 0 exactly: 0 times an infinite ratio would be nan
+        loss_P = torch.where(credit_P == 0, torch.zeros_like(loss_P), loss_P)
         if rollout_is_weights is not None:
-            times = rollout_is_weights[mask]
-            each = torch.where(times == 0, torch.zeros_like(each), each * times)
-        table = torch.zeros_like(log_prob).masked_scatter(mask, each)
+            is_weight_P = rollout_is_weights[mask]
+            loss_P = torch.where(is_weight_P == 0, torch.zeros_like(loss_P), loss_P * is_weight_P)
+        table = torch.zeros_like(log_prob).masked_scatter(mask, loss_P)
         value = need("verl.trainer.ppo.core_algos", "verl").agg_loss(table, response_mask, mode, **totals)
         with torch.no_grad():
-            cut = term.surrogate.clipped(seen).double()
+            cut = term.surrogate.clipped(entries).double()
             figures = {
                 "actor/pg_clipfrac": float(cut.sum() / max(cut.numel(), 1)),
-                "actor/ppo_kl": float(-seen.log_ratio.double().sum() / max(cut.numel(), 1)),
+                "actor/ppo_kl": float(-entries.log_ratio.double().sum() / max(cut.numel(), 1)),
             }
         return value, figures
 
@@ -157,44 +174,52 @@ def policy_loss(spec: str, overrides: Mapping[str, Any] | None = None) -> Policy
 
 
 # ---------------------------------------------------------------- registration
-_MADE: dict[str, tuple[Estimator | None, PolicyLoss | None]] = {}
+_FUNCTIONS: dict[str, tuple[Estimator | None, PolicyLoss | None]] = {}
 
 
 def register(spec: str, overrides: Mapping[str, Any] | None = None, *, name: str | None = None) -> list[str]:
-    """Register a method or composition in verl as gxpo/NAME (default: the spec); gives the registries that took it.
+    """Register a method or composition in verl as gxpo/NAME; return the registries, "advantage" and "loss".
 
-    ConfigError, with the reasons, where neither can.
+    name  default: the spec
+    ConfigError, with the reasons, if it can be neither.
     """
     core = need("verl.trainer.ppo.core_algos", "verl")
     name = f"{PREFIX}{name or spec}"
     why = {what: why_not(spec, what, overrides) for what in ("advantage", "loss")}
     if all(why.values()):
         raise ConfigError(f"{spec} in verl: {why['advantage']}; {why['loss']}")
-    if name not in _MADE:
-        _MADE[name] = (
+    # verl refuses another function under a name that it has: registering again has to pass the same one
+    if name not in _FUNCTIONS:
+        _FUNCTIONS[name] = (
             None if why["advantage"] else estimator(spec, overrides),
             None if why["loss"] else policy_loss(spec, overrides),
         )
-    found = []
-    for what, made, into in zip(why, _MADE[name], (core.register_adv_est, core.register_policy_loss), strict=True):
-        if made is not None:
-            into(name)(made)
-            found.append(what)
-    return found
+    registries = []
+    for what, function, register_in in zip(
+        why, _FUNCTIONS[name], (core.register_adv_est, core.register_policy_loss), strict=True
+    ):
+        if function is not None:
+            register_in(name)(function)
+            registries.append(what)
+    return registries
 
 
 def register_all() -> dict[str, list[str]]:
-    """Register every method that works in verl, those with verl's constants (gxpo/grpo@verl), and MORE."""
-    named = [*METHODS, *(f"{n}@verl" for n in COMPAT.get("verl", {}))]
-    asked = [spec.strip() for spec in os.environ.get(MORE, "").split(",") if spec.strip()]
-    taken = {}
-    for spec in named:
+    """Register every method that works in verl, those with verl's constants (gxpo/grpo@verl), and those of MORE.
+
+    A composition of MORE that does not work is an error, since a user asked for it.
+    """
+    specs = [*METHODS, *(f"{n}@verl" for n in COMPAT.get("verl", {}))]
+    extra_specs = [spec.strip() for spec in os.environ.get(MORE, "").split(",") if spec.strip()]
+    registries_of = {}
+    for spec in specs:
         try:
-            taken[spec] = register(spec)
+            registries_of[spec] = register(spec)
         except ConfigError:  # `why_not` gives the reason
             continue
-    return taken | {spec: register(spec) for spec in asked}
+    return registries_of | {spec: register(spec) for spec in extra_specs}
 
 
-if importlib.util.find_spec("verl") is not None:  # verl has imported this module, or is about to be imported
+# verl has imported this module (VERL_USE_EXTERNAL_MODULES), or is about to be imported
+if importlib.util.find_spec("verl") is not None:
     register_all()

@@ -1,4 +1,4 @@
-"""Why a method has no advantage estimator or policy loss in verl; needs no verl."""
+"""Requirements of a method in verl, and settings of verl that contradict it; needs no verl."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NORMED, SUMMED = AGGREGATES["sequence_sum"], "seq-mean-token-sum"  # divided by 
 
 
 def why_not(name: str, what: str = "advantage", overrides: Mapping[str, Any] | None = None) -> str | None:
-    """Why a method has no advantage estimator ("advantage") or policy loss ("loss") in verl; None if it has.
+    """Explain why a method has no advantage estimator ("advantage") or policy loss ("loss") in verl; None if it has.
 
     >>> print(why_not("grpo"))
     None
@@ -36,57 +36,66 @@ def why_not(name: str, what: str = "advantage", overrides: Mapping[str, Any] | N
         raise ConfigError(f"what is 'advantage' or 'loss', not {what!r}")
     composed = compose(name, overrides)
     keys = [s.key for s in composed.scheduled if s.key.startswith("objective") == (what == "loss")]
-    found = [f"{key}: verl does not say which step it is, so a schedule can't move it" for key in keys]
-    found += _no_estimator(composed) if what == "advantage" else _no_loss(composed)
-    return "; ".join(dict.fromkeys(found)) or None
+    reasons = [f"{key}: verl does not say which step it is, so a schedule can't move it" for key in keys]
+    reasons += _no_estimator(composed) if what == "advantage" else _no_loss(composed)
+    return "; ".join(dict.fromkeys(reasons)) or None
 
 
 def _no_estimator(composed: Method) -> list[str]:
-    named = dict(asks.parts_of(composed))
-    found = [
-        f"{key}={show(named[key])}: it remembers earlier steps, which verl's checkpoints do not hold"
-        for key in asks.remembers(composed)
+    """Return reasons why a method's advantages can't be computed in verl."""
+    # declared reasons first: parts that fail them would fail the trial of `asks.refusals` with worse messages
+    parts = dict(asks.parts_of(composed))
+    reasons = [
+        f"{key}={show(parts[key])}: it remembers earlier steps, which verl's checkpoints do not hold"
+        for key in asks.stateful_keys(composed)
         if not key.startswith("objective")
     ]
-    found += asks.of_update(composed, "verl", ("epochs", "minibatches", "first"))
+    reasons += asks.update_refusals(composed, "verl", ("epochs", "minibatches", "first"))
     if not composed.reads_credit:
-        found.append(
+        reasons.append(
             f"objective={show(composed.terms['policy'])}: it reads outcomes, which verl's losses are not given"
         )
-    return found or asks.refusals(composed, "verl", verdicts=True, components=("score",), objective=False)
+    return reasons or asks.refusals(composed, "verl", verdicts=True, components=("score",), objective=False)
 
 
 def _no_loss(composed: Method) -> list[str]:
-    term, found = composed.terms["policy"], []
+    """Return reasons why a method's objective can't be a policy loss of verl.
+
+    A loss of verl sees log-probs, advantages and mask of one micro-batch, and nothing else.
+    """
+    term, reasons = composed.terms["policy"], []
     if type(term) is not PolicyGradient:
         return [f"objective={show(term)}: verl's losses are given log-probs and advantages of a micro-batch alone"]
     if term.ratio_over != "proximal":
-        found.append(f"objective.ratio_over={term.ratio_over}: verl's losses are not given the sampler's log-probs")
-    named = f"objective.surrogate={show(term.surrogate)}"
+        reasons.append(f"objective.ratio_over={term.ratio_over}: verl's losses are not given the sampler's log-probs")
+    surrogate_text = f"objective.surrogate={show(term.surrogate)}"
     if term.surrogate.outputs:
-        found.append(f"{named}: verl's losses are not given the policy's {term.surrogate.outputs[0]}")
+        reasons.append(f"{surrogate_text}: verl's losses are not given the policy's {term.surrogate.outputs[0]}")
     if term.surrogate.couples == "group":
-        found.append(f"{named}: it compares the rollouts of a group, verl's losses see some")
+        reasons.append(f"{surrogate_text}: it compares the rollouts of a group, verl's losses see some")
     if term.surrogate.couples == "step":
-        found.append(f"{named}: it compares all tokens of the step, verl's losses see some")
+        reasons.append(f"{surrogate_text}: it compares all tokens of the step, verl's losses see some")
     if _reads_turns(term):
-        found.append(f"objective.ratio={show(term.ratio)}, {named}: verl's losses do not say where a turn ends")
-    found += [f"{key}: it adapts to figures of the step, which verl does not show it" for key in controls(composed)]
+        reasons.append(
+            f"objective.ratio={show(term.ratio)}, {surrogate_text}: verl's losses do not say where a turn ends"
+        )
+    reasons += [f"{key}: it adapts to figures of the step, which verl does not show it" for key in controls(composed)]
     if term.dedup_shared_tokens:
-        found.append("objective.dedup_shared_tokens=true: verl has no shared tokens")
+        reasons.append("objective.dedup_shared_tokens=true: verl has no shared tokens")
     if term.on_unknown_behaviour == "shaped":
-        found.append("objective.on_unknown_behaviour=shaped: verl's losses do not say which tokens were not sampled")
+        reasons.append("objective.on_unknown_behaviour=shaped: verl's losses do not say which tokens were not sampled")
+    # verl adds KL and entropy by settings of its own; a further term has no place
     for name in composed.terms:
         if name == "kl":
-            found.append("objective.kl.coef: verl adds the KL itself; set actor.use_kl_loss and actor.kl_loss_coef")
+            reasons.append("objective.kl.coef: verl adds the KL itself; set actor.use_kl_loss and actor.kl_loss_coef")
         elif name == "entropy":
-            found.append("objective.entropy.coef: verl adds the entropy itself; set actor.entropy_coeff")
+            reasons.append("objective.entropy.coef: verl adds the entropy itself; set actor.entropy_coeff")
         elif name != "policy":
-            found.append(f"objective.add.{name}: verl's losses have one term")
-    return found
+            reasons.append(f"objective.add.{name}: verl's losses have one term")
+    return reasons
 
 
-# verl's bounds of the ratio -> its default, and by surrogate the option that it is and what is to be taken of it
+# setting of verl's -> (its default, surrogate -> (the option that it is, its value in the option's unit))
 BOUNDS: Mapping[str, tuple[float, Mapping[str, tuple[str, Callable[[float], float]]]]] = {
     "clip_ratio_low": (0.2, {
         "clip": ("clip_low", float), "dual_clip": ("clip_low", float), "log_clip": ("log_clip_low", float),
@@ -103,35 +112,38 @@ BOUNDS: Mapping[str, tuple[float, Mapping[str, tuple[str, Callable[[float], floa
 
 
 def actor_against(term: PolicyGradient, config: Any) -> list[str]:
-    """Settings of verl's actor, other than its defaults, that a loss of gxpo's does not have; a default says nothing.
+    """Return problems with settings of verl's actor that differ from its defaults and from the method's loss.
+
+    A setting at its default is ignored, since nobody may have chosen it.
 
     config  verl's ActorConfig
     """
-    both = getattr(config, "clip_ratio", None)  # counts where the bound of a side is not set
+    clip_ratio = getattr(config, "clip_ratio", None)  # verl's bound for a side that has none of its own
     problems = []
     for setting, (default, options) in BOUNDS.items():
         value, name = getattr(config, setting, None), setting
         if value is None and setting in ("clip_ratio_low", "clip_ratio_high"):
-            value, name = both, "clip_ratio"
+            value, name = clip_ratio, "clip_ratio"
         if value is None or math.isclose(value, default):
             continue
-        option, taken = options.get(show(term.surrogate), ("", float))
+        # a bound that the surrogate does not have would be ignored without a word
+        option, in_unit = options.get(show(term.surrogate), ("", float))
         method_value = _option(term.surrogate, option)
         if method_value is None:
             problems.append(
                 f"actor.{name}={value:g} is not read by objective.surrogate={show(term.surrogate)}; leave it out"
             )
-        elif not math.isclose(method_value, taken(value), abs_tol=1e-12):
+        elif not math.isclose(method_value, in_unit(value), abs_tol=1e-12):
             problems.append(
-                f"actor.{name}={value:g} is objective.{option}={taken(value):g} here, and the method has "
+                f"actor.{name}={value:g} is objective.{option}={in_unit(value):g} here, and the method has "
                 f"{method_value:g}: leave it out, or register the method with "
-                f"{{'objective.{option}': {taken(value):g}}}"
+                f"{{'objective.{option}': {in_unit(value):g}}}"
             )
     return list(dict.fromkeys(problems))
 
 
 def algorithm_against(composed: Method, config: Any) -> list[str]:
-    """The same of verl's `algorithm`: a mapping, or None."""
+    """Return problems with verl's `algorithm` settings, a mapping or None, that differ from the method's estimator."""
     if config is None or config.get("norm_adv_by_std_in_grpo", True):
         return []
     scale = composed.keys.get("credit.scale")
@@ -144,23 +156,32 @@ def algorithm_against(composed: Method, config: Any) -> list[str]:
 
 
 def _option(surrogate: Any, name: str) -> float | None:
+    """Return an option of a surrogate, be it a function's or a class's; None if it has no such option."""
     return getattr(surrogate, name, None) if name not in getattr(surrogate, "options", {}) else surrogate.options[name]
 
 
-def seen_by(term: Any, logprob: Tensor, old: Tensor, credit: Tensor, owner: Tensor, turn: Tensor) -> Entries:
-    """Inputs of the term's surrogate for tokens [n] of whole rows."""
+def term_entries(term: Any, logprob: Tensor, old: Tensor, credit: Tensor, owner: Tensor, turn: Tensor) -> Entries:
+    """Make the inputs of a term's surrogate for the tokens [P] of whole rows.
+
+    owner, turn  [P]: the row and the turn of each token
+    """
     log_ratio = logprob - old
-    held = term.ratio.level(term.surrogate.before(log_ratio, credit), owner, turn)
-    return Entries(logprob, old, log_ratio, ratio_of(held), credit, owner, turn, level=held)
+    level_ratio = term.ratio.level(term.surrogate.before(log_ratio, credit), owner, turn)
+    return Entries(logprob, old, log_ratio, ratio_of(level_ratio), credit, owner, turn, level=level_ratio)
 
 
 def _reads_turns(term: PolicyGradient) -> bool:
-    """Whether the advantage of two trajectories changes when one of them is cut into turns."""
+    """Return True if a term's loss changes when a trajectory is cut into turns, which verl's losses do not see.
+
+    Found by evaluating it on two trajectories of made-up tokens, as one turn each and cut.
+    """
     if term.surrogate.outputs:
         return False
     old = torch.tensor([-1.1, -0.7, -1.6, -0.9, -1.2, -0.8], dtype=torch.float64)
     logprob = old + torch.tensor([0.03, 0.01, -0.02, -0.04, 0.02, -0.01], dtype=torch.float64)  # inside every clip
     credit, owner = torch.tensor([1.0] * 4 + [-1.0] * 2).double(), torch.tensor([0, 0, 0, 0, 1, 1])
     cut = torch.tensor([0, 0, 1, 1, 2, 2])
-    whole, parts = (term.surrogate.loss(seen_by(term, logprob, old, credit, owner, turn)) for turn in (owner, cut))
-    return not torch.equal(whole, parts)
+    one_row, two_turns = (
+        term.surrogate.loss(term_entries(term, logprob, old, credit, owner, turn)) for turn in (owner, cut)
+    )
+    return not torch.equal(one_row, two_turns)

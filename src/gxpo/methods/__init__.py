@@ -2,7 +2,7 @@
 
 A method is data: the keys in which it differs from the base, `grpo`. To add one,
 
-1. write it beside its relatives, in `catalogue/FAMILY.py` (`reconstructed/FAMILY.py` where only an abstract is known):
+1. write it beside its relatives, in `catalogue/FAMILY.py` (`reconstructed/` where only an abstract is known):
 
        dr_grpo = Definition(
            r\"""Dr. GRPO: GRPO without the std (difficulty bias) and without 1/length (length bias).
@@ -18,12 +18,13 @@ A method is data: the keys in which it differs from the base, `grpo`. To add one
            paper_defaults={"optim.lr": 1e-6},
        )
 
-   Parts stand in `keys` by the names that they are registered under. What is missing becomes a part that others can
-   use too, and a function of at most 15 lines may stand beside the method;
+   `keys` name parts as they are registered. A part that is missing is written where others can use it too; a function
+   of at most 15 lines may be beside the method;
 2. add its paper to `methods.bib`, under the key that `cite` names;
 3. add its name to the module's line in `_MODULES` below, and to the family's row in docs/methods.md.
 
-tests/methods/test_catalogue.py says what is still missing. A user's own methods are files NAME.py in GXPO_METHODS.
+tests/methods/test_catalogue.py fails with what is still missing. A user's own methods are files NAME.py in
+GXPO_METHODS.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from gxpo.base.errors import ConfigError
 from gxpo.base.usercode import Unusable, object_at
 from gxpo.parts.definition import Definition, Paper
 
-_MODULES = {  # module -> its methods; only the module of a method that is asked for is imported
+# module -> its methods, in their order there. Written out, so that only the module of a method in use is imported.
+_MODULES = {
     "catalogue.baseline_and_scale": "grpo dr_grpo rloo opo two_grpo mc_grpo maxrl mapo asymre ngrpo dgpo_math remax "
     "pvpo v05 aapo passk pkpo psr_nsr",
     "catalogue.batch_statistics": "reinforce_pp reinforce_pp_baseline gdpo_multi bnpo copo riskpo polychromic ospo gpg",
@@ -77,44 +79,46 @@ _MODULES = {  # module -> its methods; only the module of a method that is asked
     "catalogue.parameter_updates": "sfpo trpo seeupo",
     "catalogue.flows": "flow_grpo tempflow_grpo",
     "reconstructed.rewards": "sem np_engine ssl_sweet_spot rl_struct uniform_phantom genii rluf reagent_v",
-    "reconstructed.clips_and_weights": "etr earl",
-    "reconstructed.preferences": "power_dl mpo_set",
-    "reconstructed.rollouts": "portool mbma hi_agent erpo",
-    "reconstructed.task_sampling": "craft_gui videorl_select favchat_degrpo",
-    "reconstructed.phases": "mixed_po veripo bfs_prover_v2",
+    "reconstructed.losses": "etr earl power_dl mpo_set",
+    "reconstructed.sampling": "portool mbma hi_agent erpo craft_gui videorl_select favchat_degrpo mixed_po veripo "
+    "bfs_prover_v2",
 }
 
 
 class Catalogue(Mapping[str, Definition]):
-    """Definitions by the names of their methods, those of gxpo and those of the files in GXPO_METHODS."""
+    """Mapping of names to definitions: gxpo's own methods, and those of the files in GXPO_METHODS."""
 
     def __init__(self, modules: Mapping[str, str]) -> None:
         self._module_of = {name: module for module, names in modules.items() for name in names.split()}
         self._names = sorted(self._module_of)
         self._loaded: dict[str, Definition] = {}
-        self._of_users: dict[str, Definition] = {}  # by the file's whole path
+        self._user_definitions: dict[str, Definition] = {}  # by the file's absolute path
 
     def module_of(self, name: str) -> str:
-        """The module of one of gxpo's own methods, below `gxpo.methods`: "catalogue.clips"."""
+        """Return the module of one of gxpo's own methods, below `gxpo.methods`: "catalogue.clips"."""
         return self._module_of[name]
 
     def _files(self) -> dict[str, str]:
-        """NAME -> path of each user file. ConfigError for a file that can't be a method."""
+        """Return the users' files: method -> absolute path. ConfigError for a file that can't be a method.
+
+        Read from the environment at each call, so that a notebook can set GXPO_METHODS at any time.
+        """
         files: dict[str, str] = {}
         for path in filter(None, os.environ.get("GXPO_METHODS", "").split(os.pathsep)):
-            name, kind = os.path.splitext(os.path.basename(path))
-            if kind != ".py":
+            name, extension = os.path.splitext(os.path.basename(path))
+            if extension != ".py":
                 raise ConfigError(f"GXPO_METHODS: {path} is no .py file")
             if not os.path.isfile(path):
                 raise ConfigError(f"GXPO_METHODS: there is no file {path} (looked in {os.getcwd()})")
             if name in self._module_of or name in files:
-                of = "of gxpo's own" if name in self._module_of else "of another file"
-                raise ConfigError(f"GXPO_METHODS: {path} has the name of a method {of}: rename file and method")
+                owner = "of gxpo's own" if name in self._module_of else "of another file"
+                raise ConfigError(f"GXPO_METHODS: {path} has the name of a method {owner}: rename file and method")
             files[name] = os.path.abspath(path)
         return files
 
-    def _of_user(self, name: str, path: str) -> Definition:
-        if path not in self._of_users:
+    def _load_user_file(self, name: str, path: str) -> Definition:
+        """Import a user's method from its file, once a path; ConfigError for a file without its Definition."""
+        if path not in self._user_definitions:
             try:
                 definition = object_at(f"{path}:{name}", always=True)
             except Unusable as error:
@@ -123,13 +127,13 @@ class Catalogue(Mapping[str, Definition]):
                 raise ConfigError(f"GXPO_METHODS: {path}: {name!r} is no Definition named {name!r}")
             if isinstance(definition.cite, str) and definition.cite:
                 raise ConfigError(f"GXPO_METHODS: {path}: cite={definition.cite!r} is a key: give Paper(title=...)")
-            self._of_users[path] = dataclasses.replace(definition, name=name)
-        return self._of_users[path]
+            self._user_definitions[path] = dataclasses.replace(definition, name=name)
+        return self._user_definitions[path]
 
     def __getitem__(self, name: str) -> Definition:
         files = self._files()
         if name in files:
-            return self._of_user(name, files[name])
+            return self._load_user_file(name, files[name])
         if name not in self._loaded:
             module = importlib.import_module(f"{__name__}.{self._module_of[name]}")
             definition: Definition = getattr(module, name)
@@ -147,7 +151,7 @@ class Catalogue(Mapping[str, Definition]):
 
 
 class _Papers(Mapping[str, Paper]):
-    """The entries of methods.bib, which is read when the first of them is asked for."""
+    """Entries of methods.bib by key; the file is read when the first entry is used, so not to compose a method."""
 
     def _entries(self) -> Mapping[str, Paper]:
         from gxpo.methods.bibliography import papers

@@ -1,7 +1,7 @@
-"""The bibliography of the catalogue: methods.bib, as `Paper` by key.
+"""Bibliography of the catalogue: methods.bib, as `Paper` by key.
 
-The file is BibTeX that other programs read too. Of what BibTeX allows it has entries `@misc{KEY,` with a field on each
-line, `NAME = {VALUE},`, and `}` on a line of its own.
+The file is BibTeX, in a subset that needs no parser of its own: entries `@misc{KEY,` with a field on each line,
+`NAME = {VALUE},`, and `}` on a line of its own.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ _FIELD = re.compile(r"  (title|author|year|eprint|archivePrefix) = \{(.*)\},")
 
 @cache
 def papers() -> Mapping[str, Paper]:
-    """All entries of methods.bib."""
+    """Read all entries of methods.bib, once."""
     return parse(FILE.read_text(encoding="utf-8"))
 
 
 def parse(text: str) -> dict[str, Paper]:
-    """Entries by key. ValueError that names the line for whatever else a line says, and for a key or field twice.
+    """Parse BibTeX into papers by key. ValueError, with the line, for any other syntax and for a key or field twice.
 
     >>> parse("@misc{liu2025,\\n  title = {Critical},\\n  author = {Liu, Zichen},\\n  year = {2025},\\n}")
     {'liu2025': Paper(title='Critical', authors='Liu, Zichen', year=2025, arxiv='')}
     """
     entries: dict[str, Paper] = {}
     key, fields = "", dict[str, str]()
+    # a machine of two states, outside of an entry (key "") and inside; a line that fits neither is an error, so that no
+    # entry is lost to a misprint
     for number, line in enumerate(text.splitlines(), 1):
         if not key and (not line.strip() or line.startswith("%")):
             continue

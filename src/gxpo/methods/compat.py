@@ -1,8 +1,8 @@
-"""Compatibility with the constants of other trainers: `grpo@verl`, or `compat="verl"` for every method with an entry.
+"""Constants of other trainers: `grpo@verl`, or `compat="verl"` for every method of a composition with an entry.
 
-Each entry holds the keys in which a system, left at its defaults, differs from this catalogue; an empty one says that
-it does not. Read key by key in the source: statistic, center, scale, ddof, eps, group of one (credit.*); gate, bounds,
-ratio and what it divides by, aggregate, horizon, KL, entropy (objective.*); rollout.
+Each entry has the keys in which a system at its defaults differs from this catalogue; an empty entry: it does not
+differ. Compared key by key with the source: statistic, center, scale, ddof, eps, group of one (credit.*); gate, bounds,
+ratio and its denominator, aggregate, horizon, KL, entropy (objective.*); rollout.
 
   trl         1.16.0, installed and run: GRPOConfig, RLOOConfig, GMPOConfig; REINFORCE++ as in its paper index
   verl        0.9.1, installed and run: core_algos.py, its generated ppo_trainer.yaml
@@ -27,7 +27,7 @@ and 0.2, bound the weight on both sides.
 KL and entropy that are on by default are in the entries: such a preset needs a reference model (`objective.kl.coef: 0`
 takes it out). What a coefficient of 0 switches off is not: TRL weighs k3 by the ratio once a beta is set.
 
-What keys can't say, and the entries leave out:
+Left out of the entries, since no key can state it:
 - sizes of groups and batches, learning rates and passes, which are a run's;
 - OpenRLHF's KL (k1, .01): taken off each token after the group's statistics; its clip of what it has normalised at
   +-10, which no group of fewer than 102 reaches;

@@ -29,14 +29,14 @@ from gxpo.parts.schedule import Scheduled
 
 @dataclass(frozen=True)
 class Loss:
-    """`value`: scalar to minimise, in the dtype of the policy's log-probs; `metrics`: named floats."""
+    """Result of an objective: `value` to minimise, a scalar in the log-probs' dtype, and `metrics`, named floats."""
 
     value: Tensor
     metrics: dict[str, float]
 
 
 def zero_signal_groups(forest: Forest, credit: Tensor) -> Tensor:
-    """Groups whose advantage [P] is 0 on every trainable token, so that they give no gradient; [groups] bool."""
+    """Find the groups that give no gradient: advantage [P] 0 on every trainable token. [G] bool."""
     group = forest.ids("group", axis="R")
     strength = grouped.max(credit.abs() * forest.path_trainable, forest.ids("trajectory", axis="P"))
     by_trajectory = torch.zeros(forest.n_trajectories, dtype=torch.float64)
@@ -47,33 +47,37 @@ def zero_signal_groups(forest: Forest, credit: Tensor) -> Tensor:
 
 
 def _inner(part: Any) -> Iterator[tuple[str, Any]]:
-    """(field, value) of the surrogate and of the controls that a part of the objective holds."""
+    """Yield (field, part) for the surrogate and the control inside a part of the objective."""
     for name in ("surrogate", "control"):
         if dataclasses.is_dataclass(inner := getattr(part, name, None)):
             yield name, inner
 
 
 def with_inner(key: str, part: Any) -> Iterator[tuple[str, Any]]:
-    """(key, part), then those inside it."""
+    """Yield (key, part), then (key.FIELD, part) for the parts inside it."""
     yield key, part
     for name, inner in _inner(part):
         yield f"{key}.{name}", inner
 
 
 def controls(method: Method) -> dict[str, Any]:
-    """What adapts to the figures of each step, by key: parts of the objective with `adjust`."""
-    found = {
-        k: own
+    """Return the parts that adapt to each step's figures, by key: those of the objective and update with `adjust`."""
+    parts = {
+        k: part
         for name, term in method.terms.items()
-        for k, own in with_inner("objective" if name == "policy" else f"objective.{name}", term)
+        for k, part in with_inner("objective" if name == "policy" else f"objective.{name}", term)
     }
-    found["update"] = method.update
-    return {k: v for k, v in found.items() if hasattr(v, "adjust")}
+    parts["update"] = method.update
+    return {k: v for k, v in parts.items() if hasattr(v, "adjust")}
 
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """A composed method. Made by `gxpo.method`; `keys` holds every resolved key and where it came from."""
+    """A composed method, made by `gxpo.method`: the parts of each stage, applied to forests.
+
+    `keys` holds every resolved key with its origin. A step of a training loop of one's own calls `at`, `shaped` and
+    `loss`, then `observe` for parts that remember rollouts and `adjust` for coefficients that follow figures.
+    """
 
     name: str
     definitions: tuple[Definition, ...]
@@ -84,21 +88,21 @@ class Method:
     rollout: Any
     rewards: Mapping[str, Any]
     update: Any
-    kl_reward: Any = None  # a `KLReward`, where the KL is part of the reward
-    shapes: Mapping[str, Any] = field(default_factory=dict)  # a new outcome in place of the old, before `rewards`
-    signals: Mapping[str, Any] = field(default_factory=dict)  # parts that compute what others read
-    context: str = "trained"  # which context the policy is read under: see `Forest.in_context`
-    run_keys: Mapping[str, Stated] = field(default_factory=dict)
-    segmenter: Any = None  # writes the forest's column of segments, before anything reads it
-    step_rewards: Mapping[str, Any] = field(default_factory=dict)  # are added to the steps' own
+    kl_reward: Any = None  # a `KLReward` where the KL is part of the reward
+    shapes: Mapping[str, Any] = field(default_factory=dict)  # replace the outcome, before `rewards` add to it
+    signals: Mapping[str, Any] = field(default_factory=dict)  # compute quantities that other parts read by name
+    context: str = "trained"  # the context that the policy is evaluated under: see `Forest.in_context`
+    run_keys: Mapping[str, Stated] = field(default_factory=dict)  # settings of the run that the method states
+    segmenter: Any = None  # writes the forest's column `segment`, before any other part reads it
+    step_rewards: Mapping[str, Any] = field(default_factory=dict)  # added to the environment's step rewards
     scheduled: tuple[Scheduled, ...] = ()  # numbers of parts that are functions of the step
-    sampler: Any = None  # how tasks are drawn, by their measured success rates
-    # (the caller's keys, `compat`) that `gxpo.method` was given; None for a copy with other parts
+    sampler: Any = None  # draws tasks by their measured success rates
+    # (overrides, compat) as `gxpo.method` was given them; None for a copy with other parts
     asked: tuple[Mapping[str, Stated], str | None] | None = field(default=None, init=False)
 
-    # ------------------------------------------------------------ what it asks for
+    # ------------------------------------------------------------ requirements
     def parts(self) -> list[Any]:
-        """Every part of every stage."""
+        """Return every part of every stage."""
         parts = [
             self.credit,
             *self.weights.values(),
@@ -114,100 +118,102 @@ class Method:
         return [*parts, self.kl_reward] if self.kl_reward is not None else parts
 
     def _collect(self, name: str) -> tuple[str, ...]:
+        """Join an attribute of all parts that names things ("needs", "outputs", "requires"), without repeats."""
         return tuple(dict.fromkeys(x for part in self.parts() for x in getattr(part, name, ())))
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
-        """Signals that parts read beyond the sampler's and the proximal policy's log-probs, and that none provides."""
+        """Signals that the caller must provide: those that parts read, but for those that its own parts provide."""
         provided = {*self.credit_targets, *(name for part in self.signals.values() for name in part.provides)}
         return tuple(name for name in self._collect("needs") if name not in provided)
 
     @cached_property
     def credit_targets(self) -> tuple[str, ...]:
-        """What the advantage estimator gives the terms beside advantages: see `CreditPart.targets`."""
+        """Names of the targets that the advantage estimator gives the terms: see `CreditPart.targets`."""
         return tuple(CreditPart.hook(self.credit, "provides"))
 
     @cached_property
     def given(self) -> tuple[str, ...]:
-        """The signals that outputs of the loss are made with: see `TermPart.given`."""
+        """Signals that the policy's outputs are computed with, such as a teacher's log-probs: see `TermPart.given`."""
         return tuple(dict.fromkeys(n for term in self.terms.values() for n in TermPart.hook(term, "given")))
 
     @cached_property
     def reads_texts(self) -> bool:
-        """True if a reward of its own reads what the actions say."""
+        """True if one of its own rewards reads the texts of the actions."""
         parts = (*self.shapes.values(), *self.step_rewards.values(), *self.rewards.values())
         return any(RewardPart.hook(part, "reads_texts") for part in parts)
 
     @cached_property
     def axes(self) -> dict[str, str]:
-        """The axes of the signals that its own parts provide, where they are not on P."""
+        """Axes of the signals that its own parts provide, by name, where they are not on P."""
         return {name: axis for part in self.signals.values() for name, axis in part.axes.items()}
 
     @cached_property
     def requires(self) -> tuple[str, ...]:
-        """What rollouts or environments must provide."""
+        """Features that rollouts or environments must provide, such as snapshots."""
         return self._collect("requires")
 
     @cached_property
     def outputs(self) -> tuple[Output, ...]:
-        """Policy outputs that the loss reads."""
+        """Policy outputs that the loss reads; log-probs always."""
         return tuple(dict.fromkeys(map(Output, ("logprob", *self._collect("outputs")))))
 
     @cached_property
     def remains(self) -> dict[str, str]:
-        """By method of the composition: what the caller's own settings leave of it, in a line; "" where they leave its
-        formula."""
-        from gxpo.parts.overrides import remains  # asked for where a method is printed
+        """A line for each method whose formula the caller's settings change, by method; "" where they don't."""
+        from gxpo.parts.overrides import remains  # only printing a method needs it
 
         return {d.name: remains(d, {**self.keys, **self.run_keys}).text for d in self.definitions}
 
     @property
     def without(self) -> list[str]:
-        """Lines on methods whose formula is not what is computed, since the caller's settings took its place."""
+        """Warnings for methods whose published formula is not computed, since the caller's settings replace it."""
         return [f"{name}: {text}" for name, text in self.remains.items() if text]
 
     @property
     def value_heads(self) -> tuple[str, ...]:
-        """The value heads that some part reads or trains: "value", "value@NAME"."""
+        """Value heads that some part reads or trains: "value", "value@NAME"."""
         return tuple(sorted({x for x in (*self.outputs, *self.needs) if Output(x).kind == "value"}))
 
     @cached_property
     def reads_credit(self) -> bool:
-        """Whether any term of the objective does."""
+        """True if some term of the objective reads advantages."""
         return any(TermPart.hook(term, "reads_credit") for term in self.terms.values())
 
     @property
     def couples(self) -> str:
-        """The widest coupling of the objective's terms."""
+        """The widest coupling of the objective's terms: how large a unit must be evaluated at once."""
         order = ("token", "trajectory", "group", "step")
         return max((t.couples for t in self.terms.values()), key=order.index)
 
-    # ------------------------------------------------------------ the pipeline on one forest
+    # ------------------------------------------------------------ stages on one forest
     def shaped(self, forest: Forest) -> Forest:
-        """The scored rollouts with the method's own rewards (`reward.shape`, `reward.step`, `reward.add`) over the
-        task's: before `advantages` and `loss`, in a loop of one's own. Rollouts that have them stay as they are.
+        """Apply the method's own rewards (`reward.shape`, `reward.step`, `reward.add`) to scored rollouts.
 
-        Raises GxpoError where they hold another method's.
+        Call it before `advantages` and `loss`. The forest notes them, so that none is applied twice; GxpoError for
+        rollouts with another method's.
         """
         parts = self.shapes, self.step_rewards, self.rewards
         names = own.keys(*parts) if any(parts) else ()
         if forest.shaped_by == names:
             return forest
         if forest.shaped_by:
-            held = ", ".join(forest.shaped_by)
-            raise GxpoError(f"{self.name}: the rollouts hold {held} of another method: shape them as they were scored")
+            applied = ", ".join(forest.shaped_by)
+            raise GxpoError(
+                f"{self.name}: the rollouts hold {applied} of another method: shape them as scored by the task"
+            )
         return own.apply(forest, *parts) if names else forest
 
-    def _held(self, forest: Forest, signals: Mapping[str, Any] | None) -> Signals:
-        """The signals of the scored trajectories."""
-        held = Signals.of(forest, signals, self.axes)
-        return held if bool(forest.scored.all()) else held.select(forest, forest.scored)
+    def _signals_of_scored(self, forest: Forest, signals: Mapping[str, Any] | None) -> Signals:
+        """Restrict the signals to the scored trajectories, in whose forest every part works."""
+        all_signals = Signals.of(forest, signals, self.axes)
+        return all_signals if bool(forest.scored.all()) else all_signals.select(forest, forest.scored)
 
     def advantages(self, forest: Forest, signals: Mapping[str, Any] | None = None, step: int = 0) -> Tensor:
-        """Credit alone, before weights: [P] float64, detached. Unscored trajectories have exactly 0.
+        """Advantages before weights: [P] float64, detached; exactly 0 for unscored trajectories.
 
-        Reads the outcomes as they are: the method's own rewards are in them after `shaped`, and a warning says where
-        they are missing. A KL penalty that is placed in the reward is subtracted before any group statistic.
+        Outcomes are read as they are, so the method's own rewards have to be in them (`shaped`); a warning names those
+        that are missing. A KL penalty in the reward is subtracted before any group statistic.
         """
         parts = self.shapes, self.step_rewards, self.rewards
         if any(parts) and (lacking := own.missing(forest, *parts)):
@@ -216,36 +222,43 @@ class Method:
                 "forest = method.shaped(forest) adds the method's own",
                 stacklevel=2,
             )
-        return self._credited(forest, signals, lambda sub, held: {"credit": self.credit(sub, held, step)})["credit"]
+        columns = self._credit_columns(forest, signals, lambda sub, known: {"credit": self.credit(sub, known, step)})
+        return columns["credit"]
 
     def targets(self, forest: Forest, signals: Mapping[str, Any] | None = None, step: int = 0) -> dict[str, Tensor]:
-        """What terms regress to, [P] each, from the advantage estimator (`CreditPart.targets`): signals of theirs."""
+        """Targets that terms regress to, [P] each by name, from the advantage estimator (`CreditPart.targets`)."""
         if not self.credit_targets:
             return {}
-        return self._credited(forest, signals, lambda sub, held: self.credit.targets(sub, held, step))
+        return self._credit_columns(forest, signals, lambda sub, known: self.credit.targets(sub, known, step))
 
-    def _credited(
+    def _credit_columns(
         self,
         forest: Forest,
         signals: Mapping[str, Any] | None,
         compute: Callable[[Forest, Signals], Mapping[str, Tensor]],
     ) -> dict[str, Tensor]:
-        """Columns [P] over the scored trajectories, 0 elsewhere; refused where a shape or a value can't be right."""
-        sub, entries = _scored(forest)
-        held = self._held(forest, signals)
+        """Compute columns [P] of the advantage estimator on the scored trajectories; 0 elsewhere.
+
+        Raises GxpoError for a column of another shape, and for values that are not finite.
+        """
+        # an unscored trajectory must be in no statistic: the estimator sees a forest without it
+        sub, entries = _scored_trajectories(forest)
+        sub_signals = self._signals_of_scored(forest, signals)
         empty = torch.zeros(forest.n_entries, dtype=torch.float64)
         if not sub.n_trajectories:
             return dict.fromkeys(("credit", *self.credit_targets), empty)
+        # the KL in the reward is part of the outcome, so group means and stds have to contain it
         with torch.no_grad():
             if self.kl_reward is not None:
-                sub = self.kl_reward.penalise(sub, held)
+                sub = self.kl_reward.penalise(sub, sub_signals)
             with naming("credit", self.credit, name=show):
-                columns = compute(sub, held)
+                columns = compute(sub, sub_signals)
+        # an estimator may be a user's function: a wrong shape would broadcast silently in the loss
         out = {}
         for name, x in columns.items():
             what = "credit" if name == "credit" else f"{name} of credit"
             expect(x, (sub.n_entries,), what, self.credit, "path token (use forest.to_path)", name=show)
-            if fault := _fault(name, x):
+            if fault := _describe_invalid(name, x):
                 raise GxpoError(f"{title_of(what, self.credit, name=show)} gave {fault}")
             x = x.detach().to(torch.float64)
             out[name] = x if sub is forest else empty.index_copy(0, entries, x)
@@ -254,16 +267,17 @@ class Method:
     def token_weights(
         self, forest: Forest, advantages: Tensor, signals: Mapping[str, Any] | None = None, step: int = 0
     ) -> Tensor:
-        """The trajectories' own weights times the weight parts: [P] float64, finite and >= 0; 0 where unscored."""
-        sub, entries = _scored(forest)
+        """Weights of tokens: the trajectories' own times all weight parts; [P] float64, >= 0, and 0 where unscored."""
+        sub, entries = _scored_trajectories(forest)
         out = torch.zeros(forest.n_entries, dtype=torch.float64)
         if not sub.n_trajectories:
             return out
+        # every part sees the same advantages, never those that an earlier weight has scaled: their order is free
         weight, credit = sub.to_path(sub.weight, "R"), advantages[entries]
-        held = self._held(forest, signals)
+        sub_signals = self._signals_of_scored(forest, signals)
         for name, part in self.weights.items():
             with torch.no_grad(), naming(f"weight {name!r}", part):
-                output_P = part(sub, credit, held, step)
+                output_P = part(sub, credit, sub_signals, step)
             output_P = expect(output_P, (sub.n_entries,), f"weight {name!r}", part, "path token (use forest.to_path)")
             factor = output_P.detach().to(torch.float64)
             if not bool((factor.isfinite() & (factor >= 0)).all()):
@@ -281,37 +295,40 @@ class Method:
         signals: Mapping[str, Any] | None = None,
         step: int = 0,
     ) -> Loss:
-        """L(x) of a whole optimiser step, the terms summed, and what they report of it (clip fraction, KL...);
-        unscored trajectories count nowhere."""
-        sub, entries = _scored(forest)
+        """Objective L(x) of a whole optimiser step: the terms' sum, and their figures (clip fraction, KL, ...).
+
+        policy has outputs [P] with their gradient. Unscored trajectories are in no term and no denominator.
+        """
+        sub, entries = _scored_trajectories(forest)
         dtype = policy.logprob.dtype
+        # nothing is scored: 0 with a graph, so that a caller's backward() works
         if not sub.n_trajectories:
             return Loss(policy.logprob.sum() * 0.0, {})
-        held = self._held(forest, signals)
-        narrow = policy.index(entries)
-        args = (sub, narrow, advantages[entries].to(dtype), weight[entries].to(dtype), held, step)
-        found = [evaluate(term, *args) for term in self.terms.values()]
-        figures = {name: x for _, own in found for name, x in own.items()}
-        return Loss(torch.stack([value for value, _ in found]).sum(), figures)
+        sub_signals = self._signals_of_scored(forest, signals)
+        sub_policy = policy.index(entries)
+        args = (sub, sub_policy, advantages[entries].to(dtype), weight[entries].to(dtype), sub_signals, step)
+        evaluations = [evaluate(term, *args) for term in self.terms.values()]
+        figures = {name: x for _, term_figures in evaluations for name, x in term_figures.items()}
+        return Loss(torch.stack([value for value, _ in evaluations]).sum(), figures)
 
-    def objective(self, *given: Any, **named: Any) -> Tensor:
-        """The value of `evaluate` alone, from the same arguments."""
-        return self.evaluate(*given, **named).value
+    def objective(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Value of `evaluate` alone; the same arguments."""
+        return self.evaluate(*args, **kwargs).value
 
-    def metrics(self, *given: Any, **named: Any) -> dict[str, float]:
-        """The figures of `evaluate` alone, from the same arguments."""
+    def metrics(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Figures of `evaluate` alone, without a graph; the same arguments."""
         with torch.no_grad():
-            return self.evaluate(*given, **named).metrics
+            return self.evaluate(*args, **kwargs).metrics
 
     def active(
         self, forest: Forest, advantages: Tensor, weight: Tensor, signals: Mapping[str, Any] | None = None
     ) -> Tensor:
-        """[P] bool: entries whose outputs some term reads; with the signals, terms may need fewer."""
-        sub, entries = _scored(forest)
+        """Entries whose outputs some term reads, [P] bool: the others need no forward pass; fewer with the signals."""
+        sub, entries = _scored_trajectories(forest)
         out = torch.zeros(forest.n_entries, dtype=torch.bool)
-        held = None if signals is None else self._held(forest, signals)
+        sub_signals = None if signals is None else self._signals_of_scored(forest, signals)
         for term in self.terms.values() if sub.n_trajectories else ():
-            out[entries] |= term.active(sub, advantages[entries], weight[entries], held)
+            out[entries] |= term.active(sub, advantages[entries], weight[entries], sub_signals)
         return out
 
     def loss(
@@ -323,31 +340,36 @@ class Method:
         signals: Mapping[str, Any] | None = None,
         step: int = 0,
     ) -> Loss:
-        """The objective with the weights applied, for a training loop of one's own.
+        """Loss of a whole optimiser step with the weights applied, for a training loop of one's own.
 
-        The weights see `pol`'s log-probs as their signals; without a proximal policy the mismatch weight is 1.
+        pol         the policy's tokens [P] with their gradient, and the log-probs of the other policies
+        advantages  [P] where they are known already, as in a second pass over the same rollouts
+        Weights read `pol`'s log-probs as signals; without proximal log-probs the mismatch weight is 1.
         """
         if pol.logprob.shape != (forest.n_entries,):
             raise GxpoError(
                 f"pol.logprob has shape {tuple(pol.logprob.shape)}; the forest has {forest.n_entries} path tokens"
             )
-        held = dict(Signals(signals))
-        held.setdefault("behaviour_logprob", pol.behaviour_logprob.detach().double())
+        # the caller's signals come before `pol`'s, but for the proximal policy's: the ratio is over `pol`'s, and the
+        # mismatch weight has to fit it. The sampler's stand in for unknown ones, which makes that weight 1.
+        all_signals = dict(Signals(signals))
+        all_signals.setdefault("behaviour_logprob", pol.behaviour_logprob.detach().double())
         proximal = pol.behaviour_logprob if pol.proximal_logprob is None else pol.proximal_logprob
-        held["proximal_logprob"] = proximal.detach().double()
+        all_signals["proximal_logprob"] = proximal.detach().double()
         if pol.reference_logprob is not None:
-            held.setdefault("reference_logprob", pol.reference_logprob.detach().double())
-        credit = self.advantages(forest, held, step) if advantages is None else advantages
-        if missing := set(self.credit_targets) - set(held):
-            found = self.targets(forest, held, step)
-            held |= {name: found[name] for name in missing}
-        weight = self.token_weights(forest, credit, held, step)
-        found = self.evaluate(forest, pol, credit, weight, held, step)
-        return Loss(found.value, {"loss": float(found.value.detach()), **found.metrics})
+            all_signals.setdefault("reference_logprob", pol.reference_logprob.detach().double())
+        credit = self.advantages(forest, all_signals, step) if advantages is None else advantages
+        if missing := set(self.credit_targets) - set(all_signals):
+            targets = self.targets(forest, all_signals, step)
+            all_signals |= {name: targets[name] for name in missing}
+        weight = self.token_weights(forest, credit, all_signals, step)
+        evaluation = self.evaluate(forest, pol, credit, weight, all_signals, step)
+        return Loss(evaluation.value, {"loss": float(evaluation.value.detach()), **evaluation.metrics})
 
-    # ------------------------------------------------------------ memory
-    def _remembering(self) -> dict[str, Any]:
-        named = {
+    # ------------------------------------------------------------ state across steps
+    def _stateful_parts(self) -> dict[str, Any]:
+        """Parts with state for a checkpoint, by key; a part with `remembers = False` has none for now."""
+        parts = {
             "credit": self.credit,
             "rollout": self.rollout,
             "update": self.update,
@@ -356,56 +378,59 @@ class Method:
             **{f"signal.{k}": v for k, v in self.signals.items()},
             **{f"objective.{k}": v for k, v in self.terms.items()},
         }
-        inner = {k: v for key, part in named.items() for k, v in with_inner(key, part)}
+        inner = {k: v for key, part in parts.items() for k, v in with_inner(key, part)}
         return {k: v for k, v in inner.items() if hasattr(v, "state_dict") and getattr(v, "remembers", True)}
 
     def adjust(self, figures: Mapping[str, Any]) -> dict[str, float]:
-        """Show every control what the step measured, after its update; gives what they now say, by metric name."""
-        known = {k: float(v) for k, v in figures.items() if isinstance(v, (int, float)) and math.isfinite(v)}
-        return {name: x for part in controls(self).values() for name, x in part.adjust(known).items()}
+        """Pass a step's figures to every control, after its update; return their new values by metric name."""
+        finite_figures = {k: float(v) for k, v in figures.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+        return {name: x for part in controls(self).values() for name, x in part.adjust(finite_figures).items()}
 
     def at(self, step: int) -> dict[str, float]:
-        """Give the numbers that have a schedule their values in a step, from 1; gives them by metric name.
+        """Set every scheduled number to its value in a step, counted from 1; return the values by metric name.
 
-        Before `shaped`, in a loop of one's own. Nothing is remembered: a resumed run asks for the same steps.
+        Call it before `shaped`. It has no state: a resumed run asks for the same steps.
         """
-        now = [(number, number.at(step)) for number in self.scheduled]
-        for number, value in now:
+        values = [(number, number.at(step)) for number in self.scheduled]
+        for number, value in values:
             number.set(value)
-        return {f"scheduled_{number.key}": value for number, value in now}
+        return {f"scheduled_{number.key}": value for number, value in values}
 
     def observe(self, forest: Forest) -> None:
-        """Show every part that remembers the step's rollouts."""
+        """Pass a step's rollouts to every part that remembers some of them."""
         for part in self.parts():
             if hasattr(part, "observe"):
                 part.observe(forest)
 
     def state_dict(self) -> dict[str, Any]:
-        return {k: v.state_dict() for k, v in self._remembering().items()}
+        """State of the parts that remember earlier steps, by key, as JSON; tensors are in `tensors`."""
+        return {k: v.state_dict() for k, v in self._stateful_parts().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, part in self._remembering().items():
+        for name, part in self._stateful_parts().items():
             part.load_state_dict(state[name])
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the signal parts own, by "signal/NAME/..."."""
+        """Tensors that the signal parts own, such as weights of a trained model, by "signal/NAME/..."."""
         return {f"signal/{k}/{n}": x for k, part in self.signals.items() for n, x in part.tensors().items()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `tensors`; other names are passed over."""
+        """Restore `tensors`; names of other parts are ignored, so that a whole checkpoint can be passed."""
         for name, part in self.signals.items():
-            own = f"signal/{name}/"
-            part.load_tensors({k.removeprefix(own): x for k, x in tensors.items() if k.startswith(own)})
+            prefix = f"signal/{name}/"
+            part.load_tensors({k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)})
 
     def fill(self, **values: Any) -> Method:
-        """A copy in which fields left None are filled (`horizon`, `max_length`), wherever a part has them, and parts
-        that remember have nothing to remember yet."""
-        moved, made = {id(number.part) for number in self.scheduled}, dict[int, Any]()
-        for number in self.scheduled:  # parts are made with it: what they need is settled then
+        """Return a copy without memories in which `values` fill the fields that parts leave None (`horizon`, ...)."""
+        scheduled_ids, copies = {id(number.part) for number in self.scheduled}, dict[int, Any]()
+        # a part settles what it needs when it is made: a coefficient that begins at 0 and grows must not be taken for
+        # one that is off
+        for number in self.scheduled:
             number.set(number.schedule.largest)
 
         def filled(part: Any) -> Any:
-            new = made[id(part)] = renewed(part)
+            # which copy belongs to which part: schedules have to move the copies
+            new = copies[id(part)] = renewed(part)
             return new
 
         def renewed(part: Any) -> Any:
@@ -418,15 +443,16 @@ class Method:
             if isinstance(summands := getattr(part, "parts", None), tuple):
                 changes["parts"] = tuple(filled(p) for p in summands)
             for name, inner in _inner(part):
-                if (own := filled(inner)) is not inner:
-                    changes[name] = own
-            anew = changes or hasattr(part, "state_dict") or id(part) in moved
-            return dataclasses.replace(part, **changes) if anew else part
+                if (new_inner := filled(inner)) is not inner:
+                    changes[name] = new_inner
+            # a part with a memory or a scheduled number is copied too, so that two runs of one method share neither
+            needs_copy = changes or hasattr(part, "state_dict") or id(part) in scheduled_ids
+            return dataclasses.replace(part, **changes) if needs_copy else part
 
         def mapped(parts: Mapping[str, Any]) -> dict[str, Any]:
             return {k: filled(v) for k, v in parts.items()}
 
-        out = dataclasses.replace(
+        copy = dataclasses.replace(
             self,
             credit=filled(self.credit),
             weights=mapped(self.weights),
@@ -438,42 +464,35 @@ class Method:
             signals=mapped(self.signals),
             update=filled(self.update),
         )
+        # schedules follow their parts into the copy; both methods then begin at step 1, since `largest` was set above
         total = {"total_steps": values.get("total_steps")} if "total_steps" in values else {}
-        numbers = [dataclasses.replace(s, part=made.get(id(s.part), s.part), **total) for s in self.scheduled]
-        object.__setattr__(out, "scheduled", tuple(numbers))
-        for made_anew in (self, out):
-            made_anew.at(1)
-        return out
+        numbers = [dataclasses.replace(s, part=copies.get(id(s.part), s.part), **total) for s in self.scheduled]
+        object.__setattr__(copy, "scheduled", tuple(numbers))
+        for composed in (self, copy):
+            composed.at(1)
+        return copy
 
     def __repr__(self) -> str:
         lines = [f"method {self.name}"]
         for d in self.definitions:
             formula = (self.remains[d.name] or d.formula).replace("\n", "\n" + " " * (len(d.name) + 4))
             lines.append(f"  {d.name}: {formula}")
-        stages = (
-            "credit",
-            "rollout",
-            "update",
-            "objective",
-            "objective.ratio",
-            "objective.surrogate",
-            "objective.aggregate",
-        )
-        shown = {k: s for k, s in self.keys.items() if k in stages or s.origin != "default"}
-        width = max(len(k) for k in shown)
-        return "\n".join([*lines, *(f"  {k:<{width}}  {show(s.value)}  [{s.origin}]" for k, s in shown.items())])
+        stages = ("credit", "rollout", "update", *(f"objective{x}" for x in ("", ".ratio", ".surrogate", ".aggregate")))
+        settings = {k: s for k, s in self.keys.items() if k in stages or s.origin != "default"}
+        width = max(len(k) for k in settings)
+        return "\n".join([*lines, *(f"  {k:<{width}}  {show(s.value)}  [{s.origin}]" for k, s in settings.items())])
 
 
-def _fault(name: str, x: Tensor) -> str:
-    """Describe what can't be right about values of advantages or of one of their targets; "" where nothing is."""
-    if x.numel() and all(math.isfinite(float(end)) for end in x.aminmax()):  # nan comes through
+def _describe_invalid(name: str, x: Tensor) -> str:
+    """Describe invalid values of advantages, or of one of their targets; "" where all are valid."""
+    if x.numel() and all(math.isfinite(float(end)) for end in x.aminmax()):  # aminmax passes nan on
         return ""
-    bad = ~x.isfinite() if name == "credit" else x.isinf()  # a target that is nan: none at that token
+    bad = ~x.isfinite() if name == "credit" else x.isinf()  # a target may be nan: no target at that token
     return f"{int(bad.sum())} values that are not finite" if bool(bad.any()) else ""
 
 
-def _scored(forest: Forest) -> tuple[Forest, Tensor]:
-    """The forest of the scored trajectories and their entries."""
+def _scored_trajectories(forest: Forest) -> tuple[Forest, Tensor]:
+    """Return the forest of the scored trajectories, and its entries' positions in the whole forest."""
     if bool(forest.scored.all()):
         return forest, torch.arange(forest.n_entries)
     return forest.select(forest.scored), forest.entries_of(forest.scored)

@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# mean and scale of the group
 grpo = Definition(
     r"""GRPO: group-normalised advantages, PPO clip, sequence mean; the base of all other methods.
 
@@ -161,6 +162,7 @@ mapo = Definition(
     paper_defaults={"objective.aggregate": "token_mean"},
 )
 
+# groups without signal, and hard prompts
 asymre = Definition(
     r"""AsymRE: off-policy REINFORCE with a baseline slightly below the group mean.
 
@@ -228,6 +230,7 @@ dgpo_math = Definition(
     },
 )
 
+# baselines beside the group: a greedy answer, a reference model, a value
 remax = Definition(
     r"""ReMax: REINFORCE with the reward of the greedy answer as baseline.
 
@@ -347,6 +350,7 @@ aapo = Definition(
     cost="as many answers of the reference as of the policy: twice the generation; needs learner.lora_rank",
 )
 
+# pass@k, and rewards without a baseline
 passk = Definition(
     r"""Pass@k training: analytic advantages of the pass@k reward over all sets of k rollouts of the group.
 

@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# normalised over the batch
 reinforce_pp = Definition(
     r"""REINFORCE++: batch normalisation of outcomes over all trainable tokens; no groups.
 
@@ -59,6 +60,7 @@ gdpo_multi = Definition(
     keys={"credit": "decoupled"},
 )
 
+# statistics of several groups
 bnpo = Definition(
     r"""BNPO: advantages normalised by a Beta density fitted to the success rates of the step.
 
@@ -136,6 +138,7 @@ riskpo = Definition(
     },
 )
 
+# other sets of attempts
 polychromic = Definition(
     r"""Polychromic objectives: set-level reward (mean reward times diversity), shared by the members of each set.
 
@@ -168,6 +171,7 @@ ospo = Definition(
     paper_defaults={"objective.clip_high": 0.28, "objective.entropy.coef": 0.05},
 )
 
+# rescaled for groups without spread
 gpg = Definition(
     r"""GPG: plain policy gradient with a group-mean baseline, rescaled for zero-variance groups; no ratio, clip or KL.
 

@@ -3,6 +3,7 @@
 from gxpo.algorithms.weighting.phrases import PLANNING, as_pattern
 from gxpo.parts.definition import Definition
 
+# belief in the right answer
 igpo = Definition(
     r"""IGPO: information-gain turn rewards: the rise in the policy's own probability of the correct answer.
 
@@ -95,6 +96,7 @@ spae = Definition(
     cost="a forward pass over the rollouts and, after every step, over cue and answer",
 )
 
+# hidden states
 verl_rank = Definition(
     r"""VERL: advantage bonus by the effective rank of hidden states, its velocity and its acceleration.
 
@@ -122,6 +124,7 @@ verl_rank = Definition(
     cost="a forward pass for hidden states; a symmetric eigenvalue problem for every 40 tokens of an answer",
 )
 
+# kinds and positions of tokens
 hicra = Definition(
     r"""HICRA: hierarchy-aware advantages: a bonus of alpha |A| on planning tokens.
 

@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# bounded weights
 cispo = Definition(
     r"""CISPO: clipped, detached importance weights on log pi, so that every token keeps its gradient.
 
@@ -108,6 +109,7 @@ rec = Definition(
     keys={"objective.surrogate": "ratio_mask", "objective.aggregate": "token_mean", "credit.scale": "none"},
 )
 
+# mismatch of sampler and learner, and stale data
 hispo = Definition(
     r"""HisPO: mask answers and tokens by the mismatch of sampler and learner, then a dual-clipped surrogate; no KL.
 

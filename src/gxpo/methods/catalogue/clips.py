@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# clips of a token's ratio
 ppo = Definition(
     r"""PPO: dual clip, which bounds the loss at ratio_max |A| for negative advantages; objective only, no critic.
 
@@ -41,6 +42,7 @@ dapo = Definition(
     cost="dropped groups are sampled too: their tokens are charged",
 )
 
+# ratios of sequences and means of tokens
 gspo = Definition(
     r"""GSPO: sequence-level, length-normalised importance ratio with a sequence-level clip.
 
@@ -114,6 +116,7 @@ apmpo = Definition(
     paper_defaults={"objective.kl.coef": 0.001},
 )
 
+# clips with gradients of their own, mixtures and residuals
 gppo = Definition(
     r"""GPPO: gradient-preserving clip: tokens beyond the clip range keep a bounded gradient.
 
@@ -211,6 +214,7 @@ hapo = Definition(
     },
 )
 
+# by entropy and by later tokens
 clip_cov = Definition(
     r"""Clip-Cov: entropy control by masking a few tokens of high covariance between advantage and log-prob.
 

@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# values of tokens
 gae = Definition(
     r"""GAE: token-level generalized advantage estimation (PPO), with a value head on the policy's hidden states.
 
@@ -63,6 +64,7 @@ t_ppo = Definition(
     cost="a forward pass for the values at the start of the step; one vector of parameters",
 )
 
+# values of turns and actions
 gae_turn = Definition(
     r"""GAE over turns: turn-level generalized advantage estimation for agents, with the value at the turn's beginning.
 
@@ -136,6 +138,7 @@ poad = Definition(
 
 _ARCHER_HEADS = ("q1", "q2", "v1", "v2", "baseline")
 
+# two levels
 archer = Definition(
     r"""ArCHer: hierarchical actor-critic with utterance-level double Q and V critics and a token-level policy gradient.
 

@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# weights of groups by difficulty and noise
 a_grae = Definition(
     r"""A-GRAE: advantages reweighted by prompt difficulty (easy first, hard later); positive ones damped early.
 
@@ -78,6 +79,7 @@ seed_grpo = Definition(
     },
 )
 
+# by length, entropy and confidence of answers
 adora = Definition(
     r"""ADORA: length-based advantage weight: 1 if the longest correct rollout exceeds the mean wrong length, else 0.1.
 
@@ -197,6 +199,7 @@ capo_calibration = Definition(
     cost="a reference model and a forward pass of it; pairs within groups",
 )
 
+# by position in the answer
 tw_grpo = Definition(
     r"""TW-GRPO: token weights by position: larger where the answers of a group diverge.
 
@@ -224,6 +227,7 @@ tw_grpo = Definition(
     cost="two forward passes over the rollouts before the update, one with the head on every vocabulary id",
 )
 
+# weights of groups by their rewards
 vital_dgrpo = Definition(
     r"""DGRPO (VITAL): difficulty-aware GRPO: groups of high mean reward weigh less.
 

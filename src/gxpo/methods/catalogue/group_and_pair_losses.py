@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# regression on rewards
 gvpo = Definition(
     r"""GVPO: regression of group-centred log-ratios (implicit rewards) on group-centred rewards; no ratio, no clip.
 
@@ -62,6 +63,7 @@ opmd = Definition(
     refuses={"objective.kl.place": ("reward",)},
 )
 
+# contrast within the group
 copg = Definition(
     r"""CoPG: contrastive policy gradient: leave-one-out baseline on KL-regularised rewards, off policy without ratios.
 
@@ -186,6 +188,7 @@ trpa = Definition(
     cost="a frozen reference model and its forward pass over the rollouts",
 )
 
+# implicit policies and values
 nft = Definition(
     r"""NFT: negative-aware fine-tuning: likelihood on correct answers, an implicit negative policy on wrong ones.
 

@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# hints for all-wrong groups
 scaf_grpo = Definition(
     r"""Scaf-GRPO: scaffolded hints: in an all-wrong group the least sufficient hint replaces one rollout.
 
@@ -60,6 +61,7 @@ ghpo = Definition(
     cost="up to three more groups for each all-wrong one: their tokens are charged",
 )
 
+# drafts and cuts
 igrpo = Definition(
     r"""iGRPO: iterative GRPO: the best of N drafts goes into the prompt, and its refinements are trained.
 

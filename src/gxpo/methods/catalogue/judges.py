@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# comparisons
 arena_rl = Definition(
     r"""ArenaRL: a knockout tournament within the group, seeded by matches against the first attempt; the place is the
     reward.
@@ -56,6 +57,7 @@ heron = Definition(
     cost="an answer of each judge of the panel for each attempt",
 )
 
+# frozen models that read the answer
 listener = Definition(
     r"""Listener: a frozen model reads the reasoning, and its probability of the right answer is part of the reward.
 
@@ -104,6 +106,7 @@ debate_reward = Definition(
     cost="the opponent's action and two questions to the judge for each attempt",
 )
 
+# rubrics
 meta_po = Definition(
     r"""MPO: a model rewrites the judge's rubric every ten steps, from answers and the scores they were given.
 

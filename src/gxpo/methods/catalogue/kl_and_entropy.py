@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# KL coefficients
 mdpo = Definition(
     r"""MDPO: mirror descent policy optimization: annealed KL penalty to the old policy, several updates a step.
 
@@ -69,6 +70,7 @@ fg_expo = Definition(
     cost="a frozen reference model; two numbers a task in the checkpoint; useful only where tasks repeat",
 )
 
+# entropy bonuses
 epo = Definition(
     r"""EPO: entropy bonus over the turns of an agent, with a smoothing band around each turn's past entropy.
 

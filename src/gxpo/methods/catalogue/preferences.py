@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# pairs of answers
 simpo = Definition(
     r"""SimPO: pairs by mean log-prob, without a reference model, with a target margin.
 
@@ -155,6 +156,7 @@ mnpo = Definition(
     cost="a forward pass for each policy kept, and their parameters, beside the reference's",
 )
 
+# pairs of steps and episodes
 step_apo = Definition(
     r"""Step-APO (CPL, critical plan step learning): pairs of steps that begin at one state, offset by their values.
 
@@ -259,6 +261,7 @@ sdpo_segment = Definition(
     cost="the turns before e are generated once for both; a frozen reference model",
 )
 
+# policy gradients on differences
 p3o = Definition(
     r"""P3O (pairwise PPO): policy gradient on the difference of the rewards of two answers, whole answers' ratios
     clipped.

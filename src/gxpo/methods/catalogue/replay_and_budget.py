@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# replay and staged sampling
 repo_replay = Definition(
     r"""RePO: replay-enhanced GRPO: a group of replayed rollouts of each prompt in addition to the fresh group.
 
@@ -61,6 +62,7 @@ ar3po = Definition(
     cost="saves samples: k (1 + (1 - p)^k) answers of a prompt of pass rate p, for S = 2",
 )
 
+# a budget of rollouts over prompts
 v0 = Definition(
     r"""V0: adaptive group sizes: split a fixed rollout budget across prompts by predicted success rate.
 
@@ -110,6 +112,7 @@ knapsack_rl = Definition(
     cost="none in samples; two numbers a task in the checkpoint; useful only where tasks repeat",
 )
 
+# replay of earlier steps
 pipo = Definition(
     r"""PIPO: retrospective replay of the previous batch, scaled by the improvement of the mean reward since.
 
@@ -166,6 +169,7 @@ r1v2_ssb = Definition(
     cost="more trajectories in the update; about 70 bytes of memory for every stored token",
 )
 
+# reference answers in the group
 gcpo_gold = Definition(
     r"""GCPO: reference (golden) answer in place of one rollout of an all-wrong group, with GSPO's sequence clip.
 

@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# by length and confidence
 grpo_lead = Definition(
     r"""GRPO-LEAD: length-dependent reward for correct answers, penalty for wrong ones, difficulty-aware weights.
 
@@ -76,6 +77,7 @@ unlikeliness = Definition(
     paper_defaults={"update.epochs": 2, "objective.kl.coef": 0.1},
 )
 
+# by diversity within the group
 dra_grpo = Definition(
     r"""DRA-GRPO: diversity-aware reward adjustment: semantically similar rollouts share their reward.
 
@@ -95,6 +97,7 @@ dra_grpo = Definition(
     cost="a forward pass over the rollouts before the update",
 )
 
+# partial and factored rewards
 fgrpr = Definition(
     r"""FGRPR: graded (fuzzy) reward for numeric answers by relative error.
 

@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# turns by their tool calls
 matchtir = Definition(
     r"""MatchTIR: turn rewards by bipartite matching of tool calls with a reference; outcome and turn-level advantages.
 
@@ -81,6 +82,7 @@ mt_grpo = Definition(
     },
 )
 
+# steps by a model
 prorag = Definition(
     r"""ProRAG: step scores of a process reward model, normalised over the group's tokens, added to GRPO's advantage.
 
@@ -140,6 +142,7 @@ capo_genprm = Definition(
     cost="4 critiques of every attempt by a judge of your choice",
 )
 
+# steps by the reference solution
 e_grpo = Definition(
     r"""E-GRPO: partial reward for wrong answers by the share of the solution's entities in the reasoning.
 

@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# penalties and regressions
 spo_simple = Definition(
     r"""SPO (Simple Policy Optimization): quadratic ratio penalty with its optimum at PPO's clip bound.
 
@@ -57,6 +58,7 @@ gbpo = Definition(
     keys={"objective.surrogate": "ratio_target"},
 )
 
+# smooth gates
 dpo_discovered = Definition(
     r"""Discovered PO: discovered policy optimisation: a meta-learned drift function in place of the clip.
 
@@ -90,6 +92,7 @@ sapo_gate = Definition(
     keys={"objective.surrogate": "sigmoid"},
 )
 
+# a mask by divergence
 dppo_divergence = Definition(
     r"""DPPO (divergence): trust-region mask by the change of token probability (TV or binary KL), not by ratio.
 

@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# rollouts and tokens that are left out
 d3s = Definition(
     r"""D3S: dual down-sampling: rollouts of maximal advantage variance, tokens of largest |A| H (entropy); both relax.
 
@@ -119,6 +120,7 @@ capo_curvature = Definition(
     cost="a forward pass for hidden states before the update",
 )
 
+# tokens whose advantage is shaped
 aspo = Definition(
     r"""ASPO (tool-integrated reasoning): advantage shaping for early code use, clipped to a share of |A|.
 

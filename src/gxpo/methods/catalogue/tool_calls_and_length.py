@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# economy of tool calls
 otc = Definition(
     r"""OTC: the reward of a right answer times the economy of its tool calls.
 
@@ -76,6 +77,7 @@ tool_star = Definition(
     },
 )
 
+# length of thoughts and answers
 ton = Definition(
     r"""TON: a format reward that an empty thought satisfies, so that the policy may learn not to think.
 
@@ -206,6 +208,7 @@ rlsp = Definition(
     },
 )
 
+# features of the reasoning
 fapo = Definition(
     r"""FAPO: a right answer whose reasoning is flawed earns less than a sound one, and more than a wrong one.
 

@@ -2,6 +2,7 @@
 
 from gxpo.parts.definition import Definition
 
+# advantages over a tree of answers
 tree_grpo = Definition(
     r"""Tree-GRPO: tree rollouts; advantages normalised within the tree and over all trees of the prompt.
 
@@ -81,6 +82,7 @@ tree_po = Definition(
     cost="fewer generated tokens an attempt: prefixes are shared; a sampling call for every prefix length",
 )
 
+# where trees branch
 arpo_agentic = Definition(
     r"""ARPO: entropy-based adaptive branching of agent rollouts after uncertain turns, with GRPO advantages.
 
@@ -162,6 +164,7 @@ rose = Definition(
     cost="a sampling call for each of 8 answers of a prompt; their prefixes are shared",
 )
 
+# truncated thoughts
 anytime_brpo = Definition(
     r"""BRPO (AnytimeReasoner): dense rewards from thinking truncated at several budgets; budget-relative baseline.
 
@@ -188,6 +191,7 @@ anytime_brpo = Definition(
     cost="S A answers a thinking, each a short continuation of a shared prefix",
 )
 
+# search
 deepsearch = Definition(
     r"""DeepSearch: Monte Carlo tree search inside training, with node-level Q values as advantages.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gxpo.adapters import trl_stated
+from gxpo.adapters import trl_config
 
 
 @dataclass
@@ -24,8 +24,8 @@ class Wider(Config):
     delta: float | None = None
 
 
-trl_stated.watch(Config)
-trl_stated.watch(Config)  # a second time changes nothing
+trl_config.note_arguments(Config)
+trl_config.note_arguments(Config)  # a second time changes nothing
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def no_options(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py"])
 
 
-def test_values_at_their_defaults_are_stated_where_they_were_given():
+def test_default_values_count_as_stated_where_they_were_given():
     cases = [
         (Config(), set()),
         (Config(scale_rewards="group"), {"scale_rewards"}),
@@ -48,22 +48,22 @@ def test_values_at_their_defaults_are_stated_where_they_were_given():
         (pickle.loads(pickle.dumps(Wider(epsilon=0.2))), {"epsilon"}),
     ]
     wrong = [
-        (config, trl_stated.stated_names(config)) for config, names in cases if trl_stated.stated_names(config) != names
+        (config, trl_config.stated_names(config)) for config, names in cases if trl_config.stated_names(config) != names
     ]
     assert not wrong
     later = Config()
     later.epsilon = 0.3
-    assert trl_stated.stated_names(later) == {"epsilon"}
+    assert trl_config.stated_names(later) == {"epsilon"}
 
 
-def test_a_call_that_passes_every_field_states_what_the_command_line_says(monkeypatch):
+def test_a_call_with_every_field_states_the_command_line(monkeypatch):
     values = {"scale_rewards": "group", "epsilon": 0.2, "epsilon_high": None}
-    assert trl_stated.stated_names(Config(**values)) == set()
-    assert trl_stated.stated_names(Config(**{**values, "epsilon": 0.1})) == {"epsilon"}
-    assert trl_stated.stated_names(dataclasses.replace(Config(epsilon=0.2), scale_rewards="none")) == {"scale_rewards"}
+    assert trl_config.stated_names(Config(**values)) == set()
+    assert trl_config.stated_names(Config(**{**values, "epsilon": 0.1})) == {"epsilon"}
+    assert trl_config.stated_names(dataclasses.replace(Config(epsilon=0.2), scale_rewards="none")) == {"scale_rewards"}
     for words in (["--scale_rewards", "group"], ["--scale-rewards=group"], ["--x", "1", "--scale_rewards=group", "-v"]):
         monkeypatch.setattr(sys, "argv", ["train.py", *words])
-        assert trl_stated.stated_names(Config(**values)) == {"scale_rewards"}
+        assert trl_config.stated_names(Config(**values)) == {"scale_rewards"}
 
 
 def test_a_note_is_no_field_and_changes_no_comparison():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.adapters.trl_log import figures
+from gxpo.adapters.trl_records import loss_figures
 from gxpo.adapters.trl_rollouts import Scored
 from gxpo.algorithms.signals import Signals
 from gxpo.forest.forest import Forest
@@ -23,7 +23,7 @@ def figures_of(spec, ratios, advantages, overrides=None, gather=lambda x: x):
     proximal = torch.full_like(logprob, -1.0)
     weight = torch.where(torch.arange(len(credit)) == 0, 0.0, 1.0).double()  # a mask of the mismatch changes no figure
     scored = Scored(forest, credit, weight, Signals({"reference_logprob": proximal}), proximal, 1)
-    return figures(method, scored, scored.policy({"logprob": logprob}), gather)
+    return loss_figures(method, scored, scored.policy({"logprob": logprob}), gather)
 
 
 def test_extremes_of_clip_ratios_are_over_sequences():
@@ -38,12 +38,12 @@ def test_extremes_of_clip_ratios_are_over_sequences():
     assert alone["clip_ratio/low_min"] == 0.5 and alone["clip_ratio/high_max"] == 0.0
 
 
-def test_a_second_bound_for_wrong_answers_is_none_of_trls_figures():
+def test_a_bound_for_wrong_answers_is_not_in_trls_figures():
     found = figures_of("grpo", [[5.0, 0.5]], [-1.0], {"objective.surrogate": "dual_clip"})
     assert found["clip_ratio/low_mean"] == 0.5 and found["clip_ratio/high_mean"] == 0.0
 
 
-def test_a_row_of_one_ratio_counts_once_and_rows_without_tokens_are_in_no_extreme():
+def test_rows_of_one_ratio_count_once_and_empty_rows_never():
     # mean log-ratios: log 1.5 of a row of 1, log 1 of a row of 3
     found = figures_of("gspo", [[1.5], [2.0, 0.5, 1.0], []], [1.0, 1.0, 1.0], {"objective.clip_high": 0.2})
     assert found["clip_ratio/high_mean"] == pytest.approx(1 / 3) and found["clip_ratio/high_max"] == 1.0
