@@ -202,7 +202,7 @@ def test_what_had_finished_is_read_back(tmp_path: Path, monkeypatch: pytest.Monk
     assert lines(tmp_path / "run") == calm and not served and used(tmp_path / "run") == list(range(6))
 
 
-def test_groups_whose_records_are_gone_are_sampled_again_and_that_is_said(tmp_path: Path) -> None:
+def test_groups_without_records_are_resampled_with_a_warning(tmp_path: Path) -> None:
     def stop(row: dict[str, Any]) -> bool:
         return row["step"] == 2
 
@@ -226,7 +226,7 @@ def test_an_order_of_finishing_loses_and_doubles_nothing(tmp_path: Path) -> None
         assert sorted(used(tmp_path / str(at))) == list(range(8))
 
 
-def test_a_source_that_learns_draws_in_a_resumed_run_as_in_a_calm_one(tmp_path: Path) -> None:
+def test_learning_source_draws_the_same_tasks_after_resume(tmp_path: Path) -> None:
     """Its tasks depend on how many steps it has seen trained: in step n it has seen n - 2 of them."""
     source = f"{Path(__file__).parent / 'learning_source.py'}:Counting"
     keys = {"task": source, "reward": REWARD, "async__max_staleness": 1}
@@ -347,7 +347,7 @@ def test_groups_and_lines_that_were_changed_are_not_trained(
     assert wrong == []
 
 
-def test_a_group_that_was_changed_ends_the_run_and_is_sampled_again_once_deleted(
+def test_changed_group_ends_the_run_and_is_resampled_if_deleted(
     tmp_path: Path, ahead: tuple[Path, list[dict[str, Any]]]
 ) -> None:
     out = tmp_path / "run"
@@ -380,7 +380,7 @@ def test_a_file_that_changes_while_the_run_goes_on_is_seen(
         own.rollouts(place)
 
 
-def test_a_resumed_run_is_resumed_again_from_each_of_its_checkpoints(
+def test_resumed_run_resumes_again_from_each_checkpoint(
     tmp_path: Path, ahead: tuple[Path, list[dict[str, Any]]]
 ) -> None:
     """The ledger is written anew by each resume; checkpoints from before that still have their digests in it."""
@@ -393,7 +393,7 @@ def test_a_resumed_run_is_resumed_again_from_each_of_its_checkpoints(
         Ledger(tmp_path).go_back(2, states[1])  # of a line that the run has left: its checkpoints go, too
 
 
-def test_a_run_that_was_begun_without_digests_goes_on_to_the_same_numbers_and_says_so(
+def test_run_without_digests_resumes_to_equal_numbers_and_warns(
     tmp_path: Path, ahead: tuple[Path, list[dict[str, Any]]]
 ) -> None:
     out = tmp_path / "run"

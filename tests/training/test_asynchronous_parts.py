@@ -50,7 +50,7 @@ def test_calls_that_wait_together_are_served_together() -> None:
     assert {r.owner: r.result for r in over} == {1: [110, 111, 112], 2: [120], 3: [130, 131]}
 
 
-def test_an_error_of_a_service_is_raised_in_the_routines_that_wait_for_it() -> None:
+def test_service_error_is_raised_in_the_routines_that_wait() -> None:
     def failing(calls: Sequence[Call]) -> None:
         raise ValueError("no sums today")
 
@@ -181,7 +181,7 @@ TURN = {"action": [7, 8, 9, 10], "logprob": [-1.0, -2.0, -3.0, -4.0], "policy_ve
 LINE = {"schema": "gxpo.rollouts/1", "group": "g", "id": "g/0", "prompt": [1, 2], "reward": 1.0, "turns": [TURN]}
 
 
-def test_an_action_of_several_versions_is_several_nodes_of_one_turn() -> None:
+def test_action_of_several_versions_is_several_nodes_of_a_turn() -> None:
     forest = gxpo.Forest.from_records([LINE])
     acted = [n for n in range(forest.n_nodes) if int(forest.turn[n]) == 0]
     assert [int(forest.policy_version[n]) for n in acted] == [3, 4, 6]
@@ -193,7 +193,7 @@ def test_an_action_of_several_versions_is_several_nodes_of_one_turn() -> None:
     assert again["turns"] == [{"agent": "agent", "policy": "main", **TURN}]
 
 
-def test_a_fork_within_an_action_of_several_versions_is_written_and_read_again(tmp_path: Path) -> None:
+def test_fork_within_a_multi_version_action_round_trips(tmp_path: Path) -> None:
     turn = {"action": [5, 6], "logprob": [-1.0, -1.0], "policy_version": 6, "versions": [[1, 7]]}
     fork = {**LINE, "id": "g/1", "fork": {"of": "g/0", "turn": 0, "token": 2}, "turns": [turn]}
     del fork["prompt"]

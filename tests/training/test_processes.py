@@ -132,7 +132,7 @@ def test_a_process_ends_with_its_launcher():
 TOLD = "gxpo: torchrun has ended, and its processes end, too: gxpo resume goes on, under torchrun\n"
 
 
-def test_a_process_whose_launcher_is_gone_before_it_looks_does_not_wait():
+def test_process_without_its_launcher_does_not_wait():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     done = subprocess.run(
