@@ -95,7 +95,7 @@ def test_rewards_and_credit_are_the_authors() -> None:
     )
 
 
-def test_by_default_lengths_always_count_and_every_failure_is_worth_the_same() -> None:
+def test_grpo_lead_by_default_counts_lengths_and_equal_failures() -> None:
     """The paper's rule: exp(-.05 z) or -1. Second group: lengths 5000, 9000, 11000, mean 8333.3, std 3055.05."""
     found = gxpo.method("grpo_lead").shaped(forest()).outcome.tolist()
     z = [(n - 25000 / 3) / (statistics.stdev([5000, 9000, 11000]) + 1e-6) for n in (5000, 9000, 11000)]

@@ -96,7 +96,7 @@ def test_psr_and_nsr_up_to_their_denominator(mode: str, positive: float, negativ
     assert gradient == pytest.approx([share * s for s in slopes], abs=1e-12)
 
 
-def test_w_reinforces_released_entropy_bonus_is_the_papers_preset() -> None:
+def test_psr_nsr_entropy_bonus_is_in_the_paper_preset() -> None:
     """verl/trainer/config/ppo_trainer.yaml: `entropy_coeff: 0.001`, which their run scripts leave as it is."""
     assert gxpo.method("psr_nsr@paper").terms["entropy"].coef == 1e-3 and "entropy" not in gxpo.method("psr_nsr").terms
 
@@ -178,7 +178,7 @@ def test_copo(keys: dict[str, Any], k: float, b: float, zero: bool) -> None:
     assert copo_of_gxpo(**keys)[2] == pytest.approx(wanted, abs=1e-6)
 
 
-def test_copos_two_clipped_losses_are_one_where_their_signs_agree() -> None:
+def test_copo_clipped_losses_are_one_where_their_signs_agree() -> None:
     """w l(A) + (1 - w) l(B) = l(w A + (1 - w) B) for the clipped loss l wherever A and B have one sign or nothing is
     clipped. Of A = 1 and B = -1, each by half, at a ratio of 1.7: -1.2 / 2 + 1.7 / 2 there, 0 here."""
 

@@ -45,7 +45,7 @@ def test_ghpo_prompts_are_a_lead_in_and_a_quarter_more_each_time() -> None:
     assert rows.tolist() == pytest.approx([-0.25 / 0.5001] * 3 + [0.75 / 0.5001], abs=1e-9)
 
 
-def test_scaf_grpo_prompts_are_of_growing_chunks_under_the_name_of_their_tier() -> None:
+def test_scaf_grpo_prompts_grow_by_chunks_under_their_tier_name() -> None:
     """dvlab-research/Scaf-GRPO@1085db5 hint_mix_grpo/trainer/ray_trainer.py lines 2161-2190: the question after its
     heading, a newline, the tier's heading and the first 1, 2, ... of its parts joined by spaces, all tried once; lines
     1570-1630: the least that is right stands in the place of the group's first attempt."""

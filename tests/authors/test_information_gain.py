@@ -124,7 +124,7 @@ def test_noise_is_no_credit_of_order_one() -> None:
     assert size["floor 0"] > 1.5 and 0.1 < size["default"] < 0.25 and size["none"] < 3e-5
 
 
-def test_a_single_attempt_is_given_nothing_where_nothing_is_compared() -> None:
+def test_igpo_gives_a_single_attempt_no_advantage() -> None:
     """One attempt of one turn: alone in its group, 0 here; theirs too, (x - x) / 1."""
     forest = Forest.from_completions([[1]], [[[5, 5]]], rewards=[1.0])
     beliefs = {name: torch.full((2,), 0.3, dtype=F64) for name in ("belief_before", "belief_after")}

@@ -362,7 +362,7 @@ def test_pav_adds_the_progress_of_the_best_of_four():
 
 
 # ---------------------------------------------------------------- rloo: "Putting RL back in RLHF", Huang and Ahmadian
-def test_rloo_subtracts_the_mean_of_the_others_and_takes_the_answer_as_one_action():
+def test_rloo_subtracts_the_mean_of_others_from_one_action():
     """The article's three prompts with four answers each, and REINFORCE on the sum of an answer's log-probs."""
     rewards = [1.0, 2, 3, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # first answers of the prompts, second, ...
     groups, lengths = ["a", "b", "c"] * 4, [1, 2, 3, 2, 1, 1, 2, 3, 1, 1, 2, 2]
@@ -384,7 +384,7 @@ def test_rloo_subtracts_the_mean_of_the_others_and_takes_the_answer_as_one_actio
 
 
 # ---------------------------------------------------------------- p3o: "Rethinking the Role of PPO in RLHF", Wu and Zhu
-def test_p3o_follows_the_difference_of_two_rewards_and_clips_each_answer():
+def test_p3o_follows_the_reward_difference_and_clips_each_answer():
     """(r_1 - r_2) grad log(policy(y_1) / policy(y_2)) / 2, unchanged by what a prompt adds; half of it is the mean."""
     groups, rewards, lengths = ["a", "a", "b", "b"], [0.7, 0.1, 5.0, 5.5], [2, 3, 1, 2]
 
@@ -415,7 +415,7 @@ def test_p3o_follows_the_difference_of_two_rewards_and_clips_each_answer():
 
 
 # ---------------------------------------------------------------- pta_grpo: ICML 2026, equations 2 to 4 and 10
-def test_pta_grpo_pays_a_plan_by_the_softmax_of_its_executions_accuracy():
+def test_pta_grpo_pays_plans_by_softmax_of_execution_accuracy():
     keys = METHODS["pta_grpo"].keys
     assert (keys["rollout.plans"], keys["rollout.executions"]) == (4, 3)
     right = {"a": [[1, 0, 0], [1, 1, 1], [0, 0, 0], [1, 1, 0]], "b": [[0, 0, 0]] * 4}

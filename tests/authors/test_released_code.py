@@ -144,7 +144,7 @@ def test_mnpo_regresses_mean_log_ratios_to_its_target(kept):
 
 # ---------------------------------------------------------------- ttrv: ttt_metrics.py, auto_extract.py
 @pytest.mark.parametrize("texts", ["aabacbad", "a?b?a??b", "????", "abcd", "aaaa"])
-def test_ttrv_pays_shares_of_the_votes_and_its_entropy_changes_no_advantage(texts):
+def test_ttrv_pays_vote_shares_and_entropy_changes_no_advantage(texts):
     said = {"a": "#1", "b": "#2", "c": "#3", "d": "#4", "?": "none"}
     extracted = ["" if t == "?" else said[t][1:] for t in texts]
     share = [sum(other == mine for other in extracted) / len(extracted) for mine in extracted]

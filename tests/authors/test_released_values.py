@@ -141,7 +141,7 @@ def test_t_ppo(whiten: str) -> None:
     assert targets == pytest.approx(returns, abs=1e-12, nan_ok=True)
 
 
-def test_t_ppo_trains_the_newest_window_and_a_value_of_each_rollout() -> None:
+def test_t_ppo_trains_the_newest_window_and_a_value_per_rollout() -> None:
     """The same, `compute_value_loss`: .5 mean over the finished rows of the mean of (V - return)^2 over their tokens;
     `compute_policy_loss`: the tokens of the newest window alone have a gradient."""
     lengths, outcome = [[4, 3], [2], [4]], [1.0, 0.0, 0.0]

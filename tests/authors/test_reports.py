@@ -13,7 +13,7 @@ from gxpo.sampling.rollouts.replay import GroupReplay, draw_by_weight
 
 
 # ---------------------------------------------------------------- r1v2_ssb: Skywork R1V2, section 3.3
-def test_skyworks_buffer_draws_stored_samples_in_proportion_to_their_advantages():
+def test_r1v2_ssb_draws_stored_samples_by_their_advantage():
     """Samples of non-zero advantage are stored, weighed by |A| of equation 6, and come back beside fresh ones."""
     part = gxpo.method("r1v2_ssb", {"rollout.group_size": 4}).rollout
     assert isinstance(part, GroupReplay)

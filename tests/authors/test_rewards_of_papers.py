@@ -86,7 +86,7 @@ def test_grpo_ds_coefficient_dips_and_rises(least, most):
 
 
 @pytest.mark.parametrize("released", [True, False])
-def test_empo_pays_the_frequency_where_answers_are_not_all_different(released):
+def test_empo_pays_the_frequency_unless_all_answers_differ(released):
     """QingyangZhang/EMPO@582a079 trl/src/open_r1/rewards.py, `get_empo_math_reward`: the share of the group that has
     the attempt's answer, 0 without one, and 0 for all where the entropy is log n. That is a gate of less than 1; the
     default [.1, .9] of the normalised entropy also leaves out what is nearly sure and nearly lost."""

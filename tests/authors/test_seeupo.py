@@ -97,7 +97,7 @@ def test_the_advantage_is_held_at_three() -> None:
     assert found == pytest.approx([3.0] + [-1 / 11 / spread] * 10, abs=1e-9)
 
 
-def test_at_the_policy_before_the_turn_token_and_turn_ratios_have_one_gradient() -> None:
+def test_seeupo_turn_and_token_ratios_agree_on_policy() -> None:
     """Why a loss_mode that is not read does no harm: at ratio 1 both slopes are A / length / rows."""
     forest = Forest.from_records([record("g", "a", [2, 3], 1.0), record("g", "b", [4], 0.0)])
     slopes = []

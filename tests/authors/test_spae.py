@@ -57,7 +57,7 @@ def test_probe_and_potential() -> None:
         assert change == pytest.approx(float(phi[i] - phi[i - 1]) if i else 0.0)
 
 
-def test_one_token_is_the_same_in_every_form_and_two_never_saturate() -> None:
+def test_spae_belief_forms_agree_on_one_token_and_differ_on_two() -> None:
     one = belief([[-0.3]], "mean_prob")
     assert float(one[0]) == pytest.approx(theirs()[1][0]) == float(belief([[-0.3]], "joint_over_length")[0])
     assert float(belief([[-0.2]], "exp_mean_log")[0]) == pytest.approx(theirs()[1][1])

@@ -29,7 +29,7 @@ def told(program: str, given: str | None) -> str:
 
 
 @pytest.mark.parametrize(("given", "found"), [(None, "AUTO"), ("COMPATIBLE", "COMPATIBLE")])
-def test_the_command_line_asks_before_torch_is_imported_and_keeps_what_the_user_set(given: str | None, found: str):
+def test_command_line_sets_mkl_before_torch_unless_the_user_did(given: str | None, found: str):
     assert told(COMMAND_LINE, given) == f"{found} False"
 
 
@@ -64,7 +64,7 @@ def at(x: torch.Tensor, offset: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("shape", [(7, 33, 19), (61, 96, 96), (5, 128, 1), (3, 96, 64)])
-def test_a_product_has_the_same_bits_wherever_in_memory_it_is_taken(shape: tuple[int, int, int], dtype: torch.dtype):
+def test_product_has_the_same_bits_at_every_memory_offset(shape: tuple[int, int, int], dtype: torch.dtype):
     rows, width, columns = shape
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(rows, width, dtype=dtype, generator=generator)

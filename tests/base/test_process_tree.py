@@ -60,7 +60,7 @@ def gone(pid: int) -> bool:
 
 
 @LINUX
-def test_what_is_below_a_process_is_found_and_ended_and_it_is_not() -> None:
+def test_descendants_are_ended_and_their_root_is_not() -> None:
     root = subprocess.Popen([sys.executable, "-c", TREE, "4", TREE], stdout=subprocess.PIPE)
     try:
         assert root.stdout is not None

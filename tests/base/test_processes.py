@@ -171,7 +171,7 @@ def test_a_second_answer_is_not_the_next_items(running: Process) -> None:
         answer(running)
 
 
-def test_what_was_written_between_two_lists_is_no_item_of_the_second(running: Process) -> None:
+def test_late_output_is_no_answer_to_the_next_request(running: Process) -> None:
     running.send(["late"])
     assert answer(running) == "late"
     for _ in range(200):
@@ -190,9 +190,7 @@ def test_what_reads_an_answer_decides_what_is_one(running: Process) -> None:
         running.receive(60, float)
 
 
-def test_half_an_answer_and_a_message_that_nobody_reads_do_not_wait_for_ever(
-    program: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_answers_and_unread_messages_time_out(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "STUCK", 0.5)
     half, stopped = Process(program), Process(program)
     half.send(["half"])

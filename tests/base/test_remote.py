@@ -81,7 +81,7 @@ def test_no_redirect_is_followed_and_no_key_goes_with_it(status, who, error):
     assert arrived == [] and [headers["authorization"] for _, headers, _ in asked] == [f"Bearer {KEY}"]
 
 
-def test_a_proxy_of_the_environment_sees_neither_this_machine_nor_a_key_over_http(monkeypatch):
+def test_proxy_never_sees_local_requests_or_keys_over_http(monkeypatch):
     with answering(lambda _: http(b'{"x": 1}')) as (proxy, relayed), answering(lambda _: http(b'{"x": 2}')) as (url, _):
         monkeypatch.setenv("http_proxy", proxy.removesuffix("/v1"))
         monkeypatch.delenv("no_proxy", raising=False)
@@ -121,7 +121,7 @@ def test_an_address_with_a_password_is_not_repeated(url):
     assert "hunter2" not in str(caught.value)
 
 
-def test_what_a_server_writes_of_its_errors_has_neither_key_nor_control_characters():
+def test_server_errors_are_shown_without_keys_or_escape_codes():
     with answering(lambda _: http(f"bad key \x1b[2J{KEY}\nmore".encode(), "401 No")) as (url, _):
         assert failure(url, key_from="MY_KEY")[1] == f"{url}/ask answers 401: bad key [2J*** more"
         assert "no key was sent: key_from names its variable, --allow-key allows it" in failure(url)[1]

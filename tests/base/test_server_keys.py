@@ -67,7 +67,7 @@ def test_and_nowhere_else(monkeypatch, where, key_from, allowed):
         ("MY_KEY", "schlüssel", "the value of MY_KEY"),
     ],
 )
-def test_what_is_no_variable_or_no_key_is_refused_and_not_repeated(monkeypatch, key_from, value, words):
+def test_bad_key_variable_is_refused_and_its_value_not_shown(monkeypatch, key_from, value, words):
     if value is not None:
         monkeypatch.setenv("MY_KEY", value)
     with pytest.raises(ConfigError, match=words) as caught:

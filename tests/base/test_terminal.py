@@ -54,7 +54,7 @@ def test_say_writes_what_the_stream_can_take(capsys, monkeypatch):
     assert raw.getvalue() == b"na\\xefve \\u65e5\n"
 
 
-def test_a_console_takes_no_markup_and_escapes_texts_tables_and_titles():
+def test_console_escapes_markup_in_texts_tables_and_titles():
     out = io.StringIO()
     shown = console(file=out, force_terminal=True, color_system="standard", width=200)
     table = Table("[red]head", title=f"[link=http://evil]title{HOSTILE}")

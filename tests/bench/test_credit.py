@@ -32,7 +32,7 @@ def test_a_made_up_forest_is_one_that_records_could_hold(forks: bool) -> None:
     assert shared == (3 * 8 * TURNS // 2 if forks else 0)  # two trees a group: four of five go on from the first
 
 
-def test_a_forest_made_twice_is_the_same_and_another_seed_is_another() -> None:
+def test_synthetic_forest_is_a_function_of_its_seed() -> None:
     one, same, other = synthetic_forest(100), synthetic_forest(100), synthetic_forest(100, seed=1)
     assert torch.equal(one.outcome, same.outcome) and torch.equal(one.token, same.token)
     assert not torch.equal(one.token, other.token)

@@ -6,7 +6,7 @@ import torch
 from gxpo.bench import machine
 
 
-def test_cores_of_others_are_what_is_left_of_the_machines_seconds(monkeypatch):
+def test_cores_of_other_processes_exclude_own_seconds(monkeypatch):
     """In 4 seconds the machine worked 7 core seconds, 5 of them ours: others used half a core."""
     clock, busy = iter([100.0, 104.0]), iter([50.0, 57.0])
     monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))

@@ -7,7 +7,7 @@ from gxpo.bench.random_models import KINDS, TINY, Kind, Sizes
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_a_seed_gives_the_same_model_and_leaves_random_numbers_alone(kind):
+def test_seed_gives_one_model_and_leaves_global_rng_alone(kind):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)

@@ -23,7 +23,7 @@ def test_every_side_draws_all_tokens_of_all_rows(path, target):
         assert found["tokens"] == 4 * 6 and found["tokens_per_s"] > 0
 
 
-def test_the_loop_over_a_fixed_cache_draws_all_but_the_first_token(path):
+def test_static_cache_loop_draws_all_but_the_first_token(path):
     once = sample.static_loop(path, "float32", WORK, compiled=False)
     for _ in range(2):
         found = once()
@@ -73,7 +73,7 @@ def test_a_second_turn_goes_on_from_what_was_kept(path, monkeypatch):
     assert again.prefilled_tokens == first + 4 * (5 + 6 + 3) and again.reused_tokens == 0
 
 
-def test_prompts_have_the_length_and_a_side_of_its_own_shares_none(path):
+def test_prompts_have_the_given_length_and_sharing_a_baseline(path):
     assert [len(p) for p in sample._prompts(path, 3, 7)] == [7, 7, 7]
     (shared,) = [c for c in sample.switches("tiny", "f") if c.name == "prefix_sharing/tiny"]
     assert shared.candidate.arguments["work"]["group"] == 8 and shared.baseline.arguments["work"]["group"] == 1

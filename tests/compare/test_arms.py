@@ -44,7 +44,7 @@ def test_a_file_states_what_the_setting_says_or_its_own(tmp_path):
     assert parse_arm(f"big={file}", SETTING).label == "big"
 
 
-def test_a_misspelt_key_is_refused_although_its_value_is_a_method():
+def test_misspelt_key_is_refused_although_its_value_is_a_method():
     for text, key in (("rloo:objectiv=gspo", "objectiv"), ("mine=rloo:credit.scal=dr_grpo", "credit.scal")):
         arm = parse_arm(text, SETTING)
         with pytest.raises(ConfigError, match=f"unknown key '{key}'; did you mean"):

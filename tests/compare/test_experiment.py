@@ -131,7 +131,7 @@ def test_tuning_tries_every_value_on_seeds_that_are_not_reported(tmp_path):
     assert {job.keys["optim.lr"] for job in final.jobs() if "rloo" not in str(job.path)} == {1e-4}
 
 
-def test_what_reads_the_progress_of_a_run_is_told_its_expected_steps(tmp_path):
+def test_arms_that_read_run_progress_get_their_expected_steps(tmp_path):
     made = plan(tmp_path, ["rloo", "rloo:optim.schedule=cosine", "mine=rloo:optim.schedule=linear,trainer.steps=7"])
     costs = {arm.label: {"steps": 12} for arm in made.arms}
     steps = {arm.label: arm.keys.get("trainer.steps") for arm in with_horizons(made, costs).arms}

@@ -76,6 +76,6 @@ def test_nothing_is_measured_where_that_is_much_of_the_runs(tmp_path, unit, amou
     json.dumps(data, allow_nan=False)
 
 
-def test_an_arm_that_reads_the_number_of_steps_is_always_measured(tmp_path):
+def test_arm_that_reads_the_number_of_steps_is_always_measured(tmp_path):
     cost, asked, _ = foreseen(plan(tmp_path, 200, ["rloo:optim.schedule=cosine"]))
     assert asked == ["rloo"] and cost.seconds == 20.0 and "rloo:optim.schedule=cosine" in cost.costs

@@ -72,7 +72,7 @@ def test_a_killed_process_is_replaced_and_its_run_has_equal_bits(tmp_path, keys)
     assert lines(tmp_path / "killed", "evaluations.jsonl") == lines(tmp_path / "whole", "evaluations.jsonl")
 
 
-def test_a_run_that_fails_costs_itself_alone_and_is_not_tried_again(tmp_path, keys):
+def test_failed_run_costs_itself_alone_and_is_not_retried(tmp_path, keys):
     """In a process that has said what a run costs."""
     bad = Job(tmp_path / "bad", {**keys, "optim.lr": -1.0})
     good = Job(tmp_path / "good", keys, keep=False)

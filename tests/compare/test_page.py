@@ -90,7 +90,7 @@ def test_figures_of_arms(tmp_path: Path) -> None:
     assert any("commit 0123abc" in t and "python 3.11.9" in t for t in page.text)
 
 
-def test_every_figure_says_measure_budget_setting_and_learning_rate(tmp_path: Path) -> None:
+def test_figures_state_measure_budget_setting_and_learning_rate(tmp_path: Path) -> None:
     said = "eval_accuracy (more is better), 100,000 generated tokens a run, sums, at one learning rate"
     _, text = drawn(tmp_path, comparison())
     captions = re.findall("<figcaption>(.*?)</figcaption>", text)

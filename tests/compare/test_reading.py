@@ -57,7 +57,7 @@ def whole(tmp_path: Path) -> Path:
     return write(tmp_path / "run", LINES, EVALUATIONS, {0: FIRST, 2: FIRST, 4: LAST})
 
 
-def test_every_evaluation_is_a_point_with_what_was_spent_before_it(whole: Path) -> None:
+def test_every_evaluation_is_a_point_with_its_cost_so_far(whole: Path) -> None:
     run = read_run(whole, "grpo", 3)
     assert (run.arm, run.seed, run.path, run.trouble) == ("grpo", 3, str(whole), "")
     # updates 1 + 2 by step 2, and 0 + 1 more by step 4; half a second a step; tokens are counted since the beginning
@@ -71,12 +71,12 @@ def test_every_evaluation_is_a_point_with_what_was_spent_before_it(whole: Path) 
     assert run.figures == {"eval_accuracy": 0.75, "eval_length": 7.0}
 
 
-def test_another_figure_of_the_evaluations_has_no_verdicts_by_task(whole: Path) -> None:
+def test_other_evaluation_figures_have_no_verdicts_by_task(whole: Path) -> None:
     run = read_run(whole, "grpo", 0, "eval_length")
     assert [p.value for p in run.points] == [9.0, 8.0, 7.0] and not run.before and not run.after
 
 
-def test_a_figure_of_training_gives_means_over_parts_of_the_steps(whole: Path, tmp_path: Path) -> None:
+def test_training_figures_are_means_over_stretches_of_steps(whole: Path, tmp_path: Path) -> None:
     # four steps make four parts of one; the third is not known. The first part stands at the beginning
     points = read_run(whole, "grpo", 0, "reward_mean").points
     assert [(p.step, p.tokens, p.value) for p in points] == [(0, 0, 0.0), (2, 250, 0.5), (4, 420, 1.0)]

@@ -39,7 +39,7 @@ def judged(judge, groups, compared=None):
 
 
 # ---------------------------------------------------------------- local models
-def test_the_tiny_model_judges_greedily_and_what_it_babbles_is_unscored():
+def test_tiny_model_judges_greedily_and_nonsense_is_unscored():
     cold = load("tiny:cold", task="arithmetic")
     judge = LocalJudge(cold.model, cold.tokenizer, max_new_tokens=4)
     ids = cold.tokenizer("How good?\n", return_tensors="pt").input_ids

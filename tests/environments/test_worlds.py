@@ -39,7 +39,7 @@ def test_tasks_of_a_file_are_the_same_wherever_it_lies(tmp_path, monkeypatch):
         world.close()
 
 
-def test_a_run_from_before_goes_on_with_the_tasks_that_its_path_gave():
+def test_checkpoint_without_source_state_keeps_its_task_ids():
     """A checkpoint of 0.1.0 says nothing of its source: its tasks' ids began with the path as it was typed."""
     source = worlds.make(STEPS, seed=0, workers=0, options={"pool": 2}).source
     now = [t.id for t in source.pool_tasks]
@@ -111,7 +111,7 @@ def test_an_environment_and_a_reward_of_ones_own_add_up(tmp_path):
     assert row["success_rate"] == row["reward_env"]
 
 
-def test_a_run_with_crashing_and_hanging_environments_counts_them_exactly(tmp_path):
+def test_run_counts_crashing_and_hanging_environments_exactly(tmp_path):
     """Of 100 seeds 5 raise and 2 hang at their second action, if they get there: none ends before (start >= 2)."""
     options = {"start": 30, "crash": 5, "hang": 2}
     keys = SMALL | {

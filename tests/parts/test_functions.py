@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from tests.environments.rewards.test_outcomes import grown
 
 import gxpo
-from gxpo.algorithms.credit import columns as of_advantages
 from gxpo.algorithms.weighting import GroupWeight, TokenWeight
 from gxpo.base.errors import ConfigError
-from gxpo.environments.rewards.shape import COLUMNS, Shape
-from gxpo.parts import named_columns
+from gxpo.environments.rewards.shape import Shape
 
 MINE = """
 from typing import Annotated
@@ -88,18 +83,3 @@ def test_a_saved_configuration_names_functions_as_they_were_stated():
     assert (keys["weight.noise_aware.curve"].value, keys["weight.noise_aware.flip"].value) == ("noise_aware", 0.2)
     assert gxpo.method("bnpo").weights["beta_density"] == GroupWeight("success_rate", "beta_density")
     assert Shape("signed") == Shape("signed", {"right": 1.0})
-
-
-def test_the_page_of_columns_has_every_name_and_no_other():
-    page = (Path(__file__).parents[2] / "docs" / "columns.md").read_text()
-    tables = {title: text for title, _, text in (part.partition("\n") for part in page.split("\n## ")[1:])}
-
-    def told(title):
-        rows = [line.split("|")[1] for line in tables[title].splitlines() if line.startswith("| `")]
-        return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-
-    shared = {*named_columns.TRAJECTORY, *named_columns.TOKEN, *named_columns.HELD}
-    assert told("Advantages, weights and scores") == shared
-    assert told("Of advantages alone") == of_advantages.COMPUTED - {"trajectory"}
-    said = tables["Of weights and of shapes of the outcome"]
-    assert all(f"`{name}`" in said or f"`{name}(" in said for name in COLUMNS)

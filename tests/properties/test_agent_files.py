@@ -66,7 +66,7 @@ def test_the_json_has_the_keys_that_the_skill_names(place, monkeypatch):
     assert {"warnings", "leaks"} <= tasks.keys() and tasks["reward"]["unpaid"] == []
 
 
-def test_the_skill_is_short_says_what_it_is_for_and_its_python_runs():
+def test_skill_is_short_and_described_and_its_python_runs():
     text = SKILL.read_text()
     assert len(text.splitlines()) <= 100
     head = re.match(r"---\nname: (\w+)\ndescription: (.+)\n---\n", text)

@@ -164,7 +164,7 @@ def test_what_the_varied_condition_did(main, varied, said):
 
 
 @pytest.mark.parametrize(("verdict", "said"), [(HELD, "as predicted there"), (NOT_SEEN, "not as predicted there")])
-def test_a_condition_with_a_prediction_of_its_own_is_held_to_that(verdict, said):
+def test_condition_is_judged_by_its_own_prediction(verdict, said):
     main = claims.Finding("arm", "base", MORE, None, 0.0, 0.0, NOT_SEEN)
     equal = claims.Prediction("eval_accuracy", "equal", margin=0.01)
     assert claims.moved(main, claims.Finding("arm", "base", equal, None, 0.0, 0.0, verdict)) == said

@@ -55,7 +55,7 @@ def test_it_runs(path, tmp_path, monkeypatch):
         assert shown in text, f"{shown!r} not in:\n{text}"
 
 
-def test_they_are_stored_without_outputs_and_their_links_lead_somewhere():
+def test_notebooks_are_stored_without_outputs_and_links_resolve():
     assert {p.name for p in NOTEBOOKS} == set(SHOWN)
     for path in NOTEBOOKS:
         notebook = nbformat.read(path, as_version=4)

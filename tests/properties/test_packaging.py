@@ -115,7 +115,7 @@ def test_the_wheel_holds_the_sources_and_nothing_else(wheel):
     }  # fmt: skip
 
 
-def test_the_source_distribution_holds_all_that_git_does_not_ignore(tmp_path, monkeypatch):
+def test_source_distribution_holds_all_tracked_files(tmp_path, monkeypatch):
     """Whoever has it can run the tests and make the documentation."""
     monkeypatch.chdir(ROOT)
     with tarfile.open(tmp_path / build_sdist(str(tmp_path))) as archive:
@@ -124,7 +124,7 @@ def test_the_source_distribution_holds_all_that_git_does_not_ignore(tmp_path, mo
     assert held - tracked(".") <= {"PKG-INFO"}
 
 
-def test_each_file_of_data_in_the_wheel_is_read_by_what_it_is_for(wheel):
+def test_each_data_file_in_the_wheel_is_read_by_its_reader(wheel):
     """A new kind of file needs its reader in `READERS`; one that nothing reads need not be shipped."""
     there = {
         str(p.relative_to(wheel))

@@ -74,7 +74,7 @@ def test_three_recipes_are_there():
 
 
 @each
-def test_recipes_are_short_say_that_they_were_not_run_and_give_a_band_with_sources(path):
+def test_recipes_are_short_and_give_a_band_with_sources(path):
     lines = path.read_text().splitlines()
     assert len(lines) <= 40 and max(map(len, lines)) <= 130
     head = " ".join(line for line in lines if line.startswith("#"))
@@ -86,7 +86,7 @@ def test_recipes_are_short_say_that_they_were_not_run_and_give_a_band_with_sourc
 
 
 @each
-def test_recipes_leave_to_the_arms_of_a_comparison_what_is_theirs(path):
+def test_recipes_leave_credit_weight_and_seed_to_comparisons(path):
     assert not {k.split(".")[0] for k in config.read(path)} & {"credit", "weight", "seed", "out"}
 
 
@@ -135,7 +135,7 @@ def test_every_recipe_has_a_line_at_toy_size():
     assert [line.split()[2] for line in TOYS] == [f"recipes/{name}.yaml" for name in PLANS]
 
 
-def test_the_page_on_results_explains_every_column_and_links_lead_somewhere():
+def test_results_page_explains_every_column_and_links_resolve():
     page = (ROOT / "docs" / "contributing-results.md").read_text()
     first_cells = re.findall(r"^\| (`.*?) \|", page, re.M)
     assert tuple(re.findall(r"`(\w+)`", " ".join(first_cells))) == COLUMNS

@@ -47,7 +47,7 @@ def test_every_arm_of_the_list_resolves(experiment):
             assert config.resolve({k: Stated(v, "list") for k, v in keys.items()}).keys
 
 
-def test_every_sickness_has_two_tasks_and_three_remedies_and_one_task_is_never_right_by_chance():
+def test_every_sickness_has_two_tasks_and_three_arms():
     by_name: dict[str, set[str]] = {}
     for e in LIST["experiments"]:
         for name in remedy_study.names(e):
@@ -120,7 +120,7 @@ def test_nothing_is_concluded_from_runs_that_were_not_sick():
     assert any("not all_wrong" in line for line in remedy_study.tables(found, store))
 
 
-def test_what_is_ahead_in_the_pilot_gets_more_seeds_two_of_a_sickness():
+def test_two_best_pilot_arms_of_a_sickness_get_more_seeds():
     found = listed("ngrpo", "lens", "rloo", "dapo")
     ahead = {"ngrpo": 0.1, "lens": 0.3, "rloo": 0.2, "dapo": -0.1}
     ends = {"grpo": BASE, **{k: [x + d for x in BASE] for k, d in ahead.items()}}
@@ -130,7 +130,7 @@ def test_what_is_ahead_in_the_pilot_gets_more_seeds_two_of_a_sickness():
     assert [a["label"] for a in more["arms"]] == ["lens", "rloo"] and more["seeds"] == 20
 
 
-def test_tokens_to_the_target_count_the_budget_where_it_is_not_reached():
+def test_tokens_to_an_unreached_target_count_the_budget():
     found = listed("ngrpo")
     # ngrpo reaches .4 on the line from (1000, .4): 1,000 tokens; grpo ends at .3: never
     store = store_of(found["experiments"][0], SETTING, {"grpo": [0.3] * 5, "ngrpo": [0.6] * 5})
@@ -151,7 +151,7 @@ def test_tokens_to_the_target_count_the_budget_where_it_is_not_reached():
         ([(0.4, 0.35, 0.45), (-0.1, -0.15, -0.05)], 0.01, "mixed"),
     ],
 )
-def test_a_verdict_takes_an_interval_holms_p_and_no_contrary_task(tasks, p, verdict):
+def test_verdict_needs_an_interval_holms_p_and_no_contrary_task(tasks, p, verdict):
     assert remedy("x", *tasks, p=p).verdict == verdict
 
 
@@ -170,7 +170,7 @@ def test_what_gxpo_comes_with_is_of_the_list():
 GOOD, BAD = (0.1, 0.05, 0.15), (-0.1, -0.15, -0.05)
 
 
-def test_each_text_of_a_measured_change_stands_in_a_line_or_is_a_method():
+def test_each_measured_change_is_in_a_remedy_line_or_is_a_method():
     """A text that no line has is for a remedy that gxpo does not print."""
     said = [line for source in (*SOURCES, "any") for lines in remedy_table(source).values() for line in lines]
     assert set(evidence.SAME) == ARMS
@@ -194,7 +194,7 @@ def test_what_helped_and_has_no_line_gets_one_in_gxpos_keys():
     assert not any("measured" in line for line in remedies(["all_wrong"], RunLog("trl"), found))
 
 
-def test_other_trainers_are_told_where_it_was_measured_and_only_of_the_same_change():
+def test_other_trainers_see_measurements_of_the_same_change():
     gspo = dataclasses.replace(remedy("gspo", GOOD), sickness="too_off_policy")
     assert not any("measured" in line for line in remedies(["too_off_policy"], RunLog("trl"), [gspo]))
     more = remedy("group of 16", GOOD, keys={"method": "grpo", "rollout.group_size": 16})

@@ -46,7 +46,7 @@ def test_links_and_anchors_lead_somewhere():
     assert len(PAGES) > 80 and lost == []
 
 
-def test_the_navigation_has_every_page_of_the_index_once_under_its_heading():
+def test_navigation_has_every_page_once_under_its_heading():
     found = dict(sections((ROOT / "docs" / "index.md").read_text()))
     assert list(found) == ["Tutorial", "How-to", "Reference", "Explanation"]
     listed = [name for pages in found.values() for name in pages]

@@ -43,7 +43,7 @@ def listed(study, tmp_path):
     return study.read_list(path)
 
 
-def test_an_arm_is_set_over_the_setting_and_both_over_what_a_study_needs(study, listed):
+def test_arm_overrides_setting_and_both_override_study_defaults(study, listed):
     keys = study.keys_of(listed["settings"]["a"], listed["experiments"][0]["arms"][0])
     assert (keys["method"], keys["tasks.per_step"], keys["optim.lr"], keys["trainer.max_tokens"]) == (
         "rloo",

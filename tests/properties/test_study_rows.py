@@ -77,7 +77,7 @@ def test_digest_knows_keys_but_neither_order_nor_seed():
     assert digest(KEYS) != digest({**KEYS, "optim.lr": 1e-3})
 
 
-def test_a_line_that_a_kill_cut_off_is_left_out_and_replaced_by_the_next(run, tmp_path):
+def test_line_cut_off_by_a_kill_is_replaced_by_the_next(run, tmp_path):
     store = tmp_path / "runs.jsonl"
     append(store, row_of(run, KEYS))
     with store.open("a") as file:
@@ -98,7 +98,7 @@ def test_missing_runs_are_asked_for_once(run, tmp_path):
     assert [seed for _, seed in todo] == [5]
 
 
-def test_rows_of_the_former_order_of_tasks_are_not_made_use_of_but_reported(run):
+def test_rows_of_the_former_task_order_are_reported_not_reused(run):
     """A finite list was drawn from its second step on: digests of before are written down."""
     listed, generated = {"method": "grpo", "task": "q.jsonl", "seed": 3}, {"method": "grpo", "task": "arithmetic"}
     name = hashlib.sha256(b'{"method": "grpo", "task": "q.jsonl"}').hexdigest()[:16]

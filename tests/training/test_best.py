@@ -98,7 +98,7 @@ def test_a_run_may_have_been_best_before_it_was_trained(tmp_path):
     assert (run.path / "checkpoints" / "step-000000").is_dir()
 
 
-def test_a_figure_that_the_evaluation_does_not_have_is_an_error_before_the_first_step(tmp_path):
+def test_keep_best_of_a_missing_figure_fails_before_a_step(tmp_path):
     with pytest.raises(
         ConfigError, match=r"trainer.keep_best=eval_pass_at_4: the evaluation gives eval_tasks, eval_acc"
     ):

@@ -74,7 +74,7 @@ def far(forest: Any) -> int:
     [(Epochs(epochs=2), 2), (SlowFast(inner_steps=2), 3), (NaturalGradient(), 1), (TurnsReversed(), 1)],
     ids=lambda x: type(x).__name__ if not isinstance(x, int) else "",
 )
-def test_every_update_leaves_the_step_and_says_where_it_is_steepest(update, skips):
+def test_nonfinite_updates_are_skipped_with_the_steepest_token(update, skips):
     forest, learner, credit, weight = bound()
     if isinstance(update, TurnsReversed):  # one step: all turns of one distance from the end
         forest = forest.replace(trainable=forest.trainable & False)
@@ -93,7 +93,7 @@ def test_every_update_leaves_the_step_and_says_where_it_is_steepest(update, skip
     assert before.keys() == after.keys() and all(torch.equal(x, before[n]) for n, x in after.items())
 
 
-def test_the_other_minibatches_are_taken_and_measure_their_ratio_from_the_same_start():
+def test_minibatches_after_a_skipped_one_keep_the_same_start():
     """The first half cannot be followed: the second half is the step's first, and the epoch after it off policy."""
     forest, learner, credit, weight = bound()
     one, other = deal(forest.ids("group", axis="R"), 2)
@@ -125,7 +125,7 @@ def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return train(folder, "whole", **{"trainer.max_nonfinite_steps": 4}).path
 
 
-def test_skipped_steps_are_counted_and_in_no_figure_of_the_steps_taken(never_stopped):
+def test_skipped_steps_are_counted_and_left_out_of_other_figures(never_stopped):
     rows = read(never_stopped / "metrics.jsonl")
     assert [r["nonfinite_steps"] for r in rows] == [0, 2, 4, 6, 6, 6]
     assert [r["optimiser_steps"] for r in rows] == [2, 0, 0, 0, 2, 2]
@@ -135,7 +135,7 @@ def test_skipped_steps_are_counted_and_in_no_figure_of_the_steps_taken(never_sto
     assert rows[4]["lr"] == pytest.approx(0.01 * (1 - 2 / 12))  # the schedule counts steps that were taken
 
 
-def test_three_in_a_row_end_the_run_and_resume_goes_on_behind_them(never_stopped, tmp_path):
+def test_three_skipped_steps_end_the_run_and_resume_continues(never_stopped, tmp_path):
     with pytest.warns(UserWarning), pytest.raises(ModelError, match=r"3 steps in a row \(up to step 4\) moved nothing"):
         train(tmp_path, "stopped")
     stopped = tmp_path / "stopped"

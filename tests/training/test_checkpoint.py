@@ -92,7 +92,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert {k: back[k] for k in ("float", "large", "text", "none")} == {k: state[k] for k in list(state)[:4]}
 
 
-def test_keeps_the_newest_and_leaves_later_steps_of_an_abandoned_line(tmp_path: Path) -> None:
+def test_newest_checkpoints_are_kept_and_abandoned_ones_removed(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save(tmp_path, step)
     assert steps(tmp_path) == [20, 30]
@@ -140,7 +140,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_named_and_an_older_checkpoint_used_with_a_warning(tmp_path: Path, kind: str) -> None:
+def test_damaged_checkpoint_is_named_and_an_older_one_used(tmp_path: Path, kind: str) -> None:
     for step in (10, 20):
         save(tmp_path, step)
     newest = tmp_path / "checkpoints" / "step-000020"

@@ -52,7 +52,7 @@ def test_a_cause_is_said_once_and_no_number_changes(tmp_path, sick):
     assert [comparable(row) for row in run.metrics] == [comparable(row) for row in off.metrics]
 
 
-def test_a_run_ends_where_that_is_asked_for_and_goes_on_when_resumed(tmp_path, sick):
+def test_doctor_stop_ends_a_sick_run_that_resume_continues(tmp_path, sick):
     run, _ = train(tmp_path / "run", 5, **{"doctor.every": 2, "doctor.stop": True})
     assert run.trainer.step_number == 2 and run.diagnosis is not None and run.diagnosis.sick
     with warnings.catch_warnings():

@@ -291,7 +291,7 @@ def test_no_key_is_a_section_of_settings_and_a_part():
     assert not sections & {*STAGES, *(k for k in RUN_KEYS if "." not in k)}
 
 
-def test_no_option_of_a_part_has_the_name_of_a_section_below_its_key():
+def test_options_of_parts_are_not_named_as_sections_below_them():
     below = {"credit": {"add"}, "objective": {"add", "kl", "entropy", "gate", "ratio", "context"}}
     for _, slot, table in registry.PLACES:
         for name, kind in table.items():
@@ -358,7 +358,7 @@ def test_keys_over_a_method_that_was_composed_in_python():
     )
 
 
-def test_keys_over_a_method_whose_parts_were_replaced_are_refused():
+def test_keys_over_a_method_with_replaced_parts_are_refused():
     changed = dataclasses.replace(gxpo.method("grpo"), weights={})
     with pytest.raises(ConfigError, match=r"credit\.scale: parts of method grpo were replaced after it was composed"):
         config.resolve({"credit.scale": Stated("none", "argument")}, composed=changed)

@@ -27,7 +27,7 @@ SMALL = {"tasks.per_step": 2, "rollout.group_size": 2, "eval.tasks": 2, "samplin
         ({"method": "a/b"}, [], "lake-a-b"),
     ],
 )
-def test_a_new_run_has_the_name_of_its_file_and_never_that_of_another(tmp_path, monkeypatch, sets, there, name):
+def test_new_run_is_named_after_its_file_and_never_reuses_a_name(tmp_path, monkeypatch, sets, there, name):
     monkeypatch.chdir(tmp_path)
     for other in there:
         (tmp_path / "runs" / other).mkdir(parents=True)

@@ -100,7 +100,7 @@ def test_what_is_shown_is_by_what_there_is(monkeypatch):
         display("bar")
 
 
-def test_a_log_gets_a_line_for_each_evaluation_without_control_characters(tmp_path, capsys):
+def test_log_has_plain_lines_and_one_for_each_evaluation(tmp_path, capsys):
     gxpo.train(reward=REWARD, steps=3, out=tmp_path / "run", set=SMALL)
     said = capsys.readouterr()
     steps = [line.split()[1] for line in said.err.splitlines() if line.startswith("step ")]

@@ -137,7 +137,7 @@ def test_what_can_not_work_is_refused(keys: dict[str, Any], words: str, tmp_path
         run(tmp_path / "run", keys)
 
 
-def test_a_judge_of_the_section_need_not_be_named_and_a_methods_options_stay(judges: str, tmp_path: Path) -> None:
+def test_judge_of_the_section_is_default_and_method_options_stay(judges: str, tmp_path: Path) -> None:
     keys = {"method": "arena_rl", "teacher.models": {"critic": {"role": "judge", "ask": f"{judges}:longer"}}}
     found = run(tmp_path / "a", {**keys, "trainer.steps": 1})
     assert found.config["scoring.options"] == {"judge": {"mode": "pairwise", "compare": "single_elim"}}

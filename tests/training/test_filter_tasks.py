@@ -48,7 +48,7 @@ def test_what_is_always_or_never_solved_is_left_out(tmp_path: Path) -> None:
         filter_tasks(resolved(tmp_path), out)
 
 
-def test_tasks_that_are_generated_become_a_list_and_worlds_do_not(tmp_path: Path) -> None:
+def test_generated_tasks_become_a_list_and_worlds_are_refused(tmp_path: Path) -> None:
     keys = {"task": "arithmetic", "tasks.options": {}, "reward": None, "eval.tasks": 3}
     found = filter_tasks(resolved(tmp_path, **keys), tmp_path / "all.jsonl", rollouts=2, low=0, high=1, n=5)
     assert found["kept"] == 5 and len((tmp_path / "all_held_out.jsonl").read_text().splitlines()) == 3

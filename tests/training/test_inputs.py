@@ -81,7 +81,7 @@ def test_a_changed_file_is_an_error_unless_it_is_allowed(stopped, tmp_path, name
         file.write_text(text)
 
 
-def test_a_checkpoint_of_an_earlier_version_has_no_hashes_and_resumes(stopped, tmp_path):
+def test_checkpoint_of_an_earlier_version_resumes_without_hashes(stopped, tmp_path):
     shutil.copytree(stopped / "run", tmp_path / "run")
     tensors, state = checkpoint.load(checkpoint.latest(tmp_path / "run"))
     del state["inputs"]
@@ -112,7 +112,7 @@ MARKED = {
 
 @pytest.mark.parametrize("command", ["resume", "eval", "export"])
 @pytest.mark.parametrize("key", [*MARKED, "sampling.engine_python"])
-def test_nothing_that_another_config_names_runs_before_it_is_compared(stopped, tmp_path, key, command):
+def test_code_named_by_a_changed_config_does_not_run(stopped, tmp_path, key, command):
     mark, run = tmp_path / "ran", tmp_path / "run"
     shutil.copytree(stopped / "run", run)
     file = tmp_path / "theirs.py"
@@ -150,7 +150,7 @@ def test_a_dry_run_runs_no_file(tmp_path, slot, command):
     assert "has no 'Prat'; did you mean 'Part'" in str(failed.exception) and not mark.exists()
 
 
-def test_a_dry_run_of_a_team_in_a_file_knows_what_the_settings_say(tmp_path):
+def test_dry_run_of_a_team_file_shows_settings_and_runs_nothing(tmp_path):
     file, mark = tmp_path / "team.py", tmp_path / "ran"
     file.write_text(f"import pathlib; pathlib.Path({str(mark)!r}).touch()\nteam = 1\n")
     (tmp_path / "run.yaml").write_text(f"method: dr_mas\nrollout.group_size: 6\nrollout.graph: {file}:team\n")

@@ -39,7 +39,7 @@ def test_ends_after_so_many_updates(tmp_path):
     assert sum(updates) >= 6 > sum(updates[:-1])
 
 
-def test_steps_without_a_signal_count_as_updates_so_that_the_run_ends(tmp_path):
+def test_steps_without_a_signal_count_towards_max_updates(tmp_path):
     with pytest.warns(UserWarning, match="nothing is learned"):
         run = gxpo.train(
             "tiny:cold",
@@ -54,7 +54,7 @@ def test_steps_without_a_signal_count_as_updates_so_that_the_run_ends(tmp_path):
     assert run.trainer.finished
 
 
-def test_ends_after_so_many_seconds_of_training_counted_over_resumes(tmp_path):
+def test_run_ends_after_max_seconds_counted_over_resumes(tmp_path):
     run = trained(tmp_path / "run", **{"trainer.max_seconds": 1e-6})
     assert len(run.metrics) == 1
     again = gxpo.resume(tmp_path / "run", reward=parity)

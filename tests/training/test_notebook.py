@@ -66,7 +66,7 @@ def bars(found):
 
 
 @pytest.mark.thorough
-def test_the_cell_shows_one_bar_that_is_updated_and_the_stop_button_saves_and_assigns_the_run(kernel, tmp_path):
+def test_cell_updates_one_bar_and_the_stop_button_saves_the_run(kernel, tmp_path):
     out = str(tmp_path / "run")
     cell = "import gxpo\n" + TRAIN.format(reward=REWARD, steps=500, out=out, keys=SMALL)
     found = kernel.outputs(cell, until=lambda found: len(bars(found)) > 2)  # not every step is drawn

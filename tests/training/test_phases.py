@@ -253,7 +253,7 @@ def test_rollouts_of_earlier_phases_have_to_be_there(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["previous", "earlier"])
-def test_rollouts_of_earlier_phases_are_refused_when_the_configuration_is_read(tmp_path, file):
+def test_logged_rollouts_without_an_earlier_phase_are_refused(tmp_path, file):
     path = tmp_path / "run.yaml"
     path.write_text(f"method: dpo\nrollout: logged\nrollout.file: {file}\n")
     for given in ((path,), (None, path.read_text().replace(": ", "=").split())):

@@ -18,7 +18,7 @@ ALONE = {"rollout.group_size": 1, "rollout": "independent"}
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "gspo", "opo", "grpo+tis", "dgpo_math", "maxrl"])
-def test_methods_that_compare_within_groups_learn_nothing_from_one(name):
+def test_methods_that_compare_in_groups_learn_nothing_from_one(name):
     assert not learns_from_one(gxpo.method(name, ALONE))
 
 
@@ -59,7 +59,7 @@ def test_no_method_is_refused_with_its_own_group_size():
         ("tempflow_grpo", {"model": "flow", "sampling.temperature": 0.0}, "noise level, must be above 0"),
     ],
 )
-def test_sampling_that_a_rollout_can_not_work_with_is_refused_before_a_run(name, keys, message):
+def test_sampling_unfit_for_a_rollout_is_refused_before_a_run(name, keys, message):
     for refused in (True, False):
         fine = {} if refused else {"sampling.max_new_tokens": 12, "sampling.temperature": 0.7}
         given = {"method": name, **keys, **fine}
@@ -121,7 +121,7 @@ def test_rollouts_of_environments_are_refused_for_prompts(name):
         ("t_ppo", {"sampling.top_p": 0.9}, "the whole vocabulary: set sampling.top_p to 1.0"),
     ],
 )
-def test_settings_that_a_rollout_can_not_work_with_are_refused_when_it_is_composed(name, keys, message):
+def test_settings_unfit_for_a_rollout_are_refused_at_composition(name, keys, message):
     with pytest.raises(ConfigError, match=message):
         gxpo.method(name, keys)
     with pytest.raises(ConfigError, match=message):
@@ -178,7 +178,7 @@ def test_what_rendered_prompts_have_no_place_for_is_refused(tmp_path, keys, mess
         rehearse(gxpo.config.resolve({k: Stated(v, "test") for k, v in keys.items()}))
 
 
-def test_a_rehearsal_and_the_start_of_a_run_warn_of_rendered_prompts(tmp_path):
+def test_rehearsal_and_start_warn_of_rendered_prompts(tmp_path):
     keys = {"task": rendered_rows(tmp_path), "model": "tiny:cold"}
     with pytest.warns(
         UserWarning, match=r"3\d prompt\(s\) hold a rendered chat template already .* chat\.template=rendered"

@@ -2,21 +2,15 @@
 
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-import torch
 from tests import command_line, started
 from tests.thorough import some
 
 import gxpo
-from gxpo.base import runtime
-from gxpo.base.process_tree import is_running
 
 CONFIG = """model: tiny:cold
 task: arithmetic
@@ -88,64 +82,3 @@ def test_two_processes_equal_one(tmp_path, kind, launcher):
         for n in ("one", "two")
     ]
     assert texts[0] == texts[1]
-
-
-# ---------------------------------------------------------------- a launcher that is gone
-LAUNCHED = """
-import os, socket, sys, time
-import gxpo.base.runtime as runtime
-runtime._join = lambda size: (print(os.getpid(), flush=True), time.sleep(60))
-runtime.start()
-"""
-LAUNCHER = """
-import os, socket, subprocess, sys
-with socket.create_server(("127.0.0.1", 0)) as store:
-    port = str(store.getsockname()[1])
-    subprocess.Popen([sys.executable, "-c", sys.argv[1]], env={**os.environ, "MASTER_PORT": port}).wait()
-"""
-
-
-def as_torchrun(**more):
-    return {
-        **os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1",
-        "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "PYTHONPATH": str(Path(gxpo.__file__).parents[1]), **more,
-    }  # fmt: skip
-
-
-def test_a_process_ends_with_its_launcher():
-    command = [sys.executable, "-c", LAUNCHER, LAUNCHED]
-    with subprocess.Popen(command, env=as_torchrun(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None and run.stderr is not None
-        rank = int(run.stdout.readline())
-        assert is_running(rank)
-        run.kill()
-        assert run.stderr.read() == TOLD  # until the rank has closed it, too
-    for _ in range(200):
-        if not is_running(rank):
-            return
-        time.sleep(0.05)
-    os.kill(rank, signal.SIGKILL)
-    pytest.fail("the process outlived its launcher")
-
-
-TOLD = "gxpo: torchrun has ended, and its processes end, too: gxpo resume goes on, under torchrun\n"
-
-
-def test_a_process_whose_launcher_is_gone_before_it_looks_does_not_wait():
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    done = subprocess.run(
-        [sys.executable, "-c", LAUNCHED], env=as_torchrun(MASTER_PORT=str(port)), capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", TOLD)
-
-
-def test_the_end_of_another_process_is_told_as_such(monkeypatch):
-    broken = RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:23467: Connection reset by peer")
-    assert runtime.lost_peer(broken) is None
-    monkeypatch.setattr(runtime, "world", lambda: 2)
-    assert "another process of the run has ended" in str(runtime.lost_peer(broken))
-    assert "another process of the run has ended" in str(runtime.lost_peer(torch.distributed.DistBackendError("NCCL")))
-    assert runtime.lost_peer(RuntimeError("shapes differ")) is runtime.lost_peer(ValueError("gloo")) is None

@@ -66,7 +66,7 @@ def test_the_callers_model_stays_and_the_runs_is_the_trained_one(whole):
     assert run.tokenizer.decode(run.tokenizer.encode("1+1=", add_special_tokens=False)) == "1+1="
 
 
-def test_it_is_resumed_to_the_bit_also_where_its_directory_was_moved(whole, tmp_path):
+def test_run_resumes_to_the_bit_after_its_directory_moved(whole, tmp_path):
     run, model, tokenizer = whole
     short = gxpo.train(
         (model, tokenizer),
@@ -153,7 +153,7 @@ def test_what_fails_before_the_first_step_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_of_a_directory_that_is_deleted_in_mid_run_are_written_again(tmp_path):
+def test_input_files_of_a_deleted_directory_are_written_again(tmp_path):
     pair = LlamaForCausalLM(small()), character_tokenizer()
 
     def watch(row):
@@ -238,7 +238,7 @@ def test_a_directory_without_a_name_is_a_new_one(tmp_path, monkeypatch):
         (lambda m, t: {"reward": {digits: "much"}}, ConfigError, "scoring.weights"),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_line_and_leaves_nothing(tmp_path, monkeypatch, given, error, message):
+def test_unfit_inputs_fail_in_one_line_and_leave_no_files(tmp_path, monkeypatch, given, error, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=message) as caught:
         trained(tmp_path / "run", **given(LlamaForCausalLM(small()), character_tokenizer()))

@@ -88,7 +88,7 @@ def test_a_resumed_run_is_the_run_never_stopped(method: str, tmp_path: Path) -> 
     assert rollouts and all(p.read_text() == (tmp_path / "stopped" / "rollouts" / p.name).read_text() for p in rollouts)
 
 
-def test_a_run_with_more_than_a_policy_is_evaluated_and_started_from(tmp_path: Path) -> None:
+def test_runs_with_extra_policies_or_heads_can_be_init_from(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from gxpo.cli.app import app

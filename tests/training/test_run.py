@@ -103,7 +103,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("how", ["deleted", "emptied"])
-def test_a_directory_that_is_deleted_in_mid_run_is_an_error_and_loses_no_step(tmp_path, whole, how, at):
+def test_deleted_run_directory_is_an_error_that_loses_no_step(tmp_path, whole, how, at):
     """What is left of an emptied one is not the run's any more: the step goes to a directory beside it."""
     out = tmp_path / "run"
 

@@ -66,7 +66,7 @@ def test_samples_are_of_the_weights_that_the_learner_has(calm):
     assert all(row["time_publish_s"] > 0 for row in calm.metrics[1:]) and calm.metrics[0]["time_wait_servers_s"] == 0
 
 
-def test_a_server_that_dies_and_another_that_restarts_change_nothing(tiny, tmp_path, calm):
+def test_dying_and_restarting_servers_change_nothing(tiny, tmp_path, calm):
     with servers(3, tiny) as (urls, hows):
         fates = iter([hows[0], hows[1]])
         seen, lock = [0], threading.Lock()
@@ -86,7 +86,7 @@ def test_a_server_that_dies_and_another_that_restarts_change_nothing(tiny, tmp_p
     assert told(run) == told(calm) and sum(row["sampler_failures"] for row in run.metrics) >= 1
 
 
-def test_where_too_few_are_left_the_steps_so_far_are_saved_and_it_goes_on(tiny, tmp_path, calm):
+def test_lost_servers_end_the_run_with_its_steps_saved(tiny, tmp_path, calm):
     with servers(1, tiny) as (urls, (how,)):
         how.rpc = lambda method: how.rpcs.count("gxpo_load") < 3 or setattr(how, "healthy", 503) or 1 / 0
         with pytest.raises(
@@ -99,7 +99,7 @@ def test_where_too_few_are_left_the_steps_so_far_are_saved_and_it_goes_on(tiny, 
     assert told(run) == told(calm)
 
 
-def test_groups_that_are_sampled_ahead_are_of_the_version_that_they_say(tiny, tmp_path):
+def test_groups_sampled_ahead_are_of_the_version_they_state(tiny, tmp_path):
     runs = []
     for i in range(2):
         with servers(2, tiny) as (urls, hows):

@@ -61,7 +61,7 @@ def test_no_episode_is_lost(tmp_path, how):
     assert lines(out) == (whole if how == "SIGKILL" else {**whole, "three": None})
 
 
-def test_a_server_goes_on_with_its_file_and_with_calls_that_come_to_grief(tmp_path):
+def test_server_appends_to_its_file_and_survives_bad_calls(tmp_path):
     out = tmp_path / "episodes.jsonl"
     for expected in ({"k": 1.0}, {"k": 1.0, "k#1": 1.0}):
         process, url = served(out, "--set", "sampling.top_p=0.9", "--temperature", "2")

@@ -62,7 +62,7 @@ def test_a_trajectory_that_brings_an_outcome_keeps_all_it_has():
     assert old[1] == 7 and bool(old[[0, 2]].isnan().all()) and length[1].isnan() and length[2] == 3
 
 
-def test_nothing_is_scored_twice_in_a_step_not_even_what_could_not_be_scored():
+def test_nothing_is_scored_twice_in_a_step_not_even_failures():
     s, rewards = session()
     first = s.score(three())
     again = s.score(first.replace(outcome=torch.tensor([float("nan"), 0.5, 3.0], dtype=torch.float64)))
@@ -104,7 +104,7 @@ def test_a_solution_is_the_task_s_or_its_source_s():
     assert writing.solution(Task("q", "?", info={"solution": "given"})) == "given"
 
 
-def test_a_text_is_tokenised_as_it_stands_and_control_tokens_are_of_the_configuration_alone():
+def test_text_is_tokenised_without_control_tokens_unless_markup():
     made, _ = session()
     made.chat = PlainChat(character_tokenizer())
     (a, b), (eos,) = made.tokenize("ab"), made.tokenize("<eos>", markup=True)
@@ -137,7 +137,7 @@ def misread_tree():
     ])  # fmt: skip
 
 
-def test_a_rollout_with_an_action_of_another_prompt_stays_unscored_whoever_paid_it():
+def test_rollout_sampled_under_another_prompt_stays_unscored():
     s, _ = session()
     scored = s.score(misread_tree())
     known = dict(zip(scored.id, scored.outcome.tolist(), strict=True))

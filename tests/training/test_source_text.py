@@ -97,7 +97,7 @@ def test_a_function_of_a_package_is_imported():
     assert file_name(well_formed) is None
 
 
-def test_a_function_of_a_module_beside_the_script_is_named_by_its_file(tmp_path, monkeypatch):
+def test_function_of_a_module_beside_the_script_is_named_by_file(tmp_path, monkeypatch):
     (tmp_path / "my_own_rewards.py").write_text(textwrap.dedent("def exact(completion):\n    return 1.0\n"))
     monkeypatch.syspath_prepend(tmp_path)
     import my_own_rewards

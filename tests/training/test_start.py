@@ -110,7 +110,7 @@ def test_a_changed_method_leaves_what_nobody_stated_behind(old: gxpo.Run) -> Non
         ({"method": "gigpo", "credit.add.state.discount": 0.9}, {"credit": "set_relative"}),  # another part
     ],
 )
-def test_a_stated_key_that_the_new_method_does_not_have_is_left_out(
+def test_inherited_key_that_the_new_method_lacks_is_left_out(
     stated: dict[str, Any], changed: dict[str, Any], tmp_path: Path
 ) -> None:
     first = config.resolve({k: Stated(v, "--set") for k, v in stated.items()})

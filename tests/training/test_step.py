@@ -105,7 +105,7 @@ def test_shuffled_rewards_keep_the_batch_s_mean(tmp_path, reward):
     assert sorted(outcomes[0]) == sorted(outcomes[1]) and outcomes[0] != outcomes[1]
 
 
-def test_a_shaping_reward_is_added_and_one_of_another_shape_is_refused(tmp_path, reward):
+def test_shaping_reward_is_added_and_a_wrong_shape_is_refused(tmp_path, reward):
     half = gxpo.method("grpo", {"reward.add.half": lambda forest: {"half": 0.5 * torch.ones(forest.n_trajectories)}})
     run = gxpo.train("tiny:cold", "arithmetic", half, 1, f"{reward}:parity", out=tmp_path / "half", set=SMALL)
     assert all(r["reward"] == r["rewards"]["correct"] + r["rewards"]["length"] + 0.5 for r in run.samples)

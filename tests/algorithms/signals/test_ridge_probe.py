@@ -57,7 +57,7 @@ def test_ridge_ignores_units_and_constant_features() -> None:
     assert float(scaled[3]) == 0.0 and math.isfinite(float(b) + float(c))
 
 
-def test_the_buffer_holds_the_newest_rows_and_fits_when_full_enough():
+def test_ridge_probe_keeps_the_newest_rows_and_fits_when_full():
     class Probe(RidgeProbe):
         def compute(self, forest, signals, tools):
             return {}

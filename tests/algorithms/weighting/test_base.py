@@ -55,7 +55,7 @@ def test_needs_are_those_of_all_factors_each_once():
     assert product.needs == ("entropy", "values", "reference_logprob") and product.requires == ("segments",)
 
 
-def test_a_weight_without_a_base_class_is_a_factor_on_either_side():
+def test_weight_without_a_base_class_is_a_factor_on_both_sides():
     left, right = Plain() * ByCredit(), ByCredit() * Plain()
     assert isinstance(left, WeightProduct) and left.needs == right.needs == ("values", "reference_logprob")
     assert left(FOREST, CREDIT, {}, 0).tolist() == right(FOREST, CREDIT, {}, 0).tolist() == [5.0, 20.0]

@@ -44,13 +44,13 @@ def test_scopes_are_ids_of_what_is_compared(scope, expected):
     assert columns(scope=scope).of("scope", "P").tolist() == expected
 
 
-def test_trajectories_that_are_not_compared_count_in_their_own_scope_alone():
+def test_uncompared_trajectories_count_in_trajectory_scope_alone():
     forest = FOREST.replace(compared=torch.tensor([True, False, True]))
     assert columns(forest, scope="group").of("counts", "P").tolist() == [True, True, False, True]
     assert columns(forest, scope="trajectory").of("counts", "P").tolist() == [True] * 4
 
 
-def test_scores_are_broadcast_to_tokens_and_averaged_over_trajectories():
+def test_scores_broadcast_to_tokens_and_average_over_rows():
     assert columns().scored("size", "P").tolist() == [2, 2, 2, 1]  # a score of groups
     assert columns().scored("position", "R").tolist() == [0.5, 0, 0]  # a score of tokens: 0 and 1 of the first
 

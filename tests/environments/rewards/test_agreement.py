@@ -40,7 +40,7 @@ def step(call, expert, last=False):
 
 
 # ---------------------------------------------------------------- agreement
-def test_a_step_is_worth_half_for_the_source_and_half_for_the_query():
+def test_step_earns_half_for_the_source_and_half_for_the_query():
     # cos("red shoes", "blue shoes") = 1 / (sqrt 2 sqrt 2) = .5
     rows = [
         step(["search", "red shoes"], ["search", "red shoes"]),  # .5 + .5
@@ -110,7 +110,7 @@ def test_an_unscored_outcome_stays_unscored():
 
 
 # ---------------------------------------------------------------- plans
-def test_a_plan_is_worth_the_share_of_its_executions_that_succeed():
+def test_plan_is_worth_the_success_rate_of_its_executions():
     infos = [{"plan": 0}, {"plan": 0}, {"plan": 1}, {"plan": 1}, {}]
     forest = forest_of(infos, outcome=[1.0, 0.0, 1.0, 1.0, 1.0])
     assert PlanSuccess(weight=0.5)(forest).tolist() == [0.25, 0.25, 0.5, 0.5, 0.0]

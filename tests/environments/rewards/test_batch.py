@@ -114,7 +114,7 @@ def test_one_alone_is_the_verifier_and_of_several_none_is():
         (ZeroDivisionError(), "raised", "ZeroDivisionError"),
     ],
 )
-def test_what_a_batch_function_does_wrong_leaves_its_rollouts_unscored(value, kind, message):
+def test_failed_batch_function_leaves_its_rollouts_unscored(value, kind, message):
     def reward(completions, **kwargs):
         if isinstance(value, Exception):
             raise value
@@ -159,7 +159,7 @@ def test_signatures_that_do_not_tell():
         assert "\n" not in str(caught.value)
 
 
-def test_async_functions_of_a_batch_and_of_one_run_at_the_same_time():
+def test_async_batch_and_single_functions_run_concurrently():
     running = {"now": 0, "most": 0}
 
     async def one(completion, answer, finish):
@@ -219,7 +219,7 @@ def test_functions_of_files_are_known_by_their_parameters(tmp_path):
     assert named == {"batch": [1.0, 0.0], "later": [2.0, 2.0], "single": [3.0, 3.0]} and outcome == [6.0, 5.0]
 
 
-def test_a_reward_that_needs_an_answer_is_refused_where_tasks_have_none(tmp_path):
+def test_reward_that_needs_an_answer_is_refused_without_one(tmp_path):
     path = tmp_path / "my_rewards.py"
     path.write_text(FILE + "\ndef optional(completion, answer=None):\n    return 1.0\n")
     source = Source(default="math")
@@ -300,7 +300,7 @@ def raw_rubric(completion_raw):
     return float(len(completion_raw))
 
 
-def test_every_kind_of_reward_is_given_the_special_tokens_that_asks_for_them(tmp_path):
+def test_every_kind_of_reward_can_ask_for_the_special_tokens(tmp_path):
     path = tmp_path / "raw.py"
     names = ("raw_alone", "raw_async", "raw_batch", "raw_step")
     path.write_text("\n\n".join(inspect.getsource(globals()[name]) for name in names))
@@ -395,7 +395,7 @@ number = 5
 """
 
 
-def test_the_signature_of_any_object_of_a_file_tells_what_it_scores(tmp_path):
+def test_signature_of_an_object_in_a_file_tells_what_it_scores(tmp_path):
     (tmp_path / "r.py").write_text(OBJECTS)
     batch = {
         "base": "base", "part": "part", "make()": "make", "make(scale=2.0)": "make", "scorer": "scorer",

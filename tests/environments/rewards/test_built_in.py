@@ -93,7 +93,7 @@ def test_outcome_key_steps_and_order_add_up() -> None:
     assert found[:2].tolist() == pytest.approx([2.05, 0.1]) and math.isnan(found[2])
 
 
-def test_with_all_steps_in_order_only_the_answer_tells_attempts_apart() -> None:
+def test_answer_alone_decides_when_all_steps_are_in_order() -> None:
     forest = with_components([1, 0, 0], [1, 1, 1], [1, 1, 1])
     found, plain = (gxpo.method(n).advantages(f) for n, f in (("step_grpo_r1vl", shaped(forest)), ("grpo", forest)))
     assert found.tolist() == pytest.approx(plain.tolist(), abs=1e-9)

@@ -30,7 +30,7 @@ def score(texts, tests=SQUARE, reward=None, spec=None, **info):
     return named, forest, rewards
 
 
-def test_the_share_of_tests_is_recorded_and_all_of_them_make_it_correct():
+def test_share_of_passed_tests_is_recorded_and_all_are_correct():
     texts = ["def f(x): return x * x", "def f(x): return 2 * x", "def f(x):", "", "f = lambda x: 1 / 0"]
     named, forest, rewards = score(texts)
     # 2 x is right at 2 and at 0: 2 of 4
@@ -52,7 +52,7 @@ def test_programs_are_taken_from_the_last_python_block():
     assert extract_program("a = 1\n```python\nunfinished") == "a = 1\n```python\nunfinished"
 
 
-def test_what_runs_out_of_time_or_memory_or_prints_too_much_is_wrong_not_unscored():
+def test_programs_beyond_their_limits_are_wrong_not_unscored():
     texts = ["while True: pass", "x = bytearray(1 << 30)", "print('x' * 10**6)\ndef f(x): return x*x",
              "def f(x):\n    while x == 3: pass\n    return x * x"]  # fmt: skip
     named, _, rewards = score(texts, reward=CodeReward(wall=1.0))
@@ -114,7 +114,7 @@ def test_what_one_program_does_costs_that_one_alone(monkeypatch):
     )
 
 
-def test_a_sandbox_that_does_not_work_leaves_unscored_and_is_counted():
+def test_broken_sandbox_leaves_rollouts_unscored_and_is_counted():
     class Flaky:
         def check(self):
             pass

@@ -49,7 +49,7 @@ def test_it_says_how_to_install_pm4py(monkeypatch):
             Conformance(pattern=pattern)
 
 
-def test_equal_pairs_are_computed_once_and_tasks_name_the_reference(monkeypatch):
+def test_equal_pairs_are_computed_once_against_the_tasks_events(monkeypatch):
     monkeypatch.setattr(conformance, "_pm4py", lambda: (None, None))
     asked = []
     monkeypatch.setattr(conformance, "conformance", lambda a, b: asked.append((a, b)) or float(len(asked)))

@@ -50,7 +50,7 @@ def test_a_daemon_that_does_not_run_and_an_image_that_is_missing(monkeypatch, tm
         Docker().check()
 
 
-def test_what_docker_says_is_told_apart_from_what_the_program_does(monkeypatch, tmp_path):
+def test_errors_of_docker_differ_from_errors_of_the_program(monkeypatch, tmp_path):
     fake(tmp_path, monkeypatch, "echo 'docker: no such runtime' >&2; exit 125")
     assert Docker().run({"main.py": ""}).status == "broken"
     fake(tmp_path, monkeypatch, "cat; exit 0")

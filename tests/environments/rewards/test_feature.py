@@ -116,7 +116,7 @@ def test_what_reads_texts_says_so_and_needs_them():
 
 
 @pytest.mark.filterwarnings("ignore:reward")
-def test_a_run_gives_the_texts_and_keeps_its_rollouts_as_they_are(tmp_path):
+def test_feature_reward_reads_the_texts_of_a_run(tmp_path):
     keys = {"tasks.per_step": 2, "sampling.max_new_tokens": 4, "eval.tasks": 2, "reward.add.digit": "feature",
             "reward.add.digit.pattern": "[0-9]"}  # fmt: skip
     run = gxpo.train("tiny:cold", "arithmetic", "grpo", 1, out=tmp_path / "run", set=keys)

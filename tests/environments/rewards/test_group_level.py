@@ -47,14 +47,14 @@ def column(forest, name):
     return forest.components[:, forest.component_names.index(name)].tolist()
 
 
-def test_a_function_of_forest_texts_and_tasks_sees_the_whole_step():
+def test_function_of_forest_texts_and_tasks_sees_the_whole_step():
     forest, rewards = scored(shortest)
     assert forest.outcome.tolist() == [1, 0, 0, 1]  # two of one character
     assert forest.success.tolist() == [1, 0, 0, 0]  # the task's own scorer still says what is right
     assert column(forest, "digits") == [1, 2, 3, 1] and sum(rewards.counts.values()) == 0
 
 
-def test_only_what_it_does_not_merely_report_is_counted_unless_named():
+def test_reported_components_count_only_when_named():
     # rank = -length, mean length = (1 + 2 + 3 + 1) / 4 = 1.75
     assert scored(Named())[0].outcome.tolist() == [-1, -2, -3, -1]
     both, _ = scored({Named(): 1.0, "mean": 2.0})
@@ -79,7 +79,7 @@ def test_a_source_that_rates_needs_no_scorer():
         scored({"insider": 1.0}, Rated(None, "inside"))
 
 
-def test_what_a_user_names_stands_in_place_of_what_a_source_rates():
+def test_components_of_the_user_replace_those_of_the_source():
     class Rated(Source):
         def rate(self, forest, texts, tasks):
             return {"correct": torch.zeros(len(tasks)), "inside": torch.ones(len(tasks))}

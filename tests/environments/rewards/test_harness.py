@@ -62,12 +62,12 @@ def verdicts(programs, sandbox):
 @pytest.mark.parametrize(
     "sandbox", ["local", pytest.param(Plain(), marks=pytest.mark.thorough)], ids=["local", "no sandbox"]
 )
-def test_nobody_is_paid_for_cheating_and_everybody_for_a_solution(sandbox):
+def test_cheats_earn_nothing_and_every_solution_is_paid(sandbox):
     paid = verdicts(CHEATS | HONEST, sandbox)
     assert {name for name, value in paid.items() if value == 1} == set(HONEST)
 
 
-def test_a_program_does_not_read_hidden_tests_and_other_programs_from_disk(tmp_path):
+def test_program_cannot_read_hidden_tests_or_other_programs(tmp_path):
     if not Local().isolation().reads:
         pytest.skip("the kernel does not let this user restrict what is read")
     (tmp_path / "tests.jsonl").write_text("assert f(2) == 4")

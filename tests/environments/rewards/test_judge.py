@@ -174,7 +174,7 @@ def test_what_one_answer_does_costs_that_item(reply):
     assert sum(rewards.counts.values()) == 1
 
 
-def test_a_judge_of_ones_own_may_raise_anything_but_what_is_about_the_set_up():
+def test_error_of_a_custom_judge_unscores_one_rollout():
     class Own:
         def ask(self, messages):
             if "spoilt" in messages[0]["content"]:

@@ -85,7 +85,7 @@ def test_a_judge_that_raises_costs_the_one_attempt(error):
     assert rewards.counts["raised"] == 1 and "not in the mood" in rewards.messages["raised"]
 
 
-def test_the_judge_sees_rubric_task_and_answer_and_equal_questions_once():
+def test_judge_sees_rubric_task_and_answer_once_per_question():
     seen = []
     rubric = Rubric(function(lambda q: seen.append(q) or "3"), "Is it polite?")
     outcome, _ = judged(rubric, {"g": ["yes please", "yes please", "no"]})
@@ -185,7 +185,7 @@ def test_one_order_that_can_not_be_read_spoils_the_pair():
     assert outcome.isnan().all() and rewards.counts["nonsense"] == 2
 
 
-def test_a_lone_attempt_is_unscored_and_those_not_compared_are_no_opponents():
+def test_lone_attempts_are_unscored_and_uncompared_no_opponents():
     outcome, rewards = judged(Pairwise(function(longer)), {"g": ["a"]})
     assert outcome.isnan().all() and "no other to be compared with" in rewards.messages["nonsense"]
     outcome, _ = judged(Pairwise(function(longer)), {"g": ["a", "bb", "ccc"]}, {"g/2": False})
@@ -267,7 +267,7 @@ def test_the_first_error_is_the_last_line_or_unreadable(answer, share):
     assert found == [share] if share is not None else math.isnan(found[0]) and failures[0][0] == "nonsense"
 
 
-def test_a_judge_that_gives_no_answer_costs_the_attempt_its_share():
+def test_judge_without_an_answer_unscores_the_correct_prefix():
     class Late:
         def ask(self, messages):
             raise JudgeFailure("timeout", "too late")

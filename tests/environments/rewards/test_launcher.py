@@ -37,7 +37,7 @@ def kernel(request, monkeypatch):
 
 
 @LINUX
-def test_files_can_not_fill_the_disk_and_are_gone_whatever_their_modes(kernel, monkeypatch, tmp_path):
+def test_files_cannot_fill_the_disk_and_are_always_removed(kernel, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     tmp_path.chmod(0o755)
     fill = (

@@ -99,7 +99,7 @@ def test_it_equals_a_loop(rows, scale, of):
     assert bool((found <= 0).all())
 
 
-def test_all_wrong_groups_keep_no_contrast_and_wrong_settings_are_refused():
+def test_all_wrong_groups_earn_zero_and_bad_settings_are_refused():
     wrong = grown([("g", 3, False, True), ("g", 9, False, True)])
     assert not Length(max_length=9)(wrong)["length"].any()
     assert not Length(scale="longest", of="all")(wrong)["length"].any()
@@ -136,7 +136,7 @@ def test_the_shaped_outcome_equals_a_loop(rows):
     assert LengthRelative()(grown(rows)).tolist() == pytest.approx(expected, rel=1e-9)
 
 
-def test_one_correct_answer_has_one_and_equal_lengths_too_and_unscored_stay_unscored():
+def test_single_or_equal_lengths_earn_one_and_unscored_stay_so():
     forest = grown([("a", 7, True, True), ("a", 3, False, True), ("b", 4, True, True), ("b", 4, True, True),
                     ("b", 2, None, True)])  # fmt: skip
     value = LengthRelative()(forest)
@@ -164,7 +164,7 @@ def test_the_papers_numbers() -> None:
 
 
 @given(st.integers(1, 1000), st.floats(0.01, 1.0), st.floats(0.0, 3.0), st.lists(st.integers(0, 1500), min_size=2))
-def test_never_positive_never_below_minus_factor_and_longer_is_never_better(
+def test_overlong_penalty_is_bounded_and_falls_with_length(
     limit: int, share: float, factor: float, lengths: list[int]
 ) -> None:
     values = overlong_penalty(torch.tensor(sorted(lengths)), limit, share * limit, factor)

@@ -58,7 +58,7 @@ def test_the_cards_numbers():
     assert ends.tolist() == pytest.approx([s * 0.935413 for s in (1, 1, -1, 1, -1, -1, 1, -1)], abs=1e-6)
 
 
-def test_majority_of_three_at_forty_per_cent_is_right_in_35_of_100():
+def test_majority_of_three_at_40_percent_is_right_in_35_percent():
     # .4^3 + 3 * .4^2 * .6 = .352, over all 8 outcomes; wrong answers agree with each other
     right = 0.0
     for draws in product((True, False), repeat=3):
@@ -67,7 +67,7 @@ def test_majority_of_three_at_forty_per_cent_is_right_in_35_of_100():
     assert right == pytest.approx(0.352)
 
 
-def test_ties_go_to_the_answer_seen_first_and_no_answer_is_no_vote():
+def test_ties_go_to_the_first_answer_and_no_answer_is_no_vote():
     assert vote(["b", "a", "a", "b"], "gggg", [True] * 4) == {"g": "b"}
     assert vote([None, None, "a"], "ggg", [True] * 3) == {"g": "a"}
     assert vote([None, None], "gg", [True] * 2) == {}
@@ -93,7 +93,7 @@ def test_groups_vote_by_themselves():
     assert column(forest, "correct") == [0, 0, 1, 1, 1, 0] == forest.success.tolist()
 
 
-def test_attempts_without_an_answer_have_zero_and_a_group_without_any_too():
+def test_attempts_and_groups_without_an_answer_earn_zero():
     forest, rewards = scored({"g": ["nothing", "#1", "#1"], "h": ["no", "none"]}, {"g": "1", "h": "1"})
     assert forest.outcome.tolist() == [0, 1, 1, 0, 0]
     assert column(forest, "vote_accuracy") == [1, 1, 1, 0, 0]
@@ -145,7 +145,7 @@ def test_a_verifier_that_reads_the_truth_elsewhere_is_refused():
     RewardSet.make("majority_vote", source=Arithmetic()).close()
 
 
-def test_a_verifier_that_fails_on_the_label_leaves_the_attempt_unscored():
+def test_verifier_that_fails_on_the_label_unscores_the_attempt():
     def touchy(text, task):
         if text == "#2" and task.answer == "1":
             raise KeyError("2")

@@ -161,7 +161,7 @@ def test_those_not_compared_are_no_witnesses():
     assert forest.outcome.tolist() == [1.0, 1.0, 0.0]
 
 
-def test_videochat_r1_reads_intervals_options_and_form_as_its_code():
+def test_videochat_r1_scores_answers_and_form_as_its_code():
     keys = METHODS["videochat_r1"].keys
     said = {
         "interval": (["from 6 to 2", "2 to 6", "5 to 9"], [4, 8], [0.0, 1 / 3, 3 / 5]),

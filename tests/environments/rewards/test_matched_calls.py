@@ -125,7 +125,7 @@ def episode(i: int, turns: list[dict[str, Any]], paid: list[float | None] | None
     }
 
 
-def test_turns_are_paid_for_their_calls_and_the_answer_for_its_words() -> None:
+def test_turns_earn_their_matched_calls_and_the_answer_its_words() -> None:
     """Turn 0: row a (1) and row z, whose partner is row b: (1 + 1 + 0) / 3; turn 1: a again, nobody left: 0; turn 2
     says nothing; turn 3 answers "3 or so" for "3": F1 1/2."""
     turns: list[dict[str, Any]] = [
@@ -149,7 +149,7 @@ def test_what_the_environment_paid_gives_way() -> None:
     assert (MatchedCalls()(forest) + forest.step_reward).tolist() == [1.0, 1.0]
 
 
-def test_who_names_no_calls_has_no_rewards_and_all_of_them_can_not() -> None:
+def test_episodes_without_gold_calls_are_unscored_or_refused() -> None:
     named = episode(0, [{"calls": [GOLD[2]]}], gold_calls=GOLD)
     forest = Forest.from_records([named, episode(1, [{}])])
     assert MatchedCalls()(forest).isnan().tolist() == [False, True]

@@ -41,7 +41,7 @@ def test_what_is_not_is_judged(completion: str, answer: str, verdict: float) -> 
     assert correct(completion, answer) == {"correct": verdict}
 
 
-def test_an_answer_of_the_data_that_is_too_large_to_be_read_is_no_verdict() -> None:
+def test_reference_answer_too_large_to_read_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"the answer '\(\(.* can't be read: 40 brackets within each other"):
         correct("4", "(" * 40 + "1" + ")" * 40)
 

@@ -191,7 +191,7 @@ def test_one_excellent_answer_sets_the_others_back_less():
     assert soft[0] > 1.9 * plain[0] > 0 and soft[2] < plain[2] < 0 and 0 < soft[3] < plain[3]
 
 
-def test_the_method_has_the_reference_answer_in_the_group_and_the_shape():
+def test_tempsamp_r1_has_a_reference_answer_and_a_soft_threshold():
     m = gxpo.method("tempsamp_r1")
     assert m.shapes["soft_threshold"] == SoftThreshold() and m.rollout.references == 1
     with pytest.raises(ConfigError, match="it is above 0"):
@@ -210,7 +210,7 @@ def test_right_with_two_useful_chunks_of_four_and_wrong() -> None:
     assert with_bonus(column(1, 0), column(2 / 4, 3 / 4)).tolist() == [1.5, 0.0]
 
 
-def test_an_unknown_process_leaves_a_failure_a_failure_and_makes_a_success_unknown() -> None:
+def test_unknown_process_reward_unscores_successes_alone() -> None:
     assert with_bonus(column(0, 1, nan), column(nan, nan, 0.5)).isnan().tolist() == [
         False,
         True,
@@ -237,7 +237,7 @@ def test_the_part_reads_its_component_and_names_what_is_missing() -> None:
         ProcessBonus()(forest.with_rewards(ones, components={"process": 2 * ones}))
 
 
-def test_search_r2_as_published_asks_for_it_and_by_default_does_without() -> None:
+def test_process_bonus_is_in_search_r2_at_paper_alone() -> None:
     assert gxpo.method("search_r2@paper").shapes == {"process": ProcessBonus()}
     assert gxpo.method("search_r2").shapes == {}
 
@@ -285,7 +285,7 @@ def test_nothing_for_near_misses_leaves_the_verdict() -> None:
     assert EntityMatch(most=0.0)(forest).tolist() == [1.0, 0.0, 0.0]
 
 
-def test_cut_attempts_earn_nothing_and_unknown_rates_are_unscored() -> None:
+def test_truncated_attempts_earn_zero_and_unknown_rates_none() -> None:
     forest = grown([("a", False, 0.5), ("a", True, 0.5), ("a", False, None), ("a", True, None)], "entities")
     forest = forest.replace(truncated=torch.tensor([True, True, False, False]))
     found = EntityMatch()(forest)
@@ -348,7 +348,7 @@ def test_an_unknown_share_matters_only_where_it_is_read():
     assert bool(CorrectPrefix(groups="all")(forest)[[1, 2]].isnan().all())
 
 
-def test_a_group_without_a_right_answer_learns_and_the_others_are_grpos():
+def test_spectral_po_learns_from_all_wrong_groups_else_as_grpo():
     m = gxpo.method("spectral_po")
     forest = grown([("a", False, 0.0), ("a", False, 0.5), ("b", False, 0.9), ("b", True, 1.0)], "correct_prefix")
     credit, grpo = m.advantages(m.shaped(forest)), gxpo.method("grpo").advantages(forest)

@@ -16,7 +16,7 @@ def forest(**fields):
     return gxpo.Forest.from_completions([[1]], completions, [RIGHT], success=[RIGHT], **fields)
 
 
-def test_psr_nsr_learns_from_failures_once_its_rewards_are_applied():
+def test_psr_nsr_learns_from_failures_with_its_rewards_applied():
     method = gxpo.method("psr_nsr")
     shaped = method.shaped(forest())
     assert shaped.outcome.tolist() == [1.0, -1.0, -1.0, 1.0] and shaped.success.tolist() == RIGHT
@@ -25,7 +25,7 @@ def test_psr_nsr_learns_from_failures_once_its_rewards_are_applied():
     assert (credit * method.token_weights(shaped, credit)).tolist() == [0.1, -1.0, -1.0, -1.0, 0.1, 0.1, 0.1]
 
 
-def test_a_loss_without_the_own_rewards_says_which_line_adds_them():
+def test_loss_without_the_methods_rewards_warns_with_the_fix():
     method = gxpo.method("psr_nsr")
     logprob = torch.full((7,), -1.0)
     with pytest.warns(UserWarning, match=r"psr_nsr without reward\.shape\.signed.*forest = method\.shaped\(forest\)"):
@@ -61,6 +61,6 @@ def test_another_methods_rewards_are_refused():
         gxpo.method("unlikeliness").shaped(gxpo.method("psr_nsr").shaped(forest()))
 
 
-def test_a_method_without_own_rewards_leaves_the_rollouts_as_they_are():
+def test_method_without_own_rewards_leaves_rollouts_unchanged():
     rollouts = forest()
     assert gxpo.method("grpo").shaped(rollouts) is rollouts

@@ -41,7 +41,7 @@ def test_combinations_of_three_judges(combine, expected):
     assert (columns["judge_a"], columns["judge_b"], columns["judge_c"]) == ([0.2], [0.9], [0.95])
 
 
-def test_one_judge_can_move_a_strategy_proof_result_away_from_its_own_score():
+def test_uniform_phantom_can_move_away_from_a_louder_judge():
     louder = [{"name": "a", "by": by(lambda t: 10)}, *PANEL[1:]]
     assert paid({"panel": louder, "combine": "uniform_phantom"}, {"g": ["x"]})[0] == [0.9]
 
@@ -64,7 +64,7 @@ def test_agreement_of_votes():
     assert paid({"panel": votes, "combine": "agreement"}, {"g": ["x"]})[0] == [1.0]
 
 
-def test_a_bad_reply_costs_one_verdict_and_only_silence_of_all_the_score():
+def test_bad_reply_costs_a_verdict_and_only_all_cost_the_score():
     moody = [
         {"name": "a", "by": by(lambda t: None if t == "y" else 4)},
         {"name": "b", "by": by(lambda t: None if t in "yz" else 8)},

@@ -73,7 +73,7 @@ def level(info, prompt):
     return info["level"] / 10
 
 
-def test_a_rubric_is_the_sum_of_its_functions_and_one_that_raises_costs_its_rollout_alone():
+def test_rubric_sums_its_functions_and_an_error_costs_a_rollout():
     outcome, named, rewards = scored(StandIn(exact, level), ["4", "5", "raise"], level=[1, 2, 3])
     assert outcome[:2] == [1.1, 0.2] and math.isnan(outcome[2])
     assert named["rubric"][:2] == [1.1, 0.2] and named["exact"][:2] == [1.0, 0.0] and named["level"][:2] == [0.1, 0.2]

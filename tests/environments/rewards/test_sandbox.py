@@ -22,7 +22,7 @@ def run(program, stdin="", **limits):
     return LOCAL.run({"main.py": program}, stdin, Limits(**{"wall": 10.0, "cpu": 10, **limits}))
 
 
-def test_a_program_reads_its_input_and_its_files_and_leaves_nothing():
+def test_program_reads_its_input_and_files_and_leaves_nothing():
     files = {"main.py": "import beside, os\nprint(input()[::-1], beside.X, sorted(os.listdir('.')), os.getcwd())",
              "beside.py": "X = 7"}  # fmt: skip
     result = LOCAL.run(files, "abc\n")

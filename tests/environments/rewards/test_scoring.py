@@ -81,7 +81,7 @@ def score(rewards: RewardSet, texts: list[str], answer: object = "4", finish: st
 
 # ---------------------------------------------------------------- weights and names
 @pytest.mark.parametrize("trusted", [True, False])
-def test_the_tasks_own_verdict_is_the_default_and_the_rest_is_only_recorded(trusted: bool) -> None:
+def test_verdict_of_the_task_is_the_default_reward(trusted: bool) -> None:
     with RewardSet.make(None, source=Source(verdict, trusted=trusted)) as rewards:
         forest = score(rewards, ["4", "5", "four"])
     assert forest.component_names == ("correct", "format")
@@ -111,7 +111,7 @@ def test_functions_of_a_file_and_the_tasks_scorer_together(file: str) -> None:
     assert forest.success.tolist() == [1.0, 0.0]
 
 
-def test_a_mapping_gives_named_components_each_with_the_rewards_weight_or_its_own(file: str) -> None:
+def test_mapping_gives_components_their_own_or_the_reward_weight(file: str) -> None:
     spec = {f"{file}:parts": 1.0, "index": 0.0, "tokens": 0.5}
     with RewardSet.make(spec, source=NO_SCORER) as rewards:
         forest = score(rewards, ["4", "12345"], finish="length")
@@ -122,7 +122,7 @@ def test_a_mapping_gives_named_components_each_with_the_rewards_weight_or_its_ow
     assert forest.success.tolist() == [1.0, 0.0]
 
 
-def test_what_a_reward_computes_stands_in_for_the_scorers_component_of_that_name(file: str) -> None:
+def test_reward_replaces_the_scorers_component_of_the_same_name(file: str) -> None:
     def wrong(text: str, task: object) -> dict[str, float]:
         return {"correct": 7.0, "format": 1.0}
 
@@ -189,7 +189,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_whatever_an_item_does_it_costs_itself_alone_and_is_never_0(file: str, workers: int) -> None:
+def test_failed_item_is_unscored_never_zero_and_alone(file: str, workers: int) -> None:
     texts = ["good"]
     for text in BAD:
         texts += [text, "good"]
@@ -255,7 +255,7 @@ def test_a_forged_reply_costs_its_item(tmp_path: Path) -> None:
     assert "its process wrote something that is no answer" in rewards.messages["died"]
 
 
-def test_a_failed_component_without_weight_is_counted_but_does_not_unscore(file: str) -> None:
+def test_failed_component_without_weight_does_not_unscore(file: str) -> None:
     with RewardSet.make({"correct": 1.0, f"{file}:wild": 0.0}, source=Source(verdict, trusted=True)) as rewards:
         forest = score(rewards, ["4", "nan"])
     assert forest.outcome.tolist() == [1.0, 0.0]
@@ -263,7 +263,7 @@ def test_a_failed_component_without_weight_is_counted_but_does_not_unscore(file:
     assert forest.components[1, forest.component_names.index("wild")].isnan()
 
 
-def test_a_scorer_in_process_that_fails_costs_its_trajectory_alone() -> None:
+def test_failed_scorer_in_process_costs_its_trajectory_alone() -> None:
     def fragile(text: str, task: object) -> dict[str, float]:
         return {"correct": 1 / int(text)}
 
@@ -280,7 +280,7 @@ def test_everything_failing_is_unscored_not_0(file: str) -> None:
         assert score(rewards, ["raise", "die"]).outcome.isnan().all()
 
 
-def test_an_answer_that_cannot_be_sent_costs_its_trajectory_alone(file: str) -> None:
+def test_answer_that_cannot_be_pickled_costs_one_trajectory(file: str) -> None:
     tasks = tasks_of(["4", "4"])
     tasks[0] = type(tasks[0])("t0", "?", lambda: 4)
     with RewardSet.make(f"{file}:exact", source=NO_SCORER) as rewards:
@@ -288,7 +288,7 @@ def test_an_answer_that_cannot_be_sent_costs_its_trajectory_alone(file: str) -> 
     assert forest.outcome.isnan().tolist() == [True, False] and rewards.counts["raised"] == 1
 
 
-def test_a_worker_that_dies_between_batches_is_replaced_and_nobody_pays(file: str) -> None:
+def test_worker_that_dies_between_batches_is_replaced_at_no_cost(file: str) -> None:
     with RewardSet.make(f"{file}:exact", source=NO_SCORER) as rewards:
         assert rewards._workers is not None and rewards._workers._workers[0] is not None
         process = rewards._workers._workers[0].process
@@ -311,7 +311,7 @@ def test_a_worker_that_is_killed_while_it_scores_costs_nothing(file: str, worker
     assert (tmp_path / "always").stat().st_size == 2
 
 
-def test_a_worker_that_is_killed_while_it_loads_is_started_once_more(tmp_path: Path) -> None:
+def test_worker_killed_while_loading_is_started_once_more(tmp_path: Path) -> None:
     code = """
     import os, signal
     def exact(completion):
@@ -401,7 +401,7 @@ def test_math_verify_judges_in_the_worker() -> None:
     assert forest.outcome.tolist() == [1.0] * 3 + [0.0] * 4 and sum(rewards.counts.values()) == 0
 
 
-def test_a_check_beyond_its_limits_is_wrong_and_one_that_breaks_is_unscored(tmp_path: Path) -> None:
+def test_math_check_beyond_limits_is_wrong_and_a_broken_unscored(tmp_path: Path) -> None:
     """Too large, too much processor time, and an error of the library; the worker's library is made to do the last."""
     (tmp_path / "broken.py").write_text(BROKEN_MATH)
     spec = {f"{tmp_path}/broken.py:loaded": 0.0, "math": 1.0}
@@ -421,7 +421,7 @@ def test_an_answer_that_is_no_mathematics_is_unscored_not_0() -> None:
 
 
 # ---------------------------------------------------------------- life and death of the processes
-def test_a_script_without_a_main_guard_works_and_a_killed_trainer_leaves_no_worker(tmp_path: Path, file: str) -> None:
+def test_killed_trainer_in_an_unguarded_script_leaves_no_worker(tmp_path: Path, file: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         textwrap.dedent(f"""

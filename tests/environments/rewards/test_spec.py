@@ -106,7 +106,7 @@ def test_bad_specs_are_one_line_errors_at_construction(file: str, tmp_path: Path
     one_line(f"{tmp_path}/asks.py:exact", own, "asks for 'complection'.*did you mean 'completion'")
 
 
-def test_a_name_that_a_users_function_might_have_computed_is_refused_once_it_has_scored(file: str) -> None:
+def test_weight_that_no_reward_computes_is_refused_after_scoring(file: str) -> None:
     with (
         RewardSet.make({f"{file}:parts": 1.0, "tokns": 0.5}, source=NO_SCORER) as rewards,
         pytest.raises(ConfigError, match="'tokns' has a weight, but no reward computes it; did you mean 'tokens'"),

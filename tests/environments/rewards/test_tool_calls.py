@@ -88,7 +88,7 @@ def test_the_running_minimum_after_an_attempt_without_calls():
         again.load_state_dict({"tasks": {}})
 
 
-def test_a_step_is_measured_by_a_minimum_that_it_has_lowered_itself():
+def test_step_is_measured_by_the_minimum_that_it_lowered():
     part = ToolCalls()
     part.observe(attempts(("a", ["s"] * 3, True)))
     assert part(attempts(("a", ["s"], True))).tolist() == [1.0]  # n is 1, not 3: sin(pi / 4) else

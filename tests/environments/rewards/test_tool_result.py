@@ -51,7 +51,7 @@ def test_a_tool_that_ran_and_an_answer_in_its_result() -> None:
         ("It is 38.", True), ("(41-3)=38", True),
     ],
 )  # fmt: skip
-def test_an_answer_inside_a_longer_number_is_not_found_among_whole_words(seen: str, inside: bool) -> None:
+def test_whole_words_skip_an_answer_inside_a_longer_number(seen: str, inside: bool) -> None:
     forest = Forest.from_records([episode(0, [("q", None, None), (seen, None, None)], "38")])
     assert float(ToolResult(whole_words=True)(forest)[0]) == pytest.approx(0.7 if inside else 0.2)
     assert float(ToolResult()(forest)[0]) == pytest.approx(0.7)
@@ -59,7 +59,7 @@ def test_an_answer_inside_a_longer_number_is_not_found_among_whole_words(seen: s
     assert float(ToolResult(whole_words=True)(below)[0]) == pytest.approx(0.7)
 
 
-def test_without_an_expected_answer_only_running_counts_and_one_turn_has_nothing() -> None:
+def test_only_execution_counts_without_an_expected_answer() -> None:
     forest = Forest.from_records(
         [episode(0, [("q", None, None), ("7", None, None)], None), episode(1, [("q", None, None)], "7")]
     )

@@ -67,7 +67,7 @@ def test_a_worker_starts_on_the_standard_library_alone(tmp_path: Path) -> None:
         assert score(rewards, ["x"]).outcome.tolist() == [0.0]
 
 
-def test_a_reward_that_returns_one_object_again_is_judged_as_it_was_returned():
+def test_reused_return_object_is_judged_as_it_was_returned():
     named, total = {"correct": 0.0}, torch.zeros(())
 
     def counting() -> dict[str, float]:

@@ -114,7 +114,7 @@ def test_knapsack_is_the_best_of_all_sizes(p: list[float], more: int, least: int
     assert sum(value(k, x) for k, x in zip(found, p, strict=True)) == pytest.approx(max(sums), abs=1e-12)
 
 
-def test_greedy_passes_over_a_hard_task_that_the_exact_sum_does_not() -> None:
+def test_exact_knapsack_funds_a_hard_task_that_greedy_skips() -> None:
     assert allot([0.01, 0.9], 24, 2, 22) == [2, 22] and knapsack([0.01, 0.9], 24, 2, 22) == [22, 2]
     part = AdaptiveGroupSize(12, most=22, solver="knapsack")
     part.memory.rows.update({"hard": [0.5, 99.0], "easy": [89.0, 99.0]})
@@ -146,7 +146,7 @@ def test_attempts_go_from_what_is_always_solved_to_what_is_not() -> None:
     assert part.memory.rows == {"right": pytest.approx([5.2, 5.2]), "mixed": pytest.approx([4.6, 9.2])}
 
 
-def test_unknown_verdicts_say_nothing_and_a_task_drawn_twice_has_both() -> None:
+def test_unscored_verdicts_are_ignored_and_repeated_tasks_count() -> None:
     part = AdaptiveGroupSize(3, discount=0.0)
     session = StepSession(lambda s: (1, 0, UNSCORED)[s.attempt], step=1)
     forest = train(part, ["a", "a"], session)

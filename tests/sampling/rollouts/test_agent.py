@@ -59,7 +59,7 @@ def test_recorded_log_probs_are_the_learners(temperature):
     assert len(set(forest.group)) == 2 and forest.outcome.isfinite().all()
 
 
-def test_a_conversation_with_a_tool_reads_the_ids_that_were_sampled():
+def test_tool_conversation_contexts_keep_the_sampled_ids():
     says = {1: CALL, 2: "two"}
     forest, made = grown(two_turns, TASKS[:1], 1, say=lambda read, key: says.get(read.count("assistant"), "x"))
     requests = made.engine.requests
@@ -309,7 +309,7 @@ def test_episodes_are_sampled_together_whatever_the_clock_says():
     assert len({k for batch in made.engine.batches for k in batch}) == 18
 
 
-def test_equal_runs_have_equal_bits_and_other_ways_of_batching_equal_tokens():
+def test_equal_runs_match_in_bits_and_other_batchings_in_tokens():
     whole, again = (grown(jittery, model=model(), sampling=Sampling(max_new_tokens=6))[0] for _ in range(2))
     assert whole.to_records() == again.to_records()
     apart, _ = grown(jittery, model=model(), sampling=Sampling(max_new_tokens=6), patience=0.0, concurrency=1)
@@ -317,7 +317,7 @@ def test_equal_runs_have_equal_bits_and_other_ways_of_batching_equal_tokens():
     assert torch.allclose(apart.path_behaviour_logprob, whole.path_behaviour_logprob, rtol=0, atol=1e-5)
 
 
-def test_an_agent_that_calls_at_once_has_the_tokens_of_what_it_reads():
+def test_concurrent_calls_of_an_agent_are_reproducible():
     async def run(base_url, api_key):
         asked = [asyncio.to_thread(ask, base_url, api_key, [user(x)]) for x in ("a", "b", "c")]
         said = await asyncio.gather(*asked)
@@ -409,7 +409,7 @@ def test_a_command_that_posts_its_reward_may_print_a_log(command):
     assert forest.outcome.tolist() == [0.25]
 
 
-def test_a_command_that_prints_nothing_is_judged_by_its_last_reply(command):
+def test_command_that_prints_nothing_is_judged_by_its_last_reply(command):
     forest, _ = grown(f"{command} prints \"b''\"", TASKS[:1], 1, say=lambda read, key: "#2")
     assert forest.outcome.tolist() == [1.0]
 

@@ -56,7 +56,7 @@ class Worded(Rollout):
 
 
 @pytest.mark.parametrize("hidden", [True, False])
-def test_wordings_are_sampled_under_and_trained_where_they_are_not_hidden(hidden: bool) -> None:
+def test_wordings_are_sampled_under_and_trained_on_unless_hidden(hidden: bool) -> None:
     session = GrowingSession(lambda context, key: context[-1], wrong)
     forest = Worded(hidden=hidden).grow(tasks("a"), session)
     assert forest.id == ["s60/a/0", "s60/a/told/0", "s60/a/beside/0"]
@@ -74,7 +74,7 @@ def test_wordings_are_sampled_under_and_trained_where_they_are_not_hidden(hidden
 
 
 @pytest.mark.parametrize("hidden", [True, False])
-def test_in_a_world_the_wording_is_in_every_context_and_the_records_are_plain(hidden: bool) -> None:
+def test_hidden_wording_in_a_world_leaves_the_records_plain(hidden: bool) -> None:
     with pool(start=2, good="abcdefghijklmnopqrstuvwxyz") as world:
         session = acting(world, lambda context, key: "z" if "LOUD" in context else "a")
         forest = Worded(hidden=hidden).grow(seeded(session, 0), session)

@@ -59,14 +59,14 @@ def test_greedy_rows_are_there_and_nowhere_else() -> None:
     assert Forest.from_records(forest.to_records()).to_records() == forest.to_records()
 
 
-def test_a_greedy_row_can_be_read_by_the_learner_and_samples_keep_their_support() -> None:
+def test_learner_reads_greedy_rows_and_samples_keep_support() -> None:
     forest, session = grown(BaselineRollouts(2, temperature=0.0), sampling=Sampling(0.7, top_k=5, max_new_tokens=3))
     assert [row["temperature"] for row in forest.sampling] == [0.7] * 6
     assert [row["top_k"] for row in forest.sampling] == [5, 5, 0] * 2
     assert [a[1:3] for a in session.asked] == [(0.7, 5), (0.7, 5), (0.0, 0), (0.0, 0)]
 
 
-def test_rows_of_the_reference_are_drawn_by_it_as_many_as_samples() -> None:
+def test_reference_rows_are_sampled_by_the_reference_policy() -> None:
     part = BaselineRollouts(3, 0, "reference")
     forest, session = grown(part, names=["a", "a"])
     assert part.policies == {"main": "trained", "reference": "frozen"} and BaselineRollouts(3).policies is None
@@ -120,7 +120,7 @@ def test_pvpo_has_the_cards_numbers_and_measures_a_task_once() -> None:
     assert part.memory == {"a": 0.5, "b": 1.0}
 
 
-def test_what_is_remembered_is_shaped_and_what_was_not_scored_is_measured_again() -> None:
+def test_shaped_baselines_are_remembered_and_unscored_remeasured() -> None:
     part = BaselineRollouts(1, 2, "reference", once=True)
     session = Asked(lambda s: UNSCORED if s.task == "b" and s.attempt else 1, step=1)
     forest = session.score(part.grow(tasks("a", "b"), session))

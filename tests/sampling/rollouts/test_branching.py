@@ -65,7 +65,7 @@ def inherited(forest: Forest) -> list[int]:
 # ---------------------------------------------------------------- what a branch is
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("which", sorted(PARTS))
-def test_every_attempt_is_what_its_actions_lead_to_and_every_token_is_stored_once(model, steps, step, which):
+def test_attempts_replay_from_their_actions_and_share_tokens(model, steps, step, which):
     s = session(model, steps, step=step)
     forest = PARTS[which].grow(tasks_of(s), s)
     replay(forest, steps, s)
@@ -136,7 +136,7 @@ def test_a_beam_of_one_is_independent_attempts(model, steps, initial):
     assert sorted(map(str, s.streams)) == sorted(map(str, plain.streams))
 
 
-def test_where_every_turn_branches_attempts_double_until_there_are_enough(model):
+def test_attempts_double_each_turn_until_the_group_is_full(model):
     with pool(start=5, good="") as envs:  # nobody gets anywhere: every episode has all its turns
         s = session(model, envs)
         forest = branching(group_size=5, initial=1, probability=1.0, weight=0.0).grow(tasks_of(s, (0,)), s)
@@ -147,7 +147,7 @@ def test_where_every_turn_branches_attempts_double_until_there_are_enough(model)
 
 
 @pytest.mark.parametrize("step", some([1, 2, 3], [1]))
-def test_a_turn_is_left_exactly_where_it_surprised_more_than_the_first(model, steps, step):
+def test_branches_leave_turns_that_surprise_more_than_the_first(model, steps, step):
     s = session(model, steps, step=step, rules=EpisodeRules(5))
     part = branching(group_size=200, initial=2, probability=0.0, weight=1e9, tokens=2)
     # the first episodes and their branches; those that are begun afterwards are others' trees
@@ -303,7 +303,7 @@ def test_packed_equals_flattened_in_loss_and_gradient(steps, which):
 
 # ---------------------------------------------------------------- what breaks, what is refused
 @pytest.mark.parametrize("which", sorted(PARTS))
-def test_attempts_whose_environment_breaks_are_unscored_and_the_others_go_on(model, which):
+def test_attempts_of_a_broken_environment_alone_are_unscored(model, which):
     with pool(crash=1, start=2) as envs:  # seed 0 raises at the second action
         s = session(model, envs)
         forest = s.score(PARTS[which].grow(tasks_of(s, (0, 1)), s))

@@ -14,7 +14,7 @@ from gxpo.sampling.rollouts.build import action, dotted, group_of, keyed, sample
 from gxpo.sampling.rollouts.tree import Tree
 
 
-def test_requests_of_one_length_are_sampled_together_and_come_back_in_order():
+def test_requests_of_equal_length_are_batched_and_keep_order():
     session = TreeSession(end=-99.0)  # nothing ends by itself
     requests = [Request((7, i), (stream(session, "a", i),)) for i in range(4)]
     found = sample_within(session, requests, [3, 5, 3, 1])
@@ -25,7 +25,7 @@ def test_requests_of_one_length_are_sampled_together_and_come_back_in_order():
     assert found == alone
 
 
-def test_an_action_of_pieces_has_their_tokens_and_ends_as_the_last_one_did():
+def test_action_of_pieces_joins_tokens_and_ends_as_the_last():
     given = Completion([4, 5], [math.nan, math.nan], "stop")
     sampled = Completion([6], [-0.5], "length", np.array([[6, 2, 9]]), policy_version=3)
     turn = action(given, sampled)

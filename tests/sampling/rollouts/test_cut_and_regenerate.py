@@ -81,7 +81,7 @@ def test_a_reply_names_a_step_or_accepts() -> None:
 
 
 # ---------------------------------------------------------------- one revision
-def test_the_suffix_is_written_anew_after_the_steps_before_the_flaw() -> None:
+def test_suffix_is_regenerated_after_the_steps_before_the_flaw() -> None:
     session = GrowingSession(policy("good,bad,end"), judge)
     forest = CutAndRegenerate(group_size=2, template=ASK).grow(tasks("a"), session)
     asked = [[session.decode(r.prompt) for r in requests] for requests, _ in session.calls]
@@ -92,7 +92,7 @@ def test_the_suffix_is_written_anew_after_the_steps_before_the_flaw() -> None:
     assert forest.origin == ["correction"] * 2 and forest.info == [{"cuts": [5]}] * 2
 
 
-def test_every_token_keeps_the_log_prob_under_which_it_was_sampled() -> None:
+def test_tokens_keep_the_log_prob_under_which_they_were_sampled() -> None:
     session = GrowingSession(policy("good,bad,end"), judge)
     forest = CutAndRegenerate(group_size=1, template=ASK).grow(tasks("a"), session)
     # the draft's first five tokens, the suffix's three (with its end), the refiner's two
@@ -101,7 +101,7 @@ def test_every_token_keeps_the_log_prob_under_which_it_was_sampled() -> None:
     assert bool(forest.path_trainable.all()) and set(forest.policy_version[forest.kind == 2].tolist()) == {60}
 
 
-def test_the_refiner_is_an_agent_with_a_context_of_its_own_in_the_same_trajectory() -> None:
+def test_refiner_is_an_agent_with_its_own_context() -> None:
     session = GrowingSession(policy("good,bad,end"), judge)
     (record,) = CutAndRegenerate(group_size=1, template=ASK).grow(tasks("a"), session).to_records()
     answer, refiner = record["turns"]
@@ -203,7 +203,7 @@ def test_an_answer_never_becomes_longer_than_sampling_allows() -> None:
     assert [sampling.max_new_tokens for _, sampling in session.calls] == [10, 8, 5]
 
 
-def test_of_several_the_widest_room_is_asked_for_and_each_kept_within_its_own() -> None:
+def test_suffixes_share_a_batch_and_keep_their_token_limits() -> None:
     def say(context: str, stream: StreamKey) -> str:
         if stream.turn == 1:
             return "12"[stream.attempt]
@@ -239,7 +239,7 @@ def test_the_least_probable_step_is_cut() -> None:
     assert session.decode(forest.action(0)) == "a,ok"
 
 
-def test_a_step_at_random_is_each_with_equal_probability_and_the_same_again() -> None:
+def test_uniform_cuts_are_equally_likely_and_reproducible() -> None:
     def cuts() -> list[int]:
         session = GrowingSession(policy("a,b,c,d"), judge)
         return [i["cuts"][0] for i in CutAndRegenerate(group_size=300, where="uniform").grow(tasks("a"), session).info]
@@ -275,7 +275,7 @@ class Written:
 
 
 @pytest.mark.parametrize("layout", ["packed", "flat"])
-def test_a_model_reads_each_authors_tokens_in_that_authors_context(layout: str) -> None:
+def test_model_reads_each_authors_tokens_in_the_authors_context(layout: str) -> None:
     """Actor, before and after the cut, and refiner: on policy each log-prob is the sampler's; the gradient by loops."""
     written = Written()
 

@@ -91,7 +91,7 @@ def test_the_cards_numbers_of_twenty_hot_attempts(right: int, up: float, down: f
     assert weights(eframe(), forest) == [kept[0]] * right + [kept[1]] * (20 - right)
 
 
-def test_rows_that_say_little_and_truncated_right_ones_are_left_out() -> None:
+def test_uninformative_and_truncated_right_rows_have_no_weight() -> None:
     # every second answer fills the three tokens that there are: attempts 1 and 3
     session = Heated({(1, "a"): [1, 1, 0, 0, 0]}, 1)
     forest = eframe().rollout.grow(tasks("a"), session)
@@ -150,7 +150,7 @@ def test_what_counts_and_what_sets_back(options: dict, expected: list[float]) ->
     assert [heat_of(f)[0] for f in found] == pytest.approx(expected)
 
 
-def test_each_task_has_its_own_temperature_and_unscored_groups_say_nothing() -> None:
+def test_temperature_rises_per_task_and_ignores_unscored_groups() -> None:
     part = TaskTemperature(2)
     train(part, ["a", "b", "c"], Heated({(1, "a"): [1, 1], (1, "b"): [1, 0], (1, "c"): [2, 2]}, 1))
     assert part.state_dict() == {"visits": {"a": 1}}
@@ -315,7 +315,7 @@ def test_a_run_resumed_from_the_middle_is_the_run_never_stopped(
     "part", [lambda: GroupReplay(2, when="all_wrong", how="hotter", keep="newest", options={"more": 3}),
              lambda: TaskTemperature(2, when="uniform", step=0.3, most=2.0)], ids=["hotter", "task"],
 )  # fmt: skip
-def test_hot_episodes_have_the_log_probs_that_the_learner_gives_them(part: Any) -> None:
+def test_log_probs_of_hot_episodes_equal_the_learners(part: Any) -> None:
     made, heats = part(), set()
     with EnvPool(source(ENV), workers=0) as envs:
         for step in (1, 2):

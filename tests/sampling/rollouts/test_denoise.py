@@ -53,7 +53,7 @@ def test_attempts_depend_on_their_name_alone():
     assert float((latents(twice, 0) - latents(twice, 1)).abs().min()) > 1e-6
 
 
-def test_samples_of_the_ode_and_unfinished_ones_are_not_trained_or_not_scored():
+def test_ode_samples_are_untrained_and_unfinished_ones_unscored():
     ode = grown(Denoise(2), session=FlowSession(temperature=0.0))
     assert not bool(ode.trainable.any()) and bool(ode.scored.all())
     cut = grown(Denoise(2), session=FlowSession(max_new_tokens=3))

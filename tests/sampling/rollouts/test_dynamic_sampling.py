@@ -124,7 +124,7 @@ def test_without_a_limit_it_goes_on_until_the_tasks_end(max_batches: int) -> Non
         DynamicSampling(2, max_batches).grow(tasks("r"), session)
 
 
-def test_a_step_without_any_signal_is_an_error_that_says_what_to_do() -> None:
+def test_step_without_a_signal_is_an_error_with_a_remedy() -> None:
     session = ScriptedSession(by_name, pool=["r"] * 100)
     with pytest.raises(TaskError, match=r"none of 20 groups has both.*group_size") as caught:
         DynamicSampling(group_size=4).grow(tasks("rw"), session)
@@ -137,7 +137,7 @@ def test_a_batch_that_cannot_be_scored_is_replaced() -> None:
     assert DynamicSampling(group_size=2).grow(tasks("u"), session).group == ["s3/m1"] * 2
 
 
-def test_a_reward_without_verdicts_and_a_single_attempt_are_refused() -> None:
+def test_dynamic_sampling_needs_verdicts_and_two_attempts() -> None:
     with pytest.raises(ConfigError, match="needs verdicts"):
         DynamicSampling(group_size=2).grow(tasks("m"), ScriptedSession(by_name, verdicts=False))
     with pytest.raises(ConfigError, match="2 or more"):

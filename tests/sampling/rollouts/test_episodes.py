@@ -118,7 +118,7 @@ def test_a_growing_context_is_one_path_and_a_window_is_many(model, steps):
     assert character_tokenizer().decode(window.context(int(first)), skip_special_tokens=True) == "count\n\n3 left\n>"
 
 
-def test_a_window_shows_the_last_exchanges_after_the_instructions(model, steps):
+def test_window_shows_the_last_exchanges_after_the_instructions(model, steps):
     tokenizer = character_tokenizer()
     context = Context(PlainChat(tokenizer), WINDOW, "count")
     context.open("one")
@@ -174,7 +174,7 @@ def test_steps_carry_states_rewards_and_errors(model):
     assert forest.success.tolist() == [0.0] and forest.components.tolist() == [[0.0]]
 
 
-def test_what_pays_nothing_by_the_step_has_its_verdict_as_outcome(model):
+def test_verdict_is_the_outcome_without_step_rewards(model):
     with EnvPool(source(ENV, {"start": 2, "pays": False}), workers=0) as pool:
         s = session(model, pool)
         forest = s.score(grown(s, seeds=(0,), group=1))
@@ -235,7 +235,7 @@ def test_inserted_observation_tokens_change_no_credit(model, steps):
 
 
 @pytest.mark.parametrize("chat", ["plain", "template"])
-def test_an_answer_that_the_environment_begins_is_one_answer_in_the_next_window(chat):
+def test_answer_begun_by_the_environment_stays_one_in_the_window(chat):
     tokenizer = character_tokenizer()
     context = Context(CHATS[chat](tokenizer), EpisodeRules(20, "window", 1), "count")
     begun = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "It is "}]

@@ -37,7 +37,7 @@ def test_what_was_sampled_is_what_is_stored() -> None:
     assert session.budget.rollouts == 4 and session.budget.generated_tokens == 10 and session.budget.discarded == 0
 
 
-def test_every_attempt_has_a_stream_of_its_own_and_the_same_one_again() -> None:
+def test_every_attempt_has_its_own_reproducible_stream() -> None:
     first, second = (ScriptedSession(lambda stream: RIGHT) for _ in range(2))
     Independent(3).grow([A, B, A], first)
     Independent(3).grow([A, B, A], second)

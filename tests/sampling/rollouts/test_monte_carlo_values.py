@@ -116,7 +116,7 @@ def test_the_mean_of_many_small_estimates_is_the_exact_chance() -> None:
 # ---------------------------------------------------------------- what is where
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 50), st.booleans())
-def test_attempts_are_those_of_independent_and_values_stand_where_segments_begin(step: int, prompt: bool) -> None:
+def test_values_at_segment_starts_leave_attempts_unchanged(step: int, prompt: bool) -> None:
     session, plain = Steps(step=step), Steps(step=step)
     forest = MonteCarloValues(group_size=3, samples=4, prompt=prompt).grow([A, B, A], session)
     other = plain.segment(Independent(3).grow([A, B, A], plain))
@@ -135,7 +135,7 @@ def test_attempts_are_those_of_independent_and_values_stand_where_segments_begin
     assert torch.equal(again.extras[VALUE].nan_to_num(nan=-1.0), forest.extras[VALUE].nan_to_num(nan=-1.0))
 
 
-def test_a_value_is_the_mean_of_what_its_continuations_were_judged() -> None:
+def test_value_is_the_mean_verdict_of_its_continuations() -> None:
     session = Steps()
     forest = MonteCarloValues(group_size=2, samples=3).grow([A], session)
     known = {(r, at) for r in range(2) for at, x in enumerate(values(forest, r)) if x is not None and (r == 0 or at)}
@@ -216,7 +216,7 @@ def test_a_budget_is_never_exceeded_and_spent_in_order(step: int, budget: int) -
 
 
 # ---------------------------------------------------------------- answers at once
-def test_a_cue_stands_before_the_answer_and_where_the_attempt_wrote_it_is_the_last_state() -> None:
+def test_answer_cue_ends_values_at_the_attempts_own_answer() -> None:
     session = Steps(sampling=Sampling(max_new_tokens=12), end=-1.0)
     part = MonteCarloValues(group_size=6, samples=2, answer_cue="7", answer_tokens=2)
     forest = part.grow([A], session)
@@ -245,7 +245,7 @@ def test_a_cue_stands_before_the_answer_and_where_the_attempt_wrote_it_is_the_la
 
 
 # ---------------------------------------------------------------- the learner
-def test_packed_equals_flattened_and_the_engine_kept_to_the_model() -> None:
+def test_packed_value_credit_equals_flattened_on_a_real_model() -> None:
     model = clean_llama(vocab_size=VOCABULARY, eos_token_id=END)
     session = Sampled(model, sampling=Sampling(max_new_tokens=10))
     forest = session.score(MonteCarloValues(group_size=4, samples=3).grow([A, B], session))

@@ -164,7 +164,7 @@ def test_the_card_of_the_macro_phase():
         assert int(execution.sum()) and bool((gradient[execution] == 0).all())
 
 
-def test_in_the_micro_phase_all_rows_share_one_context_and_plan_tokens_are_still():
+def test_micro_phase_rows_share_a_plan_that_gets_no_gradient():
     forest = PlanExecute(blueprints=4, group_size=4).grow([A], TreeSession(step=MICRO, end=-9.0))
     forest = forest.with_rewards(torch.tensor([1.0, 0, 0, 1]))
     assert len({tuple(turns(forest, r)[1][1]) for r in range(4)}) == 1 and len(set(forest.group)) == 1
@@ -186,7 +186,7 @@ def test_without_a_plan_it_is_grpo():
         assert one.streams == other.streams and ours.to_records() == grpo.to_records()
 
 
-def test_the_micro_phase_is_grpo_on_the_context_that_holds_the_plan():
+def test_micro_phase_is_grpo_on_the_context_with_the_plan():
     session = TreeSession(step=MICRO, end=-9.0)
     forest = PlanExecute(group_size=4).grow([A], session)
     rows = [turns(forest, r)[1] for r in range(4)]
@@ -199,7 +199,7 @@ def test_the_micro_phase_is_grpo_on_the_context_that_holds_the_plan():
 
 
 # ---------------------------------------------------------------- templates
-def test_templates_ask_in_words_and_the_execution_alone_is_judged():
+def test_templates_word_the_prompts_and_only_execution_is_judged():
     part = PlanExecute(blueprints=3, plan_prompt="P{prompt}", execute_prompt="{prompt}|{plan}", plan_tokens=3)
     session = TreeSession(step=MACRO)
     forest = part.grow([A], session)
@@ -229,7 +229,7 @@ def test_held_out_tasks_are_attempted_by_plan_and_execution():
 
 # ---------------------------------------------------------------- learning
 @pytest.mark.parametrize("step", [MACRO, MICRO])
-def test_the_learner_reads_what_was_sampled_and_runs_what_is_trained(step):
+def test_learner_reads_the_sampled_log_probs_and_packs_the_rows(step):
     model = clean_llama(vocab_size=VOCABULARY, eos_token_id=END)
     session = EngineSession(model, step=step, sampling=Sampling(max_new_tokens=16))
     forest = PlanExecute(blueprints=4, group_size=4, plan_tokens=6).grow([A, B], session)

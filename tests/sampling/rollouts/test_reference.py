@@ -101,7 +101,7 @@ def gold_forest() -> tuple[Forest, torch.Tensor, list[float]]:
     return forest, start, row_credit(gxpo.method("gcpo_gold"), forest)
 
 
-def test_with_the_proximal_policy_it_begins_at_one_drifts_and_is_clipped() -> None:
+def test_sequence_ratio_starts_at_one_drifts_and_is_clipped() -> None:
     forest, start, (_, credit) = gold_forest()
     own = forest.path_of(1)
     on_start = start.clone().requires_grad_()
@@ -287,7 +287,7 @@ def test_the_parts_go_by_their_names() -> None:
         assert show(gxpo.method("grpo", {"rollout": name}).rollout) == name
 
 
-def test_the_scripted_session_of_old_is_what_the_new_one_builds_on() -> None:
+def test_step_session_samples_as_the_scripted_session() -> None:
     plain, stepped = ScriptedSession(by_task), StepSession(by_task)
     one, two = (s.score(Independent(2).grow(tasks("a", "b"), s)).to_records() for s in (plain, stepped))
     assert one == two

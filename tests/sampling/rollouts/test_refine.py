@@ -67,7 +67,7 @@ def test_the_best_draft_stands_in_the_prompt_of_every_refinement() -> None:
     assert session.score(forest).outcome.tolist() == [0.4, 0.4, 0.8, 0.8]
 
 
-def test_refinements_are_trained_under_the_prompt_with_the_draft_and_drafts_are_not_there() -> None:
+def test_refinements_train_under_drafts_that_are_only_context() -> None:
     session = GrowingSession(drafting({"a": "031"}), digit)
     forest = BestDraft(group_size=2, n_drafts=3, template=SHOW).grow(tasks("a"), session)
     assert forest.n_trajectories == 2 and forest.prompt_text == ["a?[3]"] * 2
@@ -99,7 +99,7 @@ def test_drafts_are_charged_as_discarded() -> None:
     assert session.budget.generated_tokens == 6 * 2 + 4 * 3  # with the token that ends an answer
 
 
-def test_streams_of_drafts_and_refinements_differ_also_where_a_task_is_drawn_twice() -> None:
+def test_draft_and_refinement_streams_differ_for_repeated_tasks() -> None:
     session = GrowingSession(lambda c, s: "1", digit)
     forest = BestDraft(group_size=2, n_drafts=2, template=SHOW).grow(tasks("a", "a"), session)
     streams = [s for requests, _ in session.calls for r in requests for s in r.streams]

@@ -59,7 +59,7 @@ def test_the_groups_of_the_last_step_come_back_as_they_were() -> None:
     assert second.select(range(6)).to_records() == plain.to_records()
 
 
-def test_what_was_filtered_out_and_what_shaping_added_is_not_kept() -> None:
+def test_buffer_leaves_out_filtered_rollouts_and_shaped_rewards() -> None:
     part = LastStepAgain(3)
     forest = part.grow(tasks("a"), StepSession(fading, step=1))
     kept = forest.select([0, 2])
@@ -85,7 +85,7 @@ def test_pairs_are_drawn_one_after_the_other() -> None:
     assert shares == pytest.approx({(0, 1): 0.416667, (0, 3): 0.416667, (1, 3): 0.166667}, abs=0.025)
 
 
-def test_a_draw_depends_on_its_key_alone_and_has_no_more_than_there_is() -> None:
+def test_weighted_draw_depends_on_its_key_and_the_stock_alone() -> None:
     weights = [0.1 * i for i in range(20)]
     assert draw_by_weight(weights, 5, (1, "a")) == draw_by_weight(weights, 5, (1, "a"))
     assert draw_by_weight(weights, 5, (1, "a")) != draw_by_weight(weights, 5, (1, "b"))
@@ -93,7 +93,7 @@ def test_a_draw_depends_on_its_key_alone_and_has_no_more_than_there_is() -> None
 
 
 # ---------------------------------------------------------------- what is drawn comes back
-def test_idle_rollouts_are_made_up_for_with_the_advantage_that_they_had() -> None:
+def test_idle_rollouts_are_replaced_at_their_stored_advantage() -> None:
     part = ReplayByAdvantage(4, fill=0.25)
     first = train(part, ["m", "a"], StepSession(fading, step=1))  # nothing is stored yet
     assert set(first.origin) == {"policy"} and list(part.buffer.records_by_key) == ["s1/m"]  # group a teaches nothing
@@ -134,7 +134,7 @@ def test_a_batch_that_teaches_everywhere_draws_nothing() -> None:
     assert len(part.buffer.records_by_key) == 4
 
 
-def test_the_newest_groups_are_kept_and_unscored_rollouts_are_neither_idle_nor_stored() -> None:
+def test_newest_groups_are_kept_without_unscored_rollouts() -> None:
     part = ReplayByAdvantage(4, max_groups=2)
     for step in (1, 2, 3):
         script = lambda s: (1, 0, UNSCORED, UNSCORED)[s.attempt]  # noqa: E731

@@ -172,7 +172,7 @@ def test_supports_are_replayed_too() -> None:
         assert torch.equal(mine[:, :width], theirs) and bool((mine[:, width:] == -1).all())
 
 
-def test_nothing_is_replayed_before_enough_is_stored_and_each_task_has_its_own() -> None:
+def test_replay_waits_for_enough_stored_and_stays_within_a_task() -> None:
     part = replay(min_stored=8, max_stored=8)
     session = StepSession(right_first(2), step=1)
     assert set(train(part, ["a", "b"], session).origin) == {"policy"}
@@ -219,7 +219,7 @@ def test_what_shaping_adds_is_not_stored() -> None:
     assert part.buffer.of("a")[0]["rewards"] == {"correct": 1.0}
 
 
-def test_the_oldest_rollouts_and_the_tasks_least_used_are_dropped() -> None:
+def test_oldest_rollouts_and_least_used_tasks_are_dropped() -> None:
     part = replay(group_size=2, max_stored=4, max_tasks=2)
     session = StepSession(right_first(1), step=1)
     for step, names in enumerate((["a"], ["b"], ["a"], ["c"], ["a"]), 1):
@@ -299,7 +299,7 @@ def test_a_task_drawn_twice_has_replays_beside_both() -> None:
 # ---------------------------------------------------------------- episodes of a real model
 @pytest.mark.parametrize("rules", [EpisodeRules(3), EpisodeRules(3, "window", 1)], ids=["full", "window"])
 @pytest.mark.parametrize("sampling", [Sampling(max_new_tokens=3), Sampling(0.7, top_k=5, max_new_tokens=3)])
-def test_replayed_episodes_have_the_log_probs_that_the_learner_gives_them(rules: EpisodeRules, sampling) -> None:
+def test_log_probs_of_replayed_episodes_equal_the_learners(rules: EpisodeRules, sampling) -> None:
     part = Replay(2, 2, "all", 2, 4)
     with EnvPool(source(ENV), workers=0) as envs:
         for step in (1, 2):

@@ -78,7 +78,7 @@ class Script(Grower):
         return next(n for n in self.tree.root.below() if n.path == path)
 
 
-def test_one_terminal_is_backed_up_and_the_best_frontier_node_comes_next():
+def test_search_backs_up_one_terminal_then_expands_the_best_node():
     ends = {(2,): 1.0, (0, 1): 0.0, (1, 0): 0.0, (1, 1): 0.0, (1, 2): 0.0}
     grower = Script(3, 3, ends, _11=0.5)
     forest = Search(terminals=3, width=3, greedy=True).searched([A], grower)
@@ -154,7 +154,7 @@ SEARCHES = st.fixed_dictionaries(
 
 @settings(max_examples=12)
 @given(st.integers(0, 50), SEARCHES)
-def test_every_token_has_the_logprob_of_its_own_context_and_is_stored_once(step, options):
+def test_tokens_have_their_contexts_logprob_and_are_stored_once(step, options):
     session = TreeSession(step=step)
     part = Search(**options)
     forest = part.grow([A, B], session)
@@ -330,7 +330,7 @@ def test_snapshots_and_replayed_actions_lead_to_one_forest(world):
     assert one.state_names == two.state_names and torch.equal(one.outcome, two.outcome)
 
 
-def test_turns_of_siblings_are_groups_under_what_they_were_written_in(world):
+def test_turns_of_siblings_form_a_group_under_their_parent(world):
     forest, session = searched(world, trains="siblings", **PLAIN)
     whole, _ = searched(world, **PLAIN)
     through = {

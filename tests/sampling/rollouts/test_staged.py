@@ -85,14 +85,14 @@ def test_one_stage_is_independent_attempts() -> None:
     assert staged.to_records() == plain.score(Independent(4).grow(names, plain)).to_records()
 
 
-def test_a_task_drawn_twice_is_two_groups_with_numbers_of_their_own() -> None:
+def test_task_drawn_twice_is_two_groups_with_separate_streams() -> None:
     session = StepSession(lambda stream: WRONG)
     forest = RetryUntilSolved(4, 2).grow(tasks("a", "a"), session)
     assert forest.group == ["s3/a"] * 4 + ["s3/a#1"] * 4
     assert len(set(session.streams)) == 8 and {s.task for s in session.streams} == {"a", "a#1", "a#2", "a#3"}
 
 
-def test_the_last_stage_may_be_smaller_and_a_stage_larger_than_the_group_is_refused() -> None:
+def test_last_stage_may_be_smaller_and_none_exceeds_the_group() -> None:
     assert RetryUntilSolved(5, 2).grow(tasks("a"), StepSession(lambda stream: WRONG)).n_trajectories == 5
     with pytest.raises(ConfigError, match=r"rollout\.stage_size is 8.*rollout\.group_size=4"):
         RetryUntilSolved(4, 8)
@@ -225,7 +225,7 @@ def test_episodes_have_stages_too() -> None:
 
 # ---------------------------------------------------------------- the ratio of a reused row
 @pytest.mark.parametrize(("over", "reused"), [("proximal", 1.0), ("behaviour", math.exp(0.3))])
-def test_the_ratio_of_a_reused_row_is_evaluated_anew_or_over_the_recorded_log_probs(over: str, reused: float) -> None:
+def test_reused_rows_take_the_ratio_to_the_setting_ratio_over(over: str, reused: float) -> None:
     part = RetryUntilSolved(4, 2, coef=1.0)
     part.load_state_dict(remembering()[0].state_dict())
     forest = part.grow(tasks("a"), StepSession(lambda s: WRONG, step=2))

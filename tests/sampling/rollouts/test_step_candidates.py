@@ -51,7 +51,7 @@ def test_scores_that_are_equal_or_unknown():
 
 # ---------------------------------------------------------------- what is grown
 @pytest.mark.parametrize("context", ["full", "window"])
-def test_every_candidate_is_a_turn_under_its_prefix_and_the_next_stand_behind_the_one_taken(model, steps, context):
+def test_candidates_are_turns_under_the_prefix_that_was_taken(model, steps, context):
     s = session(model, steps, rules=EpisodeRules(5, context, 1))
     forest = s.score(StepCandidates(3, chains=2, score=length).grow(tasks_of(s), s))
     assert forest.n_steps == forest.n_trajectories and len(set(forest.id)) == forest.n_trajectories
@@ -128,7 +128,7 @@ def test_the_environment_scores_what_it_pays_for(model):
     assert torch.equal(forest.outcome[ended], forest.success[ended])
 
 
-def test_one_that_pays_nothing_by_the_step_has_its_verdict_at_the_end(model):
+def test_candidates_without_step_rewards_get_the_final_verdict(model):
     with pool(start=1, pays=False) as envs:
         s = session(model, envs)
         forest = s.score(StepCandidates(4).grow(tasks_of(s, (0,)), s))
@@ -136,7 +136,7 @@ def test_one_that_pays_nothing_by_the_step_has_its_verdict_at_the_end(model):
     assert any(done) and forest.outcome.tolist() == [float(d) for d in done]
 
 
-def test_a_candidate_without_a_score_is_neither_trained_nor_taken(model, steps):
+def test_candidate_without_a_score_is_neither_trained_nor_taken(model, steps):
     def seldom(candidates):
         return [None if x.action < "n" else 1.0 for x in candidates]
 

@@ -97,7 +97,7 @@ def test_the_low_level_has_groups_and_rewards_of_its_own(doors):
     assert SubgoalSteps(group_size=2, executions=0).grow(seeded(s, 5), s).n_trajectories == 2
 
 
-def test_an_executor_that_is_always_right_makes_it_grpo_on_sub_goals(doors):
+def test_perfect_executor_leaves_only_differences_of_form(doors):
     """All differences are then the planner's form."""
     right = obeys(doors, 5)
 

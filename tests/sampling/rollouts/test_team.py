@@ -84,7 +84,7 @@ def test_the_work_goes_back_until_it_is_accepted() -> None:
     assert Team(3, PAIR).max_turns == 6  # of which attempt 2 needs all
 
 
-def test_time_goes_through_all_agents_and_each_has_its_own_context() -> None:
+def test_steps_run_through_all_agents_each_in_its_own_context() -> None:
     session = TeamSession(scripted((r"\?$", "no"), ("", "7")))
     forest = Team(1, PAIR).grow(session.asked(ADD), session)
     assert forest.step_previous.tolist() == [-1, 0, 1, 2, 3, 4]
@@ -98,7 +98,7 @@ def test_time_goes_through_all_agents_and_each_has_its_own_context() -> None:
     assert forest.policy_names == ("main",) and forest.policy_version[action].tolist() == [2] * 6
 
 
-def test_a_running_context_holds_what_an_agent_has_read_and_written() -> None:
+def test_running_context_holds_what_the_agent_read_and_wrote() -> None:
     team = Graph(
         (
             Role("solver", "{prompt}", again="|{verifier}|", running=True, answer="{solver}"),
@@ -120,7 +120,7 @@ def test_a_running_context_holds_what_an_agent_has_read_and_written() -> None:
     assert set(session.released) == {"add/0/solver", "add/1/solver"}
 
 
-def test_every_turn_has_a_stream_of_its_own_whatever_else_is_in_the_batch() -> None:
+def test_every_turn_has_its_own_stream_in_any_batch() -> None:
     say = scripted((r"\?$", "no"), ("", "7"))
 
     def streams(*tasks: Task) -> list[StreamKey]:
@@ -268,7 +268,7 @@ def test_eight_candidates_two_agents_two_rounds() -> None:
     assert part.calls == Team(8, part.graph).calls == 4 and (part.max_turns, Team(8, part.graph).max_turns) == (1, 4)
 
 
-def test_all_rewards_of_a_cell_are_there_before_one_candidate_is_taken() -> None:
+def test_cell_judges_all_candidates_before_taking_one() -> None:
     order: list[str] = []
 
     def judge(task: Task, text: str) -> float:
@@ -346,7 +346,7 @@ def test_one_agent_and_one_turn_are_the_base() -> None:
 
 # ---------------------------------------------------------------- with a model
 @pytest.mark.parametrize("part", [Team, TeamCells])
-def test_what_each_agent_was_sampled_under_is_what_the_learner_reads(part: type[Team] | type[TeamCells]) -> None:
+def test_learner_reads_the_context_each_agent_was_sampled_under(part: type[Team] | type[TeamCells]) -> None:
     """A role with a running context, kept in the engine between its turns, and one that reads it anew; two policies."""
     team = Graph(
         (

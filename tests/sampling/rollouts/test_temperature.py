@@ -54,7 +54,7 @@ def test_the_last_entropy_decides_on_temperature_and_number(entropy: float, heat
     assert trained == [True] * m + [False] * m + [True] * (16 - m)  # as many are trained as without
 
 
-def test_who_comes_in_is_compared_with_nobody_and_read_at_the_runs_temperature() -> None:
+def test_tempered_rows_are_uncompared_and_at_the_run_temperature() -> None:
     forest, session = grown(HotColdReplay(2), 0.3, half)
     assert forest.group[:2] == forest.id[:2] == ["s3/a/tempered/0", "s3/b/tempered/0"]
     assert forest.compared.tolist() == [False] * 2 + [True] * 16
@@ -68,7 +68,7 @@ def test_who_comes_in_is_compared_with_nobody_and_read_at_the_runs_temperature()
     assert forest.weight.tolist() == [1.0] * 2 + [0.0] * 2 + [1.0] * 14
 
 
-def test_every_one_of_them_has_credit_one_and_the_others_what_they_had() -> None:
+def test_tempered_rows_have_credit_one_and_others_keep_theirs() -> None:
     """Groups of one right and one wrong answer of two: +-.5 unscaled, also for those whose place was taken."""
     forest, _ = grown(HotColdReplay(2), 0.3, half)
     m = gxpo.method("aepo", {"credit.scale": "none"})

@@ -54,7 +54,7 @@ def test_where_it_is_cut():
     assert held.budget.rollouts == 2
 
 
-def test_budgets_are_rounded_up_and_a_thinking_on_a_budget_is_not_cut_there():
+def test_budgets_round_up_and_thinking_within_one_is_not_cut():
     part = ThinkingBudgets(1, budgets=2, summaries=1, summary_tokens=3, closing=CLOSE)
     # 7 to think: 4 and 7; "abc|" and the end token make 5, "abc" of 3 and the end token 4: within the first budget
     forest, _ = grow("2", part, sampling=Sampling(max_new_tokens=10))
@@ -63,7 +63,7 @@ def test_budgets_are_rounded_up_and_a_thinking_on_a_budget_is_not_cut_there():
     assert sorted((i["budget"], i["covers"]) for i in forest.info) == [(0, 1), (1, 1)]
 
 
-def test_the_closing_is_put_after_a_cut_and_not_after_one_that_was_said():
+def test_closing_is_added_after_a_cut_unless_already_written():
     forest, held = grow("3-4")  # "abc|", end: 5 tokens, cut at 3 and whole; "abcd", end: the same lengths
     context = {}
     for r, info in enumerate(forest.info):

@@ -42,7 +42,7 @@ def chains(forest: Forest) -> dict[tuple[str, int, tuple[int, ...]], int]:
 # ---------------------------------------------------------------- what a branch is
 @settings(max_examples=15)
 @given(st.integers(0, 50), WHERE, st.integers(1, 3), st.integers(1, 3))
-def test_every_token_has_the_logprob_of_its_own_context_and_is_stored_once(step, where, rounds, branches):
+def test_tokens_have_their_contexts_logprob_and_are_stored_once(step, where, rounds, branches):
     session = TreeSession(step=step)
     forest = Tree(trees=2, rounds=rounds, expansions=2, branches=branches, where=where).grow([A, B], session)
     most = 2 * 2 * (1 + rounds * 2 * branches)
@@ -66,7 +66,7 @@ def test_every_token_has_the_logprob_of_its_own_context_and_is_stored_once(step,
 
 @settings(max_examples=15)
 @given(st.integers(0, 50), WHERE)
-def test_a_branch_keeps_the_beginning_of_the_chain_that_it_leaves(step, where):
+def test_branch_keeps_the_beginning_of_the_chain_it_leaves(step, where):
     forest = Tree(rounds=3, where=where).grow([A], TreeSession(step=step))
     known = chains(forest)
     for (group, tree, path), r in known.items():
@@ -176,7 +176,7 @@ def own(forest: Forest) -> list[tuple[int, int]]:
     return [(len(tokens_of(forest, r)) - i["generated"], i["generated"]) for r, i in enumerate(forest.info)]
 
 
-def test_the_budget_is_spent_branch_by_branch_where_every_chain_is_as_long_as_it_may_be():
+def test_token_budget_fits_full_length_branches_one_by_one():
     part = {"trees": 1, "rounds": 1, "expansions": 8}
     everything = own(Tree(**part).grow([A], TreeSession(end=-99.0)))
     assert all(kept + generated == 12 for kept, generated in everything)
@@ -298,7 +298,7 @@ def test_a_budget_that_does_not_hold_the_first_chains_is_refused():
         Tree(token_budget=23).grow([A], TreeSession())
 
 
-def test_a_budget_of_calls_that_does_not_hold_the_first_chains_is_refused():
+def test_call_budget_below_the_first_chains_is_refused():
     with pytest.raises(ConfigError, match=r"call_budget=1 does not hold the first 2 attempts"):
         Tree(call_budget=1).grow([A], TreeSession())
 
@@ -370,7 +370,7 @@ def test_episodes_without_rounds_are_independent(small):
         assert trees.streams == plain.streams
 
 
-def test_points_of_an_episode_are_its_beginning_and_the_ends_of_its_turns(small):
+def test_episodes_branch_at_the_start_and_at_ends_of_turns(small):
     with pool(start=9, good="") as envs:  # nobody gets anywhere: all episodes have six turns
         s = session(small, envs, tokens=1)
         forest = Tree(trees=1, rounds=1, expansions=600).grow(tasks_of(s, (0,)), s)

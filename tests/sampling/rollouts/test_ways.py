@@ -117,7 +117,7 @@ def test_all_hints_are_tried_once_in_one_batch_and_charged() -> None:
     assert session.budget.generated_tokens == 3 * 3 * 3 + 3 * 1 + lengths["no"] * (1 + 4) + lengths["yes"] * 3
 
 
-def test_the_record_has_the_plain_prompt_and_the_context_it_was_sampled_under() -> None:
+def test_hinted_record_holds_plain_prompt_and_sampled_context() -> None:
     session = GrowingSession(needs(a="abcd"), right, solution=SOLUTION)
     forest = LeastHint(group_size=2).grow(tasks("a"), session)
     first, second = forest.to_records()
@@ -143,7 +143,7 @@ def test_where_nobody_is_all_wrong_nothing_is_asked_again() -> None:
     assert len(session.calls) == 1 and session.budget.discarded == 0 and forest.origin == ["policy"] * 2
 
 
-def test_a_task_that_is_drawn_twice_is_helped_in_each_of_its_groups() -> None:
+def test_task_drawn_twice_is_hinted_in_each_of_its_groups() -> None:
     session = GrowingSession(needs(a="abcd"), right, solution=SOLUTION)
     forest = LeastHint(group_size=2).grow(tasks("a", "a"), session)
     assert forest.group == ["s60/a"] * 2 + ["s60/a#1"] * 2 and forest.origin == ["hint", "policy"] * 2
@@ -193,7 +193,7 @@ def test_one_right_attempt_keeps_the_group() -> None:
     assert forest.origin == ["hint"] * 4 + ["policy"] * 4
 
 
-def test_own_hints_are_climbed_as_far_as_they_go_and_none_means_none() -> None:
+def test_hints_of_a_task_are_tried_in_order_and_none_without_any() -> None:
     a, b = with_info(tasks("a")[0], hints=["x", "y"]), with_info(tasks("b")[0], hints=[])
     session = GrowingSession(needs(a="never", b="never"), right)
     forest = GrowingHint(group_size=1).grow([a, b], session)
@@ -267,13 +267,13 @@ def contexts(reading: str) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("layout", ["packed", "flat"])
-def test_in_the_sampled_context_the_policy_says_what_the_sampler_said(written, hinted, layout) -> None:
+def test_policy_equals_the_sampler_in_the_sampled_context(written, hinted, layout) -> None:
     learner = TorchLearner(written.model, lr=1e-3, layout=layout)
     found = learner.outputs(hinted.in_context("sampled"))["logprob"]
     assert float((found - hinted.path_behaviour_logprob).abs().max()) < 1e-10
 
 
-def test_in_the_trained_context_the_hinted_row_alone_is_read_otherwise(written, hinted) -> None:
+def test_trained_context_changes_the_hinted_row_alone(written, hinted) -> None:
     learner = TorchLearner(written.model, lr=1e-3)
     found = learner.outputs(hinted.in_context("trained"))["logprob"]
     assert torch.equal(found, learner.outputs(hinted)["logprob"])
@@ -302,7 +302,7 @@ def expected_loss(written: Written, forest: Forest, reading: str, moved: float, 
 
 @pytest.mark.parametrize("moved", [0.0, 0.15, -0.3])
 @pytest.mark.parametrize("reading", ["sampled", "trained"])
-def test_the_ratio_over_the_behaviour_policy_is_right_in_both_readings(written, hinted, reading, moved) -> None:
+def test_ratio_over_behaviour_is_right_in_both_contexts(written, hinted, reading, moved) -> None:
     """sampled: pi(o|q+h) / mu(o|q+h); trained: pi(o|q) / mu(o|q+h), the true importance ratio of the hinted row."""
     keys = {"objective.ratio_over": "behaviour", "objective.context": reading}
     keys = {k: v for k, v in keys.items() if (k, v) != ("objective.context", "sampled")}
@@ -326,7 +326,7 @@ def test_the_ratio_over_the_behaviour_policy_is_right_in_both_readings(written, 
         assert float((gradient[name] - g).abs().max()) < 1e-10, name
 
 
-def test_a_ratio_to_the_proximal_policy_hides_the_hint_in_the_trained_reading(written, hinted) -> None:
+def test_proximal_ratio_hides_the_hint_in_the_trained_context(written, hinted) -> None:
     """At the start of a step the policy is the proximal one: the ratio is 1, whoever sampled."""
     method = gxpo.method("scaf_grpo", {"objective.context": "trained"})
     learner = TorchLearner(written.model, lr=1e-3)

@@ -23,7 +23,7 @@ def test_a_solution_is_cut_between_words() -> None:
     assert prefix("a  bcd", 0.5) == "a" and prefix(text, 0.0) == ""
 
 
-def test_prefixes_are_of_characters_and_halves_go_to_the_even_number() -> None:
+def test_prefix_counts_characters_and_rounds_halves_to_even() -> None:
     # 0.25 * 10 = 2.5 -> 2, 0.5 * 10 = 5, 0.75 * 10 = 7.5 -> 8
     assert [prefix("abcdefghij", f) for f in (0.25, 0.5, 0.75, 1.0)] == ["ab", "abcde", "abcdefgh", "abcdefghij"]
 
@@ -44,7 +44,7 @@ def test_hints_are_the_tasks_own_or_prefixes_of_its_solution() -> None:
             hints_of(with_info(task, hints=wrong), session.solution, (0.5,))
 
 
-def test_a_hint_goes_into_the_text_or_into_the_users_last_message() -> None:
+def test_hint_goes_into_the_text_or_the_last_user_message() -> None:
     chat = Task("c", ({"role": "user", "content": "one"}, {"role": "assistant", "content": "two"},
                       {"role": "user", "content": "three"}, {"role": "tool", "content": "four"}))  # fmt: skip
     assert reworded(Task("t", "{q}"), "{prompt} Hint: {hint}", hint="{h}").prompt == "{q} Hint: {h}"

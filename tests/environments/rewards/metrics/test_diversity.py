@@ -12,7 +12,7 @@ from gxpo.environments.rewards.metrics.diversity import lexical_diversity, signa
 close = lambda x: pytest.approx(x, abs=1e-6)  # noqa: E731
 
 
-def test_lexical_diversity_has_the_cards_yule_and_pays_little_for_little():
+def test_lexical_diversity_uses_yules_k_and_cuts_short_texts():
     # three a, two b, one c: 10,000 (9 + 4 + 1 - 6) / 36
     assert yule_k(list("abcaba")) == close(2222.222222) and yule_k(list("abcdef")) == 0.0
     found = signals("Red red dogs. Blue dogs run.")

@@ -128,7 +128,7 @@ def test_a_schema_that_refers_elsewhere_is_refused_with_its_task(server):
     assert paths == []
 
 
-def test_references_within_a_schema_and_to_published_drafts_resolve():
+def test_schema_references_resolve_within_and_to_drafts():
     tree = {"$defs": {"t": {"type": "object", "properties": {"next": {"$ref": "#/$defs/t"}, "n": {"type": "integer"}}}}}
     for schema in (
         {"properties": {"a": {"$ref": "#/$defs/t"}}, **tree},
@@ -178,7 +178,7 @@ def test_a_costly_schema_counts_as_wrong_for_its_own_rollout():
     assert rewards.counts["limit"] == 4 and "computed for longer than 0.3 s" in rewards.messages["limit"]
 
 
-def test_values_nested_deeper_than_a_reference_can_follow_count_as_wrong():
+def test_values_nested_too_deep_for_a_reference_count_as_wrong():
     schema = {"properties": {"a": {"$ref": "#/$defs/t"}}, "$defs": {"t": {"items": {"$ref": "#/$defs/t"}}}}
     deep = '{"a": ' + "[" * 400 + "]" * 400 + "}"
     options = {"match": {"metric": "json_schema", "schema": schema, "pattern": None}}

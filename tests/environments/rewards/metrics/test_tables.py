@@ -61,7 +61,7 @@ def test_spans_and_arguments_of_tables():
     assert kept is not None and [c.text for row in kept.children for c in row.children] == [r"a \& b", "c"]
 
 
-def test_an_answer_without_a_table_or_with_a_huge_one_cannot_be_read():
+def test_answer_without_a_table_or_with_a_huge_one_is_unreadable():
     huge = "<table>" + "<tr><td>x</td></tr>" * 200 + "</table>"
     for text in ("no table", "<table></table>", huge):
         with pytest.raises(Unreadable):

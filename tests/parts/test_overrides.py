@@ -1,0 +1,69 @@
+"""What the caller's keys leave of a method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gxpo.parts.definition import Definition, Stated
+from gxpo.parts.overrides import Remains, remains
+
+
+def left_of(keys: dict[str, Any], resolved: dict[str, tuple[Any, str]]) -> Remains:
+    method = Definition("mine: An idea.", name="mine", evidence="paper", keys=keys)
+    return remains(method, {key: Stated(*value) for key, value in resolved.items()})
+
+
+def test_a_method_as_published_is_whole():
+    keys = {"credit.scale": "none", "segment.patterns": ("a", "b")}
+    whole = left_of(keys, {"credit.scale": ("none", "mine"), "segment.patterns": (["a", "b"], "run.yaml:3")})
+    assert whole == Remains(("credit.scale", "segment.patterns"), (), (), False) and whole.text == ""
+
+
+def test_another_number_leaves_the_formula():
+    keys = {"credit.center": "mean", "credit.scale": "none"}
+    found = left_of(keys, {"credit.center": ("mean", "mine"), "credit.scale": ("std", "--set")})
+    assert found == Remains(("credit.center",), ("credit.scale",), ("credit.scale=std [--set]",), False)
+    assert found.text == ""
+
+
+def test_a_method_of_which_every_key_is_replaced_has_nothing_left():
+    found = left_of({"credit.scale": "none"}, {"credit.scale": ("std", "--set")})
+    assert found.text == "nothing of it is left: credit.scale gave way to credit.scale=std [--set]"
+
+
+def test_another_part_takes_its_numbers_with_it():
+    keys = {"credit.scale": "none", "objective.aggregate": "sequence_sum"}
+    found = left_of(
+        keys,
+        {
+            "credit": ("other", "--set"),
+            "credit.scale": ("none", "mine"),
+            "objective.aggregate": ("sequence_sum", "mine"),
+        },
+    )
+    assert found == Remains(("objective.aggregate",), ("credit.scale",), ("credit=other [--set]",), True)
+    assert found.text == "credit.scale gave way to credit=other [--set]; left of it: objective.aggregate"
+
+
+def test_a_part_by_the_name_that_the_base_has_is_no_replacement():
+    found = left_of({"credit.scale": "none"}, {"credit": ("relative", "--set"), "credit.scale": ("none", "mine")})
+    assert found.left == ("credit.scale",) and not found.replaced
+
+
+def test_the_base_itself_loses_its_advantage():
+    found = left_of({}, {"credit": ("other", "--set")})
+    assert found == Remains((), (), ("credit=other [--set]",), True)
+    assert found.text == "its advantage gave way to credit=other [--set]; the rest of the base is left"
+    assert left_of({}, {"credit": ("relative", "default")}).text == ""
+
+
+def test_a_key_that_is_gone_names_what_there_is_in_its_place():
+    gone = left_of({"weight.mismatch": "token_weight"}, {})
+    assert gone.replaced and gone.why == ("the base's weight",)
+    other = left_of({"weight.mismatch": "token_weight"}, {"weight.other": ("group_weight", "--set")})
+    assert other.why == ("weight [--set]",)
+
+
+def test_a_systems_version_of_the_method_is_the_method():
+    found = left_of({"credit.eps": 1e-6}, {"credit.eps": (1e-4, "mine@trl")})
+    assert found == Remains(("credit.eps",), (), (), False)
