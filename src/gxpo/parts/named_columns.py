@@ -99,10 +99,12 @@ class Columns:
 
     def of(self, name: str, axis: str) -> Any:
         """Column or signal by name, on the axis."""
+        # a column of trajectories is repeated for each of its tokens where a function reads tokens
         if name in TRAJECTORY:
             return self.lifted(TRAJECTORY[name](self.forest), axis)
         if name == "trajectory" and axis == "R":
             return torch.arange(self.forest.n_trajectories)
+        # before the tables of columns: `mean_x` exists for every x
         if name.startswith("mean_"):
             return self.lifted(self.mean(self.of(name[5:], "P")), axis)
         if name not in TOKEN:
@@ -121,6 +123,7 @@ class Columns:
 
     def signal(self, name: str, axis: str) -> Tensor:
         value, axis_of = self.signals[name], getattr(self.signals, "axis", None)
+        # a plain mapping of signals has no axes: its values are taken to be on the axis that is asked for
         signal_axis = axis if axis_of is None else axis_of(name)
         if signal_axis == "R":
             return self.lifted(value, axis)
