@@ -50,6 +50,7 @@ def forest_plot(
     """
     height = TOP + ROW * len(rows) + BOTTOM
     bottom, right = height - BOTTOM, width - SIDE
+    # the axis always holds 0, against which the intervals are read
     ticks = _ticks([0.0, *(v for r in rows for v in (r.mean, r.low, r.high) if math.isfinite(v))])
 
     def x(value: float) -> float:
@@ -93,6 +94,7 @@ def _row(row: Interval, top: int, right: int, x: Callable[[float], float]) -> li
             for end in (row.low, row.high)
         ]
     if math.isfinite(row.mean):
+        # an estimate that favours neither side is hollow, so that it is told without colours too
         hollow = " h" if row.side == "neither" else ""
         out.append(
             f'<rect class="{colour}{hollow}" x="{x(row.mean) - 4:.1f}" y="{middle - 4}" width="8" height="8" rx="1"/>'
