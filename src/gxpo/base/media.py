@@ -431,4 +431,4 @@ def with_marks(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def text_of(content: Any) -> str:
     """A message's content for people, pictures `label`s."""
-    return _MARKED.sub(lambda found: label(found[1]), marked(content))
+    return _MARKED.sub(lambda match: label(match[1]), marked(content))

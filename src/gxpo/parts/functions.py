@@ -54,7 +54,7 @@ def signature(function: Callable[..., Any]) -> Signature:
 
 
 @cache
-def known(module: str) -> dict[str, Callable[..., Any]]:
+def functions_in(module: str) -> dict[str, Callable[..., Any]]:
     """Public functions defined in a module, by name."""
     members = vars(importlib.import_module(module))
     return {k: f for k, f in members.items() if inspect.isfunction(f) and f.__module__ == module and k[:1] != "_"}
@@ -73,7 +73,7 @@ def checked_by(check: Callable[..., str | None]) -> Callable[[F], F]:
     return mark
 
 
-def named(value: Any, module: str, key: str, *, free: bool | Collection[str] = False) -> Any:
+def look_up(value: Any, module: str, key: str, *, free: bool | Collection[str] = False) -> Any:
     """Look up the function that a setting names.
 
     module  whose functions have names, imported where one is asked for
@@ -83,7 +83,7 @@ def named(value: Any, module: str, key: str, *, free: bool | Collection[str] = F
     if callable(value) or (not isinstance(free, bool) and value in free):
         return value
     # names come from the module, which is imported only now: its functions may need torch
-    names = known(module)
+    names = functions_in(module)
     if value in names:
         return names[value]
     if isinstance(value, str) and ":" in value:
@@ -112,7 +112,7 @@ class Formula(Part):
     def __post_init__(self) -> None:
         for name, (module, free) in self.functions.items():
             object.__setattr__(
-                self, name, named(getattr(self, name), module, f"{key_of(type(self))}.{name}", free=free)
+                self, name, look_up(getattr(self, name), module, f"{key_of(type(self))}.{name}", free=free)
             )
         # options of all functions together: one name that two of them have is one option
         chosen = [getattr(self, name) for name in self.functions]
@@ -160,7 +160,7 @@ class FunctionPart(Part):
         return {}
 
     @classmethod
-    def asked(cls, function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
+    def options_of(cls, function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
         """Options of the part: (type, default) by name."""
         return signature(function).options
 
@@ -198,7 +198,7 @@ def function_part(function: Callable[..., Any], base: type[FunctionPart], **fact
     options = [
         (name, hint, field(default=default, kw_only=True, metadata=_marks(hint)))
         # options are keyword-only, so that a new one never changes the meaning of positional arguments
-        for name, (hint, default) in base.asked(function).items()
+        for name, (hint, default) in base.options_of(function).items()
     ]
     attributes = {**base.facts(function), **facts}
     # a fact may depend on options (`learns_from_equal_groups` on the centre): it is computed for each instance

@@ -58,7 +58,7 @@ def _aliased(kind: type[T]) -> type[T]:
     init = kind.__init__
 
     @wraps(init)
-    def named(self: Any, *args: Any, **given: Any) -> None:
+    def init_with_aliases(self: Any, *args: Any, **given: Any) -> None:
         for other, name in ALIASES.items():
             if other in given:
                 # both spellings given: neither may win in silence
@@ -67,7 +67,7 @@ def _aliased(kind: type[T]) -> type[T]:
                 given[name] = given.pop(other)
         init(self, *args, **given)
 
-    kind.__init__ = named
+    kind.__init__ = init_with_aliases
     return kind
 
 

@@ -42,10 +42,10 @@ def canonical_keys(entries: Mapping[str, Stated]) -> dict[str, Stated]:
     return out
 
 
-def dotted(given: Mapping[str, Any]) -> dict[str, Stated]:
+def dotted(entries: Mapping[str, Any]) -> dict[str, Stated]:
     """Keys from Python, `Stated` or plain values, nested or dotted, as dotted ones. ConfigError where two are one."""
     out: dict[str, Stated] = {}
-    for key, value in given.items():
+    for key, value in entries.items():
         if not isinstance(key, str):
             raise ConfigError(f"key {key!r} is a {type(key).__name__}: keys are texts, as 'credit.scale'")
         entry = value if isinstance(value, Stated) else Stated(value, "override")
@@ -270,7 +270,7 @@ class Keys:
         out: dict[str, Any] = {}
         for name, (module, free) in kind.functions.items():
             # functions first: they decide which options exist
-            fields[name] = functions.named(fields[name], module, f"{prefix}.{name}", free=free)
+            fields[name] = functions.look_up(fields[name], module, f"{prefix}.{name}", free=free)
             if callable(fields[name]):
                 for option, (hint, default) in functions.signature(fields[name]).options.items():
                     # an option of the same name as a field was checked as the field
@@ -283,8 +283,8 @@ class Keys:
     def control(self, key: str, default: Any) -> Any:
         """Make the controller of a coefficient: a part inside a part, its fields under `KEY.FIELD`."""
         value = self.take(key, None if default is None else type(default))
-        made = None if value is None else self.part(key, value, registry.CONTROLS, what="control")
-        return None if isinstance(made, Unexecuted) else made
+        control = None if value is None else self.part(key, value, registry.CONTROLS, what="control")
+        return None if isinstance(control, Unexecuted) else control
 
     def choice(self, key: str, *choices: str) -> str:
         """Resolve a key that takes one of the choices; the first is the default."""
@@ -413,20 +413,20 @@ PROTOCOL = {  # what a part must have, where it is more than being callable
 }
 
 
-def check_protocol(stated: str, part: Any, what: str) -> None:
+def check_protocol(label: str, part: Any, what: str) -> None:
     """Refuse an object that lacks what the protocol of its stage asks for, before a step of a run finds out."""
     # of a class by its own and inherited attributes: `hasattr` would find `__call__` on every class
     needed = PROTOCOL.get(what, ("__call__",))
     if isinstance(part, type):
         if not dataclasses.is_dataclass(part):
-            raise ConfigError(f"{stated} is a class but no dataclass: decorate it with @dataclass(frozen=True)")
+            raise ConfigError(f"{label} is a class but no dataclass: decorate it with @dataclass(frozen=True)")
         # a dataclass with abstract methods can be decorated and not be made
         lacking = [n for n in needed if not any(n in vars(base) for base in part.__mro__)]
         lacking += sorted(getattr(part, "__abstractmethods__", ()))
     else:
         lacking = [n for n in needed if not hasattr(part, n)]
     if lacking:
-        raise ConfigError(f"{stated} can't be a {what}: it has no {', '.join(dict.fromkeys(lacking))}")
+        raise ConfigError(f"{label} can't be a {what}: it has no {', '.join(dict.fromkeys(lacking))}")
 
 
 def typed(key: str, value: Any, hint: Any, entry: Stated) -> Any:

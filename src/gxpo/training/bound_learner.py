@@ -148,7 +148,7 @@ class BoundLearner:
 
         Before the first optimiser step, it is the proximal policy.
         """
-        x = self._current_outputs(forest, self._names, **self.given(self.signals))
+        x = self._current_outputs(forest, self._names, **self.constant_arguments(self.signals))
         return StepInfo(empty=False, loss=float(self._batch(forest, credit, weight, self.proximal).loss(x)), outputs=x)
 
     def gradient(
@@ -170,7 +170,7 @@ class BoundLearner:
     def slopes(self, forest: Forest, credit: Tensor, weight: Tensor) -> dict[str, Tensor]:
         """dL/dx [P] of each output at the current policy: the objective's gradient is the sum over p of slope times
         gradient of the output."""
-        x = self.learner.outputs(forest, self._names, **self.given(self.signals))
+        x = self.learner.outputs(forest, self._names, **self.constant_arguments(self.signals))
         return gradient_of(self._batch(forest, credit, weight, self.proximal).loss, x)
 
     def record(self, forest: Forest, credit: Tensor, weight: Tensor, info: StepInfo) -> StepInfo:
@@ -208,9 +208,9 @@ class BoundLearner:
 
     def _options(self, batch: Batch) -> dict[str, Any]:
         """Options of the learner for this loss: names of outputs, which tokens couple, signals that outputs need."""
-        return {"names": self._names, "couples": self.method.couples, **self.given(batch.signals)}
+        return {"names": self._names, "couples": self.method.couples, **self.constant_arguments(batch.signals)}
 
-    def given(self, signals: Signals) -> dict[str, dict[str, Tensor]]:
+    def constant_arguments(self, signals: Signals) -> dict[str, dict[str, Tensor]]:
         """The signals that outputs of the loss are made with, where a term names any (`TermPart.given`)."""
         return {"given": {name: signals[name] for name in self.method.given}} if self.method.given else {}
 

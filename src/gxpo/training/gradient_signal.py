@@ -219,7 +219,7 @@ def gradients(trainer: Trainer, forest: Forest, tools: SignalTools) -> Tensor:
             lambda x, mask=is_of_task: torch.stack([(slopes[n] * x[n])[mask].sum() for n in slopes]).sum(),
             names=tuple(slopes),
             active=has_slope_P & is_of_task,
-            **bound.given(signals),
+            **bound.constant_arguments(signals),
         )
         rows.append(_sketched(part))
     width = next((len(row) for row in rows if row is not None), 1)

@@ -117,7 +117,7 @@ class Arguments:
             keys[key] = Stated(self._reward_value(out), "argument")
         return keys
 
-    def given(self, settings: RunSettings) -> Objects:
+    def collect_objects(self, settings: RunSettings) -> Objects:
         """Collect the objects and the texts of their files; raises for rows that are no tasks."""
         columns, _ = Columns.among(settings.tasks.options)
         texts: dict[str, str] = {}

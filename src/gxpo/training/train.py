@@ -94,7 +94,7 @@ def train(
             out = _directory_of(resolved, arguments.label)
         if arguments.has_objects:
             resolved = resolve_in(Path(out))
-            objects = arguments.given(resolved.settings)
+            objects = arguments.collect_objects(resolved.settings)
     elif from_run is not None:
         raise ConfigError("from_run: what is resolved already has its init_from; see gxpo.training.train.keys_from_run")
     else:

@@ -25,7 +25,7 @@ COLOURS = {"above": "s0 f0", "below": "s1 f1", "neither": "n"}
 class Interval:
     """A row of the plot.
 
-    said     its figures, to the right of the label
+    figures  its numbers as a text, to the right of the label
     side     of 0 it is told to be on; `neither` is drawn hollow and grey
     dashed   drawn with a broken line, such as a control
     """
@@ -34,7 +34,7 @@ class Interval:
     mean: float
     low: float
     high: float
-    said: str = ""
+    figures: str = ""
     side: Literal["above", "below", "neither"] = "neither"
     dashed: bool = False
 
@@ -77,11 +77,11 @@ def forest_plot(
 
 def _row(row: Interval, top: int, right: int, x: Callable[[float], float]) -> list[str]:
     colour = COLOURS[row.side]
-    room = int((right - SIDE - LETTER * len(row.said)) / LETTER) - 2
+    room = int((right - SIDE - LETTER * len(row.figures)) / LETTER) - 2
     out = [
-        f"<g><title>{text(f'{row.label}: {row.said}')}</title>",
+        f"<g><title>{text(f'{row.label}: {row.figures}')}</title>",
         f'<text class="k o" x="{SIDE}" y="{top + 13}">{text(cut(row.label, room))}</text>',
-        f'<text class="o" x="{right}" y="{top + 13}" text-anchor="end">{text(row.said)}</text>',
+        f'<text class="o" x="{right}" y="{top + 13}" text-anchor="end">{text(row.figures)}</text>',
     ]
     middle = top + 25
     if math.isfinite(row.low) and math.isfinite(row.high):
