@@ -32,6 +32,7 @@ def _lookup(value: Any, parts: list[str]) -> Any:
     if not parts:
         return value
     if isinstance(value, (list, tuple)) and parts[0].isdecimal():
+        # an index beyond the list is a missing cell, as is an unknown key: rows may differ in length
         place = int(parts[0])
         return _lookup(value[place], parts[1:]) if place < len(value) else _NOTHING
     if isinstance(value, Mapping):
@@ -47,6 +48,7 @@ def lacking(rows: Iterable[Mapping[str, Any]], name: str) -> str:
     """The end of a message about a name that no row has: the names in its place that are close, or all."""
     rows = list(rows)
     parts = name.split(".")
+    # the longest prefix that exists in some row is where the name went wrong
     for n in range(len(parts) - 1, 0, -1):
         home = ".".join(parts[:n])
         inner = [cell_value for row in rows if (cell_value := cell(row, home)) is not None]

@@ -103,6 +103,7 @@ def need(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
+        # installed and broken (a missing library of the system) needs another remedy than not installed
         absent = importlib.util.find_spec(package) is None
         what = f"{package} is not installed" if absent else f"{module} can't be imported"
         raise MissingExtra(f"{what}: pip install 'gxpo[{extra}]' ({error})") from error

@@ -71,8 +71,10 @@ def ask_all(judge: Judge, questions: Sequence[Messages], workers: int) -> list[s
             return judge.ask(question)
         except JudgeFailure as error:
             return (error.kind, str(error))
+        # an error of the configuration is the same for every question: it ends the run with its remedy
         except GxpoError:
             raise
+        # any callable may be a judge: what it raises is the answer to this question alone
         except Exception as error:
             return ("raised", described(error))
 
@@ -141,6 +143,7 @@ class Server:
             raise JudgeFailure(error.kind, str(error)) from error
         choice = reply.choices[0]
         meter.add(reply.usage.completion_tokens if reply.usage is not None else 0)
+        # a verdict stands at the end of an answer: cut off it is missing, and the remedy is more tokens
         if choice.finish_reason == "length":
             raise JudgeFailure("nonsense", reply_cut_off(self.url, self.max_tokens, "max_tokens"))
         return choice.message.content or ""
@@ -152,12 +155,14 @@ def _sent(message: Mapping[str, str], sees: bool) -> dict[str, Any]:
     if not isinstance(content, str):
         return dict(message)
     first, *rest = media.split(content)
+    # a judge that can't see is told of pictures in words
     if not rest or not sees:
         return {**message, "content": media.text_of(content)}
     parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
     for ref, text in zip(rest[::2], rest[1::2], strict=True):
         parts.append({"type": "image_url", "image_url": {"url": media.data_url(ref)}})
         parts.append({"type": "text", "text": text})
+    # some servers refuse empty texts, which lie between two pictures in a row
     return {**message, "content": [part for part in parts if part.get("text") != ""]}
 
 

@@ -90,8 +90,10 @@ def runs(tokens: Sequence[int]) -> Iterator[Run]:
             at += 1
             continue
         begin = tokens[at]
+        # rows of one picture count up: a gap is the end of it, or the begin of the same picture shown again
         n = next((k for k in itertools.count(1) if at + k == len(tokens) or tokens[at + k] != begin + k), 1)
         ref = ref_of(begin)
+        # rows before it were cut off with the text: half a picture would be another one to the model
         if row_of(begin):
             raise GxpoError(f"a context begins at row {row_of(begin)} of picture {ref}: it was cut within the picture")
         yield Run(at, n, ref)
@@ -151,15 +153,18 @@ def from_record(tokens: Sequence[int], media_at: Sequence[Placed]) -> list[int]:
     # records come from others: every number, length and placeholder is checked before a picture is registered
     ids_, end = list(tokens), 0
     for first, n, ref in media_at:
+        # before the slice: a negative or huge number would select other tokens without an error
         if not all(type(x) is int and abs(x) < FIRST for x in (first, n)):
             raise ValueError(f"[{first!r:.20}, {n!r:.20}]: first and number are whole numbers")
         span = ids_[first : first + n]
         if not isinstance(ref, str) or not REF.fullmatch(ref):
             raise ValueError(f"{str(ref)[:80]!r} is not sha256:DIGEST.png or .npy of a file in {FOLDER}/")
+        # in order and without overlap, or one picture would replace another's rows
         if first < end or len(span) != n or n < 1:
             raise ValueError(f"[{first}, {n}]: no {n} tokens from {first} on after the pictures before it")
         if len(set(span)) > 1 or span[0] >= FIRST:
             raise ValueError(f"[{first}, {n}]: its tokens are not all one placeholder")
+        # registered by its reference alone: the file is read when somebody looks at it
         PICTURES.put(ref)
         PICTURES.placeholders[ref] = span[0]
         ids_[first : first + n] = ids(ref, n)
@@ -191,11 +196,13 @@ class Pictures:
     def put(self, picture: Any) -> str:
         """Reference of a picture: pixels [H, W, 3] uint8, a file (PNG, NPY; others with Pillow), a reference, or an
         image of Pillow."""
+        # a reference is taken as it is, though its file may be in no folder yet
         if isinstance(picture, str) and picture.startswith("sha256:"):
             with self._lock:
                 self._register(picture)
             return picture
         data, kind = self._bytes(picture)
+        # by content: the same picture has the same ids in every process and run
         ref = f"sha256:{hashlib.sha256(data).hexdigest()}.{kind}"
         with self._lock:
             self._register(ref)
@@ -206,8 +213,10 @@ class Pictures:
         """Hold these pictures as long as the process lives, in memory or in a folder."""
         with self._lock:
             for ref in refs:
+                # read first, since a retained picture has to exist
                 data = self.data(ref)
                 if ref not in self._retained:
+                    # it moves from the queue of those that may be dropped to the one of those that may be saved
                     if ref in self._order[False]:
                         del self._order[False][ref]
                         self._held[False] -= len(data)
@@ -241,6 +250,7 @@ class Pictures:
     def _bytes(picture: Any) -> tuple[bytes, str]:
         if isinstance(picture, str | Path):
             return _file(picture)
+        # without importing Pillow, which is an extra
         if hasattr(picture, "convert"):  # of Pillow
             try:
                 return png(pixels_of(picture)), "png"
@@ -274,6 +284,7 @@ class Pictures:
         order[ref] = None
         self._held[retained] += len(self._data[ref])
         while self._held[retained] > (RETAINED if retained else HELD) and len(order) > 1:
+            # the one that has just been put stays in any case, however large
             oldest, _ = order.popitem(last=False)
             self._held[retained] -= len(self._data[oldest])
             if not retained or self._may_go(oldest):
@@ -292,6 +303,7 @@ class Pictures:
             if ref in self._data:
                 self._use(ref)
                 return self._data[ref]
+            # pictures that were dropped are read again, and verified: a file may have been changed since
             for folder in self._folders:
                 path = folder / _name(ref)
                 if path.is_file():
@@ -338,6 +350,7 @@ def _file(picture: str | Path) -> tuple[bytes, str]:
     from gxpo.base.regular_files import fault_of, read_regular, short_name
 
     path, name = Path(picture), f"picture {short_name(picture)!r}"
+    # nothing is ever fetched: a record from a stranger could otherwise make requests
     if fault := "no such file" if "://" in str(picture) or str(picture)[:5] == "data:" else fault_of(path):
         url = " (a URL is never fetched)" if fault == "no such file" else ""
         raise PictureError(f"{name}: {fault}{url}")
@@ -346,6 +359,7 @@ def _file(picture: str | Path) -> tuple[bytes, str]:
         pixels = decoded(data, kind)
     except PictureError as error:
         raise PictureError(f"picture {short_name(path)}: can't be read: {error}") from None
+    # other formats are stored as PNG, so that readers need no Pillow
     return (data, kind) if kind in ("png", "npy") else (png(pixels), "png")
 
 
@@ -417,4 +431,4 @@ def with_marks(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def text_of(content: Any) -> str:
     """A message's content for people, pictures `label`s."""
-    return _MARKED.sub(lambda found: label(found[1]), marked(content))
+    return _MARKED.sub(lambda match: label(match[1]), marked(content))

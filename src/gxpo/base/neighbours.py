@@ -24,11 +24,13 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 def load(path: str) -> types.ModuleType:
     """Run a Python file as a module of its folder, anew in each call."""
+    # an absolute path, so that a change of directory makes no second module of one file
     path = os.path.abspath(path)
     folder, name = os.path.split(path)
     full = f"{_package(folder)}.{os.path.splitext(name)[0]}"
     spec = importlib.util.spec_from_file_location(full, path, loader=_Loader(full, path))
     assert spec is not None and spec.loader is not None
+    # a file that fails leaves what was there before: the next call sees no half-made module
     before = sys.modules.get(full)
     module = sys.modules[full] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
     try:
@@ -51,6 +53,7 @@ def prepare(module: types.ModuleType, folder: str) -> None:
 
 def _package(folder: str) -> str:
     """The name of a folder's package, which is made where it is missing."""
+    # by the folder's real path: two files utils.py of different folders are two modules, and a link makes no third
     name = (
         PREFIX + hashlib.blake2b(os.path.realpath(folder).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
     )
@@ -73,10 +76,12 @@ class _Import:
         self, name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] | None = (), level: int = 0
     ) -> types.ModuleType:
         top = name.partition(".")[0]
+        # libraries win over files beside the user's: one called random.py must not replace Python's
         if level or not self._is_beside(top) or self._is_elsewhere(top):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         package = _package(self.folder)
         module = importlib.import_module(f"{package}.{name}")
+        # `from package import module` imports the submodule, which plain attribute access would not find
         for part in fromlist or () if hasattr(module, "__path__") else ():
             if part != "*" and not hasattr(module, part):
                 importlib.import_module(f"{package}.{name}.{part}")

@@ -22,6 +22,7 @@ _SHORT = 32  # characters of texts that are not worth looking up
 
 def fault_of(metadata: Any, size: int) -> str | None:
     """Describe what is too much in the metadata of a file of `size` bytes; None where nothing is."""
+    # before any data: a file of a few bytes may promise billions of values
     if metadata.num_columns > MOST_COLUMNS:
         return f"has {metadata.num_columns:,} columns, and at most {MOST_COLUMNS:,} are read"
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
@@ -111,6 +112,7 @@ def _shape(metadata: Any) -> tuple[list[str], int]:
         ),
         default=0,
     )
+    # few rows at a time where a group's column is large, for a batch is decoded as a whole
     return flat, max(8, min(_ROWS, _BATCH // max(largest, 1)))
 
 

@@ -36,6 +36,7 @@ def png(pixels: Pixels) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
+    # a zero before each line: filter 0, none
     lines = b"".join(b"\0" + pixels[y].tobytes() for y in range(height))
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return _SIGNATURE + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
@@ -52,6 +53,7 @@ def decoded(data: bytes, kind: str) -> Pixels:
         raise PictureError(f"its file has {len(data)} bytes, and at most {MAX_BYTES} are read: make it smaller")
     if kind == "npy":
         return _npy(data)
+    # size and kind from the header, before anything is inflated
     if data[:8] == _SIGNATURE and data[12:16] == b"IHDR" and len(data) >= 29:
         width, height = struct.unpack(">II", data[16:24])
         _check_size(height, width)
@@ -106,6 +108,7 @@ def _plain_png(data: bytes, height: int, width: int) -> Pixels | None:
     raw_size = height * (1 + 3 * width)
     inflate = zlib.decompressobj()
     try:
+        # one byte more than there must be: enough to find a bomb, without inflating it
         raw = inflate.decompress(data[41 : 41 + size], raw_size + 1)
     except zlib.error as error:
         raise PictureError(f"a PNG file that can't be inflated ({error})") from None
@@ -114,6 +117,7 @@ def _plain_png(data: bytes, height: int, width: int) -> Pixels | None:
     if len(raw) < raw_size:
         raise PictureError(f"a PNG file that ends within its {width} x {height} pixels")
     lines = np.frombuffer(raw, np.uint8).reshape(height, 1 + 3 * width)
+    # any filter but 0 makes lines differences, which Pillow undoes
     return None if lines[:, 0].any() else lines[:, 1:].reshape(height, width, 3).copy()
 
 
@@ -134,6 +138,7 @@ def _npy(data: bytes) -> Pixels:
         height, width, channels = (int(n) for n in shape)
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
         raise PictureError("an NPY file whose header is not that of a picture, uint8 [height, width, 3]") from None
+    # object arrays, which would be pickles, end here
     if dtype not in ("|u1", "u1", "<u1", ">u1") or channels != 3:
         raise PictureError(f"a picture is uint8 [height, width, 3] (red, green, blue), not {str(dtype)[:20]} {shape}")
     _check_size(height, width)
@@ -145,11 +150,13 @@ def _npy(data: bytes) -> Pixels:
 
 
 def _by_pillow(data: bytes) -> Pixels:
+    # each scan of a progressive JPEG goes over all pixels: a small file could take minutes
     if data[:3] == b"\xff\xd8\xff" and data.count(b"\xff\xda") > _MAX_SCANS:
         raise PictureError(f"a JPEG file of more than {_MAX_SCANS} scans: write it anew, not progressive")
     image: Any = need("PIL.Image", "vision")
     try:
         image.init()
+        # formats are listed, since others of Pillow's run programs, as EPS runs Ghostscript
         with image.open(io.BytesIO(data), formats=[f for f in FORMATS if f in image.OPEN]) as opened:
             return pixels_of(opened)
     except (PictureError, MissingExtra):

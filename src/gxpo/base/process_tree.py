@@ -66,6 +66,7 @@ def end_descendants(root: int) -> None:
 def _end_all(find: Callable[[], Iterable[int]]) -> None:
     """Kill the processes that `find` gives; all are stopped first, so that they start no others in the meantime."""
     stopped: set[int] = set()
+    # a process may have started others before it was stopped: listed again until no new one appears
     for _ in range(ROUNDS):
         new = set(find()) - stopped
         if not new:
@@ -106,6 +107,7 @@ def _carriers(text: str) -> Iterator[int]:
 
 def run_guarded(parent: int, report: int, words: list[str]) -> NoReturn:
     """Become the guard of a command (`guarded`); the number of the error goes to `report` where it can't be started."""
+    # the report must close in the program, which tells the parent that it has started
     os.set_inheritable(report, False)
     guarded(parent, report)
     for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and a program would inherit that
@@ -141,10 +143,12 @@ def guarded(parent: int, private: int) -> None:
         end_descendants(guard)
         os.killpg(guard, signal.SIGKILL)
 
+    # the parent may be killed without a chance to end its children
     leave_after(parent, end_all)
     ended_pid = status = 0
     while ended_pid != child:  # the others are orphans, to be reaped here
         ended_pid, status = os.waitpid(-1, 0)
+    # orphans of the child became the guard's, and end with it
     end_descendants(guard)
     _reap()
     # die by the same signal, so that the parent reads the child's end from the guard's; no second core dump

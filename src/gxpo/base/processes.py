@@ -86,6 +86,7 @@ class Process:
                 "rewards, environments and comparisons run in processes of their own, which need Linux or macOS: on "
                 "Windows use WSL (advantages, losses, the doctor and the adapters work without)"
             )
+        # a private socket and not standard output, on which user code prints
         self._line, theirs = socket.socketpair()
         self._buffer = bytearray()
         self._key, self._number = b"", 0
@@ -97,7 +98,9 @@ class Process:
                 [sys.executable, "-c", start, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                # user code's prints go to the error stream, since standard output is gxpo's results
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL,
+                # a session of its own: Ctrl-C reaches the parent alone, which decides what ends
                 start_new_session=True,
             )
         self.close = weakref.finalize(self, _end, self._line, self.process, os.getpid())
@@ -114,9 +117,11 @@ class Process:
         if self._buffer or self.process.poll() is not None:
             self.close()
             raise ConnectionResetError("the process is gone, or has written what nobody asked for")
+        # a random key for each list: an answer from before, or forged by user code, has another one
         self._key, self._number = os.urandom(KEY), 0
         message = pickle.dumps(list(items))
         self._line.settimeout(STUCK)
+        # a child that reads nothing would block the parent for ever
         self._line.sendall(MESSAGE.pack(len(message), self._key) + message)
 
     def receive(self, timeout: float, read: Callable[[Any], T]) -> T:
@@ -134,6 +139,7 @@ class Process:
                 try:
                     piece = self._line.recv(PIECE)
                 except (TimeoutError, BlockingIOError):
+                    # the socket's timeout is only a check: the deadline may have moved, as it does on a loaded machine
                     if remaining > 0:
                         continue
                     self.close()
@@ -143,6 +149,7 @@ class Process:
                 self._buffer += piece
             return read(json.loads(text, parse_float=_finite, parse_constant=_finite))
         except (EOFError, OSError) as error:
+            # how the process ended is part of the reason: killed for memory, by a signal, or left by exit
             how = self.exit_code()
             raise Ended("died", f"its process died ({how})", how) from error
         except Ended:
@@ -170,6 +177,7 @@ class Process:
         deadline = time.monotonic() + seconds
         try:
             while True:
+                # once one answer is there the others are only taken along, without waiting
                 self._line.settimeout(0.0 if arrivals else max(0.0, deadline - time.monotonic()))
                 try:
                     piece = self._line.recv(PIECE)
@@ -191,6 +199,7 @@ class Process:
         if len(self._buffer) < ANSWER.size:
             return None
         key, number, _, _ = ANSWER.unpack_from(self._buffer)
+        # only an item that was posted has a key: anything else was written by user code
         if key not in self._posted:
             raise ValueError("it is not addressed as one")
         self._key, self._number = key, number
@@ -213,13 +222,16 @@ class Process:
     def _next(self) -> bytes | None:
         """The text of the next answer, None where not all of it is there."""
         buffer = self._buffer
+        # the first bytes suffice: what user code prints is found before a size is read from it
         if not self._key.startswith(bytes(buffer[:KEY])):
             raise ValueError("it is not addressed as one")
         if len(buffer) < ANSWER.size:
             return None
         _, number, pid, size = ANSWER.unpack_from(buffer)
+        # a forked copy of the program answers with its own pid, and is refused
         if number != self._number or pid != (self.worker or pid):
             raise ValueError(f"item {number} of process {pid}, where item {self._number} of {self.worker} is due")
+        # a size is what the child says: memory is allocated for no more than an answer may have
         if size > LARGEST:
             raise ValueError(f"{size} bytes, above {LARGEST}")
         end = ANSWER.size + size
@@ -344,6 +356,7 @@ class Line:
         address = self._address
 
         def answer(text: str) -> None:
+            # a forked child that returns from user code would answer a second time
             if os.getpid() != self._pid:
                 os._exit(0)
             payload = text.encode()
@@ -366,6 +379,7 @@ class Line:
 def attend(program: str) -> None:
     """Serve requests with `serve` of the program until the parent hangs up."""
     number, parent = int(sys.argv[1]), int(sys.argv[2])
+    # before anything is imported, since threads do not survive the fork
     guarded(parent, number)
     ask_for_equal_bits()
     line = Line(number)
@@ -374,5 +388,6 @@ def attend(program: str) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
+    # a parent that hangs up is the usual end
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         module.serve(line)

@@ -36,6 +36,7 @@ def check_regular(path: Path, error: type[GxpoError] = GxpoError, what: str = ""
 
 def read_regular(path: Path, most: int, error: type[GxpoError] = GxpoError, what: str = "") -> bytes:
     """Bytes of a regular file of at most `most` bytes; `error` for anything else, before it is read."""
+    # by stat before opening: opening a pipe would wait for its writer
     check_regular(path, error, what)
     try:
         with open(path, "rb") as file:

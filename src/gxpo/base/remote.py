@@ -110,6 +110,7 @@ class Line:
         # the key is chosen by the host before any connection: a configuration may name both, and come from a stranger
         self._timeout, self._retries, self._backoff = timeout, retries, backoff
         self._key = key_for(address.scheme, address.host, address.port, key_from, asker)
+        # no proxy for this machine, nor where it would see a key unencrypted
         self._direct = _loopback(address.host) or bool(self._key and address.scheme == "http")
         self._trust = _trust(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
         self._loop = _loop()
@@ -119,13 +120,16 @@ class Line:
         self._finalizer.atexit = False
 
     def _open(self) -> Any:
+        # no compression: a small answer could otherwise inflate to any size
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "gxpo"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         client_options: dict[str, Any] = {"verify": self._trust}
         if self._direct:
+            # a transport of its own ignores the proxies of the environment
             client_options = {"transport": self._http.AsyncHTTPTransport(**client_options)}
         try:
+            # a redirect could lead to another host, with the key
             return self._http.AsyncClient(headers=headers, follow_redirects=False, timeout=None, **client_options)
         except (ImportError, ValueError, self._http.InvalidURL) as error:
             raise ConfigError(one_line(f"a proxy of the environment can't be used: {error}")) from error
@@ -166,10 +170,12 @@ class Line:
         for attempt in range(self._retries + 1):
             try:
                 return self._read(path, await self._attempt(verb, path, content, most), reply)
+            # only what may pass by itself is tried again: an answer that was refused would be refused again
             except _Again as error:
                 if attempt == self._retries:
                     tried = f" (tried {attempt + 1} times)" if attempt else ""
                     raise Unanswered(error.kind, f"{error}{tried}", again=True) from error
+                # the server's Retry-After holds if it is longer, up to a limit
                 await pause(min(LONGEST_WAIT, max(wait, error.after)))
                 wait *= 2
         raise AssertionError("unreachable")
@@ -188,6 +194,7 @@ class Line:
         seconds = self._timeout if timeout is None else timeout
         try:
             exchange = self._exchange(verb, path, content, most)
+            # one limit on the whole exchange: limits on reads alone let a slow server drip for ever
             status, headers, body = await asyncio.wait_for(exchange, seconds)
         except (TimeoutError, asyncio.TimeoutError) as error:
             raise _Again("timeout", f"{self.url}{path} took longer than {seconds:g} s") from error
@@ -206,6 +213,7 @@ class Line:
             )
         if status in RETRIED:
             raise _Again("raised", message, _seconds(headers.get("Retry-After", "")))
+        # the usual reason, which the server's words rarely name
         if status in (401, 403) and not self._key:
             message += " (no key was sent: key_from names its variable, --allow-key allows it)"
         raise Unanswered("raised", message, status=status)
@@ -246,6 +254,7 @@ class Line:
                 body += piece
                 if len(body) > most and good:
                     raise Unanswered("nonsense", f"{self.url}{path} answers with more than {most} bytes")
+                # errors are shown in part, so the rest need not be read
                 if len(body) > READ_OF_ERRORS and not good:
                     break
             return answer.status_code, answer.headers, bytes(body)

@@ -58,10 +58,12 @@ def start(*, group_of_one: bool = False) -> None:
     if size <= 1:
         if group_of_one:
             backend = "nccl" if torch.cuda.is_available() else "gloo"
+            # a store in this process: no port is opened for a group of one
             store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  # documented, though not in __all__
             dist.init_process_group(backend, store=store, rank=0, world_size=1)
             atexit.register(_leave)
         return
+    # variables left over from another launch would let this process wait for others for ever
     if environment("RANK", size) >= size:
         raise ConfigError(f"WORLD_SIZE is {size} and RANK {os.environ.get('RANK')}: unset both, or use torchrun")
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -105,6 +107,7 @@ def lost_peer(error: BaseException) -> str | None:
 
 def _join(size: int) -> None:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
+    # gloo's threads outlive the interpreter unless the group is left first
     if backend == "gloo":
         atexit.register(_leave)
     if not _all_here():
@@ -147,6 +150,7 @@ def _loopback_store(own_rank: int, size: int) -> Any:
     if own_rank == 0:
         with socket.create_server((LOOPBACK, port)) as server:
             port = server.getsockname()[1]
+            # the listening socket is handed over: between choosing and binding a port nobody can take it
             store = connect(LOOPBACK, port, size, True, wait_for_workers=False, master_listen_fd=server.detach())
         if agent is not None:
             agent.set(_key(), str(port))
@@ -184,6 +188,7 @@ def all_sum(tensors: Sequence[Tensor]) -> None:
         return
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for x in tensors:
+        # one collective per dtype and device: buckets are flattened copies
         kinds.setdefault((x.dtype, x.device), []).append(x)
     for same in kinds.values():
         for bucket in _buckets(same):
@@ -194,6 +199,7 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     size = 0
     for x in tensors:
+        # a tensor larger than a bucket is a bucket by itself
         if bucket and size + x.nbytes > BUCKET:
             yield bucket
             bucket, size = [], 0
@@ -236,6 +242,7 @@ def gather(data: bytes) -> list[bytes]:
     device = "cpu" if dist.get_backend() == "gloo" else "cuda"
     local_bytes = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world())]
+    # lengths first, since processes must agree on a shape
     dist.all_gather(sizes, torch.tensor([len(data)], device=device))
     # all_gather takes equal shapes: every message is padded to the longest, and cut again by its size
     longest = max(int(size) for size in sizes)
@@ -272,6 +279,7 @@ def memory_is_short(doing: str, remedy: str) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         message = str(error).strip().split("\n")[0]
+        # torch raises RuntimeError for memory and for bugs alike: only known messages are translated
         if isinstance(error, RuntimeError) and not (
             isinstance(error, torch.OutOfMemoryError) or any(saying in message.lower() for saying in SAYINGS)
         ):

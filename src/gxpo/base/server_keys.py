@@ -35,8 +35,10 @@ def key_for(scheme: str, host: str, port: int | None, key_from: str | None, aske
     key = os.environ.get(name, "").strip() if name else ""
     if not name or not key:
         return None
+    # a key with a line break would add headers of its own
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{asker}: the value of {name} can't be a key: it has spaces or control characters inside")
+    # a service's own key may go there, encrypted and on its port; anything else has to be allowed by the user
     if (OWN.get(host) == name and scheme == "https" and port in (None, 443)) or _allowed(name, host):
         return key
     if key_from is None:

@@ -72,6 +72,7 @@ def console(**options: Any) -> Console:
     from rich.text import Text
 
     class Escaping(Console):
+        # segments are escaped where they are written, whatever made them: tables, errors, progress
         def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
                 yield segment if segment.control else Segment(escaped(segment.text), segment.style)

@@ -100,9 +100,11 @@ def root_of(expression: str) -> str | None:
     ('make', 'scorer', None, None)
     """
     try:
+        # from the outside in: calls and attributes until the name at the root
         node = ast.parse(expression, mode="eval").body
         while not isinstance(node, ast.Name):
             if isinstance(node, ast.Call):
+                # arguments must be literals: an expression of a configuration calls what it names and nothing else
                 for argument in (*node.args, *(k.value for k in node.keywords)):
                     ast.literal_eval(argument)
                 node = node.func
@@ -140,6 +142,7 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
     Raises `Unusable` if it has no such thing, and any exception of the file.
     """
     path, name, word = source["file"], source["name"], "class" if kind is type else "function"
+    # last on the path: files beside the user's must not hide libraries
     if source["folder"] not in (None, *sys.path):
         sys.path.append(source["folder"])
     # from the given source and not from the disk: all processes of a run use the code that it began with
@@ -158,6 +161,7 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
         own_names = [n for n, x in vars(loaded).items() if _is(x, kind) and getattr(x, "__module__", None) == module]
         alternatives = f"; it has {', '.join(own_names) or 'none'}"
         raise Unusable(f"{path} has no {word} {root or name!r}{hint(root or name, own_names) or alternatives}")
+    # a call in the expression runs only once the root is known to exist
     user_object = user_object if root == name else evaluated(name, user_object)
     if not _is(user_object, kind):
         raise Unusable(f"{name!r} in {path} is a {type(user_object).__name__}, not a {word}")
@@ -171,14 +175,17 @@ def check_defined(path: str) -> None:
     if not os.path.isfile(where):
         raise Unusable(f"no such file {where}")
     try:
+        # read as bytes, since Python decides the encoding by the file's first lines
         with open(where, "rb") as file:
             tree = ast.parse(file.read(), where)
     except Exception as error:  # not Python, null bytes, nested too deeply
         raise unusable(error, "reading it") from error
+    # a name may be defined by import, definition or assignment, anywhere in the file
     names = {alias.asname or alias.name.split(".")[0] for x in ast.walk(tree) for alias in getattr(x, "names", ())
              if isinstance(alias, ast.alias)}  # fmt: skip
     names |= {x.name for x in ast.walk(tree) if isinstance(x, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
     names |= {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+    # a star import or `__getattr__` may define anything
     if name not in names and "*" not in names and "__getattr__" not in names:
         raise Unusable(f"{where} has no {name!r}{hint(name, names)}")
 

@@ -56,9 +56,12 @@ def ending(answer: str, name: str, *, bare: bool = False) -> Any:
     """
     lines = _last_lines(answer)
     last = lines[-1] if lines else ""
+    # an object that ends the answer is meant as the verdict, even behind a line of text
     if last.endswith("}"):
         return _entry(lines, name)
+    # judges emphasise their verdict, as in **Verdict:** A
     plain = re.sub(r"[*`]", "", last).lstrip("# ").strip(" _")
+    # "Scores: 7" is taken for "score", since judges vary
     words = r"[\s_]+".join(name.removesuffix("s").split("_")) + "s?"
     if match := re.fullmatch(rf"{words}\s*[:=\uff1a]\s*(.*)", plain, re.IGNORECASE):
         return match[1].strip(" _")
@@ -84,6 +87,7 @@ def _entry(lines: list[str], name: str) -> Any:
     # the whole answer first: an object over several lines may have an inner line that begins with a brace
     for begin in dict.fromkeys((0, opened)):
         try:
+            # a key that is there twice has no single value: `_unique` refuses it
             verdict = json.loads("\n".join(lines[begin:]), object_pairs_hook=_unique, parse_int=float)
         except (ValueError, RecursionError):
             continue

@@ -34,6 +34,7 @@ def load(text: str, where: str) -> Any:
     yaml = YAML(typ="rt")
     yaml.Parser = partial(_Parser, where=where)
     try:
+        # round trip, for its mappings know the lines of their keys
         return yaml.load(text)
     except (YAMLError, ConfigError):
         raise
@@ -53,6 +54,7 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
     """Plain values (lists, mappings with texts as keys, texts, numbers, null) without the loader's own types; other
     Python objects (a function, a part) stay as they are. ConfigError for a value that a file can't hold."""
     if isinstance(value, (Mapping, list)):
+        # before recursion: a document of brackets alone would end in a RecursionError
         if depth >= DEEPEST:
             raise ConfigError(f"{where}: lists and mappings are nested more than {DEEPEST} deep")
         if isinstance(value, list):
@@ -143,14 +145,17 @@ class _Parser(RoundTripParser):
 
     def _count(self, event: Any) -> None:
         anchor, size = getattr(event, "anchor", None), 1
+        # counted by event, before any value is made: aliases of aliases grow exponentially
         if isinstance(event, CollectionStartEvent):
             self.within.append((anchor, 1))
             if len(self.within) > DEEPEST:
                 raise ConfigError(f"{self._line(event)}: lists and mappings are nested more than {DEEPEST} deep")
             return
         if isinstance(event, AliasEvent):
+            # an alias within its own anchor is a value without end
             if any(anchor == name for name, _ in self.within):
                 raise ConfigError(f"{self._line(event)}: {anchor} refers to itself")
+            # an alias counts as all that it repeats
             size = self.sizes.get(str(anchor), 1)
         elif isinstance(event, CollectionEndEvent):
             anchor, size = self.within.pop()

@@ -99,12 +99,14 @@ def _run_trl(path: str, out: str, settings: Settings) -> tuple[list[Step], dict[
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             scored = super()._generate_and_score_completions(inputs)
             names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+            # Copies, which later steps can't change.
             steps[-1].batch = {name: scored[name].clone() for name in names}
             return scored
 
         def training_step(self, *args: Any) -> Any:
             loss = super().training_step(*args)
             losses.append(float(loss))
+            # A loss at a time until the step is complete: only then p.grad is the whole gradient.
             if len(losses) == accumulated:
                 steps[-1].losses.append(sum(losses))
                 steps[-1].gradients.append(
@@ -118,6 +120,7 @@ def _run_trl(path: str, out: str, settings: Settings) -> tuple[list[Step], dict[
         settings.micro_batch,
         PROMPTS * GROUP,
         GROUP,
+        # With ragged lengths, padding and normalisation by length are compared as well.
         full=not settings.ragged,
         num_iterations=settings.epochs,
         max_steps=STEPS * settings.epochs,
@@ -145,6 +148,7 @@ def _compare_steps(path: str, settings: Settings, steps: list[Step], after: dict
     from gxpo.methods.compose import method
     from gxpo.training.bound_learner import BoundLearner
 
+    # Float32 on both sides: in 16 bits rounding would hide a wrong formula.
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     torch_learner = TorchLearner(
         model, lr=settings.lr, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=MAX_GRAD_NORM
@@ -156,6 +160,7 @@ def _compare_steps(path: str, settings: Settings, steps: list[Step], after: dict
         forest = _forest(step)
         signals = Signals.of(forest, {}, grpo.axes)
         credit = grpo.advantages(forest, signals, number)
+        # Several epochs over the same rollouts: their later losses have ratios other than 1.
         weight = grpo.token_weights(forest, credit, signals, number)
         bound = BoundLearner(learner, grpo, forest, signals, number)
         for loss, gradient in zip(step.losses, step.gradients, strict=True):
@@ -164,6 +169,7 @@ def _compare_steps(path: str, settings: Settings, steps: list[Step], after: dict
             row |= {"loss_difference": abs(info.loss - loss), "loss": info.loss, "loss_trl": loss}
             row["agrees"] = max(row["difference"], row["loss_difference"]) < TOLERANCE
             out.append(row | {"tokens": int(step.batch["completion_mask"].sum())} | _clipped(bound.metrics[-1]))
+    # Changes and not parameters: the difference of the steps relative to what they moved.
     parameters_row = _difference("parameters", _subtract(torch_learner.snapshot(), before), _subtract(after, before))
     return [*out, parameters_row | {"agrees": parameters_row["difference"] < TOLERANCE}]
 

@@ -38,6 +38,7 @@ def bench(suite: str | None, names: Sequence[str], options: Options) -> str | No
 
     Rows that were finished before a failure are shown as a table, but not as JSON.
     """
+    # A file that matplotlib can't write is refused before minutes of measuring.
     if options.plot is not None:
         pictures.check(options.plot)
     if options.saved is not None:
@@ -50,6 +51,7 @@ def bench(suite: str | None, names: Sequence[str], options: Options) -> str | No
     assert suite is not None
     partial_results: list[Results] = []
     try:
+        # The results so far are collected by the callee, so that a failure loses none.
         results = _measured(suite, names, options, partial_results)
     except BenchError as error:
         finished = partial_results[0].only(names) if partial_results else None

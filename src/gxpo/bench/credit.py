@@ -105,6 +105,7 @@ def _group(forks: bool) -> list[dict[str, Any]]:
 
 
 def _record(i: int, forked: bool) -> dict[str, Any]:
+    # Trajectories of a tree follow each other, and the first of them is the one that is forked from.
     tree = i // (GROUP // TREES)
     shared_turns = TURNS // 2 if forked else 0
     action = {"action": [0] * WRITTEN, "logprob": [0.0] * WRITTEN, "segments": list(range(WRITTEN)), "state": ""}
@@ -164,6 +165,7 @@ class Work:
 
 def signals_for(part: Any, forest: Forest, seed: int = 0) -> Signals:
     """A random column for every signal that the part reads."""
+    # Axes by the parts that provide signals, so that the random column has the shape of the real one.
     axes = {name: axis for provider in registry.SIGNALS.values() for name, axis in provider().axes.items()}
     draw = torch.Generator().manual_seed(seed)
 
@@ -199,6 +201,7 @@ def rows(threads: int, quick: bool, notify: Callable[[str], None]) -> list[dict[
     rows_by_part: dict[str, list[dict[str, Any]]] = {}
     with _one_thread():
         for forks in (False, True):
+            # Parts that need forks are measured on a forest that has some, all others without.
             parts = {name: kind for name, kind in registry.CREDITS.items() if ("forks" in kind.requires) == forks}
             forests = [synthetic_forest(n, forks=forks) for n in sizes] if parts else []
             for name, kind in parts.items():
@@ -208,6 +211,7 @@ def rows(threads: int, quick: bool, notify: Callable[[str], None]) -> list[dict[
 
 
 def _part_rows(name: str, works: list[Work], rounds: int) -> list[dict[str, Any]]:
+    # A first round of each, since allocations and caches are made in it.
     for work in works:
         work.round()
     memory = [work.memory() for work in works]

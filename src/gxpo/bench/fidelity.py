@@ -104,8 +104,10 @@ def replay(forest: Forest, tasks: Mapping[str, Task], session: Session) -> tuple
         actions = []
         for r in acting:
             action_tokens = forest.path_token[forest.path_step == steps[r][turn]].tolist()
+            # A trajectory that was cut or merged can't be replayed.
             if not action_tokens or episodes[r].end is not None:
                 raise GxpoError(f"trajectory {forest.id[r]} has a turn {turn} that is no turn of the world")
+            # The same context, or the value would be that of another state.
             context_ids = forest.context(int(forest.parent[int(node[action_tokens[0]])]))
             if list(episodes[r].context.ids) != list(context_ids):
                 raise GxpoError(
@@ -161,6 +163,7 @@ def _values_of_histories(
     forks = []
     for number, (episode, turn) in enumerate(histories.values()):
         for k in range(samples):
+            # Streams of their own: continuations must not repeat what the policy has sampled.
             key = StreamKey(session.seed, session.step, f"truth/{episode.task.id}", number, (k,))
             forks.append((episode, turn, key, f"truth/{number}/{k}"))
     play.finish(play.fork(forks))
@@ -214,7 +217,9 @@ def compare_with_truth(credit: Tensor, truth: Truth, task: Tensor) -> dict[str, 
     bias, variance   mean and variance of credit - truth, each in units of its own root mean square
     """
     y = truth.advantage
+    # Signs only where the truth itself is certain.
     decided_S = (y.abs() > 2 * truth.error) & (y != 0)
+    # An advantage of 0 takes no side: half a point, as a coin would get.
     right_S = (credit.sign() == y.sign()).double() + 0.5 * (credit == 0).double()
     credit_size, truth_size = credit.square().mean().sqrt(), y.square().mean().sqrt()
     # Each in units of its own root mean square, so that the scale of a method's advantages is no error.
@@ -284,6 +289,7 @@ class WorldMeasurement:
         # Critics and estimators have to learn before their advantages mean anything; the frozen policy does not move.
         trainer = trainer_of(method, world, self.folder / method)
         try:
+            # Methods without anything to learn would only lose time with practice.
             learns = bool(trainer.method.value_heads) or any(
                 type(p).learn is not SignalPart.learn for p in trainer.method.signals.values()
             )
@@ -321,6 +327,7 @@ def trainer_of(method: str, world: World, out: Path) -> Trainer:
 
     frozen_policy = {
         "optim.lr": 1e-12,
+        # Relative to the policy's rate: heads learn at a usual rate beside a policy that stands still.
         "learner.value_lr": 1e9,
         "method": method,
         "seed": 0,
@@ -353,6 +360,7 @@ def entries(plan: Plan) -> list[Entry]:
             plan.notify(f"{row['name']}: " + (f"rank {row['rank']:.3f}" if "rank" in row else row["note"]))
             return [row]
 
+        # A function of a loop: bound by `partial`, or all rows would measure the last method.
         for method in candidates():
             run = partial(measure, measured=measurement, method=method)
             out.append(Entry(f"{name}/{method}", run, timed=False))

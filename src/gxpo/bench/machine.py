@@ -64,6 +64,7 @@ def describe(threads: int) -> dict[str, object]:
     """Description of the machine and software."""
     import torch
 
+    # `platform.processor` is empty on many Linux machines.
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():

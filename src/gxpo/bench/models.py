@@ -32,12 +32,14 @@ def gxpo_sampling(kind: str) -> Round:
     from gxpo.parts.protocols import Request, Sampling, StreamKey
     from gxpo.sampling.engines.torch import TorchEngine
 
+    # No stop tokens: both sides have to generate equally many.
     engine = TorchEngine(KINDS[kind].model(SIZES), stop_ids=[])
     requests = [
         Request(tuple(p), tuple(StreamKey(0, 0, str(i), j) for j in range(GROUP)))
         for i, p in enumerate(_prompts().tolist())
     ]
 
+    # Seconds of the processor and not of the clock, which another process could stretch.
     def once() -> dict[str, Any]:
         start = time.process_time()
         engine.sample(requests, Sampling(max_new_tokens=NEW))
@@ -74,6 +76,7 @@ def learner_gradient(kind: str, as_it_is: bool) -> Round:
     credit = forest.outcome[forest.path_trajectory] - 1
 
     def once() -> dict[str, Any]:
+        # Garbage of the round before would be collected in this one.
         gc.collect()
         start = time.process_time()
         learner.gradient(forest, lambda x: -(credit * x["logprob"]).mean())

@@ -51,6 +51,7 @@ def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mappin
     from gxpo.training import config
     from gxpo.training.loop import Trainer
 
+    # Equally many rollouts in a step, whatever the group size.
     prompts = PROMPTS * GROUP // group
     path = Path(folder) / f"prompts-{length}.jsonl"
     lines = [json.dumps({"prompt": q, "answer": "0"}) for q in questions(8 * prompts, length)]
@@ -61,6 +62,7 @@ def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mappin
         "method": "grpo@trl",
         "rollout.group_size": group,
         "tasks.per_step": prompts,
+        # Prompts are texts: a chat template would make gxpo's longer than TRL's.
         "chat.template": "none",
         "sampling.engine": "torch",
         "sampling.max_new_tokens": NEW,
@@ -99,6 +101,7 @@ def trl_arguments(out: str, micro_batch: int, batch: int, group: int, full: bool
         "report_to": "none",
         "use_cpu": True,
         "bf16": False,
+        # Without KL there is no reference model on either side.
         "beta": 0.0,
         "temperature": 1.0,
         "gradient_checkpointing": False,
@@ -151,6 +154,7 @@ def trl_step(model: str, length: int, group: int, folder: str, micro_batch: int)
         # TRL owns its loop, so it waits in a callback for the worker to ask for the next round.
         class Gated(transformers.TrainerCallback):
             def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                # A gate that is closed ends TRL's loop from within, which has no other way out.
                 control.should_training_stop = not gate.wait()
 
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -161,6 +165,7 @@ def trl_step(model: str, length: int, group: int, folder: str, micro_batch: int)
 
         Timed(
             model=policy,
+            # More steps than ever run: the gate decides.
             args=trl.GRPOConfig(**arguments, max_steps=10**6),
             train_dataset=data,
             reward_funcs=rewards,

@@ -48,6 +48,7 @@ def _bars(axis: Any, rows: Sequence[Row], reads: str) -> None:
     spreads = [row.get("spread") or [row["ratio"]] * 2 for row in rows]
     error = [
         [max(0.0, r - low) for r, (low, _) in zip(ratios, spreads, strict=True)],
+        # An error bar has no negative length, though a median may lie outside of a spread of two rounds.
         [max(0.0, high - r) for r, (_, high) in zip(ratios, spreads, strict=True)],
     ]
     place = list(range(len(rows)))

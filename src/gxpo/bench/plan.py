@@ -61,6 +61,7 @@ class Plan:
         worker = runner.Worker(runner.Side(name, target, arguments), self.threads)
         try:
             others, start = OtherProcesses(), time.process_time()
+            # Own use is known exactly: what others used is the rest of what the machine counted.
             figures = worker.round()
             used = others.cores(time.process_time() - start + figures["cpu_seconds"])
         finally:

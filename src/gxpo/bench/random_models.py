@@ -65,7 +65,9 @@ class Kind:
 
         transformers: Any = need("transformers", "train")
         size_settings = {} if self.plain else sizes.settings()
+        # Settings of the kind win over those that all have.
         settings = {**size_settings, **self.settings, **more}
+        # A value `$NAME` stands for one of the sizes; a None takes a setting out.
         settings = {k: getattr(sizes, v[1:]) if _is_size(v) else v for k, v in settings.items() if v is not None}
         config = getattr(transformers, self.config or f"{self.prefix}Config")(**settings)
         with torch.random.fork_rng(devices=[]):

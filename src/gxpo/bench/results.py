@@ -35,6 +35,7 @@ class Results:
         if results.suite != suite:
             raise ConfigError(f"{path} holds rows of suite {results.suite}, not {suite}: give another --out")
         now = _plain(machine)
+        # Only what both know is compared: newer versions describe more.
         for name in sorted(now.keys() & results.machine.keys()):
             if results.machine[name] != now[name]:
                 raise ConfigError(

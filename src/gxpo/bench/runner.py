@@ -71,6 +71,7 @@ class Worker:
             text=True,
             env=environment,
         )
+        # The work is set up before the first round, and its memory is the floor.
         self._write({"target": side.target, "arguments": dict(side.arguments), "threads": threads})
         self.floor = self._read()["memory_floor_mb"]
 
@@ -108,6 +109,7 @@ class Worker:
 
     def close(self) -> None:
         """End the process; kill it if it does not end by itself."""
+        # A worker ends when its input does; one that hangs must not outlive the suite.
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:
@@ -146,8 +148,10 @@ def measure(
         for _ in range(case.warmup):
             for worker in sides:
                 worker.round()
+        # Other processes are watched over all rounds, the setup left out.
         others, start = OtherProcesses(), time.process_time()
         rounds = [[worker.round() for worker in sides] for _ in range(case.rounds)]
+        # The time that workers used is not the others'.
         own_seconds = time.process_time() - start + sum(r["cpu_seconds"] for both in rounds for r in both)
         used = others.cores(own_seconds)
         memory_floors = [worker.floor for worker in sides]

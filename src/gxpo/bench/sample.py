@@ -242,6 +242,7 @@ def static_loop(path: str, dtype: str, work: dict[str, Any], compiled: bool) -> 
         cache.reset()
         token = model(prompts, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
         start = time.perf_counter()
+        # Greedy, since compilation is what is measured.
         for i in range(new - 1):
             token = step(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
             if i == 1:  # the second call may compile once more

@@ -51,6 +51,7 @@ def engine(path: str, dtype: str, work: dict[str, Any], python: str) -> Round:
 
     def once() -> dict[str, Any]:
         number = step()
+        # New prompts in each round, or the prefix cache would answer from the round before.
         prompts = _prompts(path, work["rows"] // work["group"], work["length"], number)
         requests = _requests(prompts, work["group"], number)
         timed = _Timed(pid)
@@ -78,6 +79,7 @@ def bare_vllm(path: str, dtype: str, work: dict[str, Any], python: str) -> Round
         "max_model_len": LENGTH,
         "max_num_seqs": work["rows"],
         "enable_prefix_caching": True,
+        # As `VllmEngine` sets it on a CPU.
         "enforce_eager": True,
         "block_size": 32,
         "generation_config": "vllm",
@@ -96,6 +98,7 @@ def bare_vllm(path: str, dtype: str, work: dict[str, Any], python: str) -> Round
     step = _counter()
 
     def once() -> dict[str, Any]:
+        # New prompts in each round, as on the other side.
         prompts = _prompts(path, work["rows"] // work["group"], work["length"], step())
         rows = [prompt for prompt in prompts for _ in range(work["group"])]
         timed = _Timed(process.pid)

@@ -153,6 +153,7 @@ def run(
     """
     check_suite(suite)
     every_entry = entries_of(suite, plan)
+    # Names are checked before minutes of measuring.
     _check_names(suite, names, [entry.name for entry in every_entry])
     entries = [entry for entry in every_entry if _is_requested(entry.name, names)]
     results = Results.at(out, suite, versions(plan, any(entry.trl for entry in entries)))
@@ -161,9 +162,11 @@ def run(
         if results.has(entry.name):
             plan.notify(f"{entry.name or suite}: in {out} already")
             continue
+        # A busy machine is refused before the row and not after it.
         if entry.timed and not plan.anyway:
             runner.check_quiet()
         results.add(entry.measure(plan))
+    # Rows have names that entries do not tell: checked again.
     _check_names(suite, names, [row["name"] for row in results.rows])
     return results.only(names)
 

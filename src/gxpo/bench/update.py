@@ -62,9 +62,11 @@ def learner_update(
     from gxpo.training import models
 
     loaded = models.load(f"{folder}/{model}", task="arithmetic", dtype=DTYPE[model]).model
+    # As in a run: the model's own micro-batch and dtype of states.
     learner_arguments = {"tokens_per_microbatch": MICROBATCH[model], "states": STATES[model], **(settings or {})}
     learner = TorchLearner(loaded, lr=LR[model], **learner_arguments)
     if "products" not in learner_arguments and (trial := learner.products_trial()) is not None:
+        # The choice of products is measured as a run does it, outside of the timed round.
         learner.use_products(trial.choice)
     forest = forest_of(learner._readout.vocabulary, length, prompts, group, new)
     # A credit of 0 in whole groups is what a run has where all rewards are equal.
@@ -139,6 +141,7 @@ def cases(folder: str, quick: bool = False) -> list[Case]:
                 "chunks": ({}, {"settings": {"logits_at_once": 1 << 62}}),
                 "microbatch": ({}, {"settings": {"tokens_per_microbatch": 1 << 20}}),
             }
+            # 16-bit weights: the tiny model has none, and no choice of products.
             if model == "smollm2":
                 switches |= {
                     f"products/{kind}": ({}, {"settings": {"products": kind}}) for kind in ("native", "float32")

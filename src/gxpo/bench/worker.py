@@ -70,6 +70,7 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the work prints must not get between the answers
     request = json.loads(sys.stdin.readline())
+    # Before torch is imported, which counts the processors that it may use.
     pin(request["threads"])
     ask_for_equal_bits()
     import torch

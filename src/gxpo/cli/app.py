@@ -39,6 +39,7 @@ def _version(requested: bool) -> None:
         from gxpo import __version__
 
         versions = [f"gxpo {__version__}"]
+        # Versions are read from the installed metadata: importing torch would take seconds.
         for name in ("torch", "transformers"):
             try:
                 versions.append(f"{name} {metadata.version(name)}")
@@ -67,6 +68,7 @@ def _train_and_report(resolved: Any, out: Path | None, as_json: bool) -> None:
     from gxpo.training.progress import Progress
     from gxpo.training.train import train
 
+    # The display takes signals while it is open, so that Ctrl-C saves a checkpoint before the run stops.
     progress = Progress(quiet=as_json)
     with progress:
         display: dict[str, Any] = {"callbacks": [progress], "watch": progress.interrupts, "progress": "none"}
@@ -75,11 +77,14 @@ def _train_and_report(resolved: Any, out: Path | None, as_json: bool) -> None:
 
 
 def _finish(progress: Any, run: Any, as_json: bool) -> None:
+    # Stopped by a signal: the summary says so, though the loop ended in good order.
     if progress.signal is not None:
         run.trainer.stopped = "interrupted"
     progress.close(run, as_json=as_json)
+    # 128 + signal is the shell's code; a run that had finished anyway is a success.
     if progress.signal is not None and not run.trainer.finished:
         raise typer.Exit(128 + progress.signal)
+    # Nothing could be scored: scripts must not take the run for a result.
     if run.tally.all_unscored:
         raise typer.Exit(1)
 
@@ -100,6 +105,7 @@ def demo(
     from gxpo.training.config import demo_settings
     from gxpo.training.directory import free
 
+    # The same keys as a configuration file has, so that the demo is a run like any other.
     values = demo_settings(seed=seed, method=method, steps=steps)
     resolved = config.resolve(values)
     _train_and_report(resolved, out or free(Path(f"runs/demo-{method}-seed{seed}")), as_json)
@@ -192,9 +198,11 @@ def evaluate(
     run_keys, _ = read_verified_config(run)
     # Callbacks and loggers belong to training: an evaluation must not write to the run's trackers.
     overrides = {"eval.tasks": tasks, "eval.samples": samples, "trainer.callbacks": [], "logging.options": {}}
+    # Options of the command line win over the run's own keys.
     run_keys |= {k: config.Stated(v, "argument") for k, v in overrides.items() if v is not None}
     checkpoint_path = checkpoint_of(run, best_of(run)["step"]) if best else checkpoint.latest(run)
     trainer = Trainer(config.resolve(run_keys), out=run, resume=True)
+    # A model may hold processes and servers, which end even where the evaluation fails.
     try:
         figures = {"step": trainer.load(checkpoint_path)["step"], **trainer.evaluate().figures}
     finally:
@@ -252,6 +260,7 @@ def methods(
         from gxpo.adapters import available
 
         if stage or needs or evidence or cheap or zero_variance or bibtex:
+            # These choose among gxpo's own methods by facts that are not kept for other trainers.
             raise typer.BadParameter("--in goes with a NAME, --for and --json alone")
         names = None if name is None else [name]
         if symptom is not None:
@@ -413,13 +422,17 @@ def bench(
 def main() -> None:
     """Run the command line. Exit code 0: success; 1: a run ended without a single scored rollout; 2: a user error
     (printed in one line); 130: interrupted."""
+    # Taken out before typer parses: it may stand before or after any command.
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
+    # Before anything imports torch.
     ask_for_equal_bits()
+    # A fork after a tokenizer's threads have started makes it print warnings.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         with warnings.catch_warnings():
+            # Warnings are shown in one line, as errors are.
             warnings.showwarning = _warn
             app()
     except Exception as error:
@@ -436,13 +449,17 @@ def _describe_error(error: Exception) -> tuple[str, int]:
     from gxpo.base.errors import GxpoError
     from gxpo.base.usercode import place
 
+    # An error of gxpo's own says what to change: the user's mistake.
     if isinstance(error, GxpoError):
         return str(error), 2
     description = f"{type(error).__name__}: {error}"
+    # An error whose innermost frame is in the user's file is the user's, whatever its type.
     if frame := place(error):
         return f"{description} ({frame.filename} line {frame.lineno}, in {frame.name}; --debug shows the traceback)", 2
+    # A full disk or a missing permission is named by the system.
     if isinstance(error, OSError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
+    # Only where the module is loaded already: an error message must not import torch.
     if (runtime := sys.modules.get("gxpo.base.runtime")) is not None and (lost := runtime.lost_peer(error)) is not None:
         return lost, 2
     return f"{description} (a bug in gxpo; --debug shows where)", 1

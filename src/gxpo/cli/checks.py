@@ -31,6 +31,7 @@ def check_reward(
         say(json.dumps(report, indent=1))
     else:
         show(report)
+    # A finding is no failure of the command, unless a script asks for it.
     if strict and report["findings"]:
         raise typer.Exit(1)
 
@@ -67,6 +68,7 @@ def check_model(
     """
     from gxpo.training.models.check import check
 
+    # Before the model is loaded, which draws progress bars.
     quiet()
     report = check(model, dtype=dtype)
     say(json.dumps(report.to_dict(), indent=1) if as_json else report.text())
@@ -93,6 +95,7 @@ def check_env(
     from gxpo.explain.check_env import check
     from gxpo.training import config
 
+    # Options of the environment are parsed as settings are, so that 5 is a number.
     report = check(task, {k: s.value for k, s in config.parse_set(options or []).items()}, episodes=episodes)
     if as_json:
         say(json.dumps(asdict(report), indent=1))
@@ -129,15 +132,18 @@ def signal(
     from gxpo.training import config
     from gxpo.training.gradient_signal import as_rows, measure, recommended
 
+    # Progress bars of the model would get between the lines of --json.
     quiet()
     try:
         group_sizes = [int(x) for x in sizes.split(",")]
     except ValueError:
         raise ConfigError(f"--sizes {sizes!r}: give whole numbers separated by commas, as in 4,8,16") from None
     names = [name.strip() for name in methods.split(",") if name.strip()]
+    # Progress goes to the error stream: standard output is the table, or JSON alone.
     measurements = measure(
         model, task, names, group_sizes, tasks, config.parse_set(sets or []), lambda line: say(line, err=True)
     )
+    # A recommendation may be within the noise of the measurement, which the advice then says.
     best, is_decided = recommended(measurements)
     chosen = None if best is None else as_rows([best])[0]
     if as_json:

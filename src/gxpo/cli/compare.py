@@ -73,6 +73,7 @@ def compare(
     """
     from gxpo.compare import session
 
+    # The command as it was typed is written into the report, from which it can be repeated.
     typed_command = f"gxpo {shlex.join(sys.argv[1:])}"
 
     # Progress goes to standard output only where it is the result: a plan, unless printed as JSON.

@@ -28,6 +28,7 @@ class _Commands(TyperGroup):
         except Exception as error:
             if type(error).__name__ == "NoSuchOption":  # of click, or of the copy of it that typer has
                 _as_setting(error, ctx)
+            # Messages of click hold what was typed: escaped before they reach a terminal.
             _escape(error)
             raise
 
@@ -45,8 +46,10 @@ def _as_setting(error: Any, ctx: Any) -> None:
     command = getattr(getattr(error, "ctx", None), "command", None)
     if "--set" not in {option for p in getattr(command, "params", ()) for option in p.opts}:
         return
+    # An option that does not exist is often the last word of a setting's key.
     word = error.option_name.lstrip("-").replace("-", "_")
     keys = [key for key in RUN_KEYS if key.rpartition(".")[2] == word]
+    # A word that several keys end with gives no hint, rather than the wrong one.
     key = ELSEWHERE.get(word) or (keys[0] if len(keys) == 1 else None)
     if key is not None:
         error.possibilities = []
@@ -97,10 +100,12 @@ def resolved_of(config_file: Path | None, sets: list[str] | None, from_run: Path
             "give a CONFIG file, as examples/arithmetic.yaml, or --set task=data.jsonl --set model=..., or --from RUN; "
             "gxpo demo needs none of them"
         )
+    # --set wins over the file.
     values = config.over(config.read(config_file) if config_file is not None else {}, config.parse_set(sets or []))
     if from_run is not None:
         from gxpo.training.train import keys_from_run
 
+        # The run's own keys lie below both.
         values = keys_from_run(found_run(from_run), values)
     return config.resolve(values)
 

@@ -100,9 +100,12 @@ def _show_cluster(
     from gxpo.explain.cluster_text import cluster_text
     from gxpo.models.shape import shape_of, stated_shape
 
+    # Sizes are those of a model without a name: half of them given would be joined with another model's.
     if sizes["parameters"] is None and (sizes_given := [k for k, v in sizes.items() if v is not None]):
         raise ConfigError(f"--{sizes_given[0].replace('_', '-')} goes with --parameters, in place of `model`")
+    # A plan may be of a stranger's configuration: no file that it names is run.
     with unexecuted():
+        # With --parameters alone no key is stated, which `resolved_of` would refuse.
         resolved = resolved_of(config_file, sets or ["seed=0"], from_run)
         cluster_load = load_of(resolved, load)
     quiet()

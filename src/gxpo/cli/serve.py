@@ -49,12 +49,14 @@ def serve(
     """
     from gxpo.training import serving
 
+    # The model's progress bars would get between the lines that clients read.
     quiet()
 
     def notify(line: str) -> None:
         say(line, err=True)
 
     with serving.stages_of(what, sets or [], notify) as stages:
+        # The agent of the configuration plays, as in a training step, and the server ends with it.
         if play is not None:
             forest, decoded = serving.play(stages, play, out)
             for row in range(forest.n_trajectories):
@@ -79,5 +81,6 @@ def serve(
             hosts=allow_host or (),
             seconds=seconds,
         )
+        # To the error stream: standard output holds what a client needs.
         if out is not None:
             say(f"{n} episodes: {out}", err=True)

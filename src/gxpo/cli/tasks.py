@@ -75,7 +75,9 @@ def filter_tasks(
     from gxpo.training.filter_tasks import filter_tasks as measure
 
     resolved = resolved_of(config_file, sets)
+    # The model is loaded quietly: standard output is the result.
     quiet()
+    # Attempts are those of the run's own settings, so that rates are those which training would see.
     result = measure(
         resolved,
         out,

@@ -32,11 +32,13 @@ def parse_arm(text: str, setting: Mapping[str, Any]) -> Arm:
     label, spec = text.strip(), text.strip()
     if (labelled := _LABELLED.fullmatch(spec)) and not _is_key(labelled["label"]):
         label, spec = labelled["label"].strip(), labelled["rest"].strip()
+    # A file's name is its label, unless the user gave one.
     if spec.endswith((".yaml", ".yml")):
         label = Path(spec).stem if label == spec else label
         keys = {k: s.value for k, s in config.read(spec).items()}
     else:
         method, _, rest = spec.partition(":")
+        # Commas inside of brackets belong to a list.
         set_keys = config.parse_set([x for x in _COMMA.split(rest) if x.strip()]) if rest else {}
         keys = {"method": method.strip(), **{k: s.value for k, s in set_keys.items()}}
     if not str(keys.setdefault("method", setting.get("method", DEFAULT_BASE))).strip() or not label:
@@ -48,6 +50,7 @@ def parse_arm(text: str, setting: Mapping[str, Any]) -> Arm:
                 f"arm {label}: {key}={keys[key]} is not the comparison's ({setting.get(key)}): arms share {key}; "
                 "compare on each by itself"
             )
+    # A key with the setting's own value makes no difference, and would hide that two arms are the same.
     return Arm(label, {k: v for k, v in keys.items() if k not in SHARED and setting.get(k, ...) != v})
 
 
@@ -67,6 +70,7 @@ def make_arms(
     Raises `ConfigError` for two arms of one label or of the same keys, and for a single arm.
     """
     arms = [parse_arm(text, setting) for text in texts]
+    # An arm that equals the base by label or by keys is the base, and not trained twice.
     base_spec = parse_arm(base or DEFAULT_BASE, setting)
     base_arms = [replace(a, kind="base") for a in arms if a.label == base_spec.label or _same(a, base_spec)][:1]
     if base is None and not base_arms and not controls and arms:

@@ -58,6 +58,7 @@ def refuse_other_verdicts(runs: Sequence[RunResult]) -> None:
 def _seeds(groups: Sequence[Group], runs: Sequence[RunResult]) -> list[str]:
     seeds = {g.label: sorted(r.seed for r in runs if r.arm == g.label) for g in groups}
     notes = []
+    # With a single seed the only repetition is over held-out tasks.
     if all(len(s) == 1 for s in seeds.values()):
         by_task = all(r.after for r in runs)
         notes.append(
@@ -83,7 +84,9 @@ def _late_first_points(runs: Sequence[RunResult], measure: str) -> list[str]:
 def _configurations(groups: Sequence[Group]) -> list[str]:
     """Notes on stated keys in which arms differ besides the method."""
     differ = [k for k in differing([g.keys for g in groups]) if k not in ("method", "scoring.shuffle")]
+    # A difference counts only where a person has stated the key: defaults of two versions may differ by themselves.
     differ = [k for k in differ if any(k in g.runs[0].stated_keys for g in groups)]
+    # A difference of the evaluation makes figures incomparable, one of the training only confounds them.
     evaluation_keys = [k for k in differ if k.startswith(_EVALUATION_PREFIXES)]
     training_keys = [k for k in differ if k not in evaluation_keys]
     notes = []
@@ -143,6 +146,7 @@ def _foreign_logs(groups: Sequence[Group], measure: str) -> list[str]:
     if not foreign_groups:
         return []
     notes = []
+    # Logs of one trainer are at least measured by the same code.
     if len({_source(g) for g in groups}) > 1:
         notes.append(
             f"measured by different trainers, each in its own way: {_by_arm(groups, _source)}; tasks and models are "
@@ -152,6 +156,7 @@ def _foreign_logs(groups: Sequence[Group], measure: str) -> list[str]:
         notes.append("whether tasks, model and evaluation are the same is not in these logs: the caller has to know")
     if len({_source(g) for g in foreign_groups}) == 1 and len({_measured_as(g, measure) for g in foreign_groups}) > 1:
         notes.append(f"not the same figure: {_by_arm(foreign_groups, lambda g: _measured_as(g, measure))}")
+    # A reward is a sum of components: with others of them the same name means another quantity.
     if measure == "reward" and len(set(map(_reward_components, foreign_groups))) > 1:
         notes.append(f"rewards are not the same: {_by_arm(foreign_groups, _reward_components)}")
     # Within an arm, then between arms. The number of steps is no difference: curves are cut at a common budget.

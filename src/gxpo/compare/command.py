@@ -150,6 +150,7 @@ def on_setting(
         spread = spread_of(plan)
         if resolve is not None:  # the spread decides how many seeds, and these what the runs cost
             plan = replace(plan, seeds=range(seeds_for(resolve, spread)))
+            # The number of seeds changes what is missing, and with it the cost.
             cost = forecast(plan, runner, notify)
         if plans is not None:
             plans.append(plan_as_data(plan, cost, spread))
@@ -198,6 +199,7 @@ def on_existing(
         commands=commands,
         versions=versions(),
     )
+    # The caveats of reading come first: they decide whether the comparison is one at all.
     return replace(comparison, notes=[*existing.notes, *comparison.notes])
 
 
@@ -279,6 +281,7 @@ def plan_lines(plan: Plan, cost: Forecast, spread: SeedSpread, runner: Local) ->
         else:
             estimate = f"{tokens}; the time is not measured: {cost.unmeasured}"
         lines.append(f"{cost.missing} of {cost.runs} runs to make, {processes} at a time: {estimate}")
+    # A spread needs two seeds at least.
     least = resolvable(spread.sd, len(plan.seeds), spread.task_error) if len(plan.seeds) > 1 else math.nan
     if math.isfinite(least):
         lines.append(
@@ -316,6 +319,7 @@ def plan_as_data(plan: Plan, cost: Forecast, spread: SeedSpread) -> dict[str, An
 
 def spread_of(plan: Plan) -> SeedSpread:
     """Estimate the spread from this comparison's finished runs, else from the suite's measurements, else assume one."""
+    # The pilot is concluded as the comparison will be, so that its spread is of the same paired differences.
     pilot = conclude_plan(plan, {}, ())
     arms = [a.label for a in plan.arms if a.kind == "arm"]
     ends = [d.end for d in pilot.differences if d.arm in arms]
@@ -362,6 +366,7 @@ def tuning_of(texts: Sequence[str]) -> dict[str, list[Any]]:
     values_by_key: dict[str, list[Any]] = {}
     for text in texts:
         key, sign, values = text.partition("=")
+        # Parsed as a list of YAML, so that 1e-4 is a number and a text with a comma may be quoted.
         listed = values if values.strip().startswith("[") else f"[{values}]"
         parsed = config.parse_set([f"{key}={listed}"]) if sign else {}
         value = next(iter(parsed.values())).value if parsed else None

@@ -120,6 +120,7 @@ def overall(comparisons: Sequence[Comparison]) -> list[Overall]:
 
     ConfigError if the settings have different measures or bases. An arm without a pair in some setting is left out.
     """
+    # A mean over different units would have none.
     if len({(c.measure, c.better, _base(c).arm.label) for c in comparisons}) > 1:
         raise ConfigError("settings with different measures or bases have no common mean: report each by itself")
     out = []
@@ -129,7 +130,9 @@ def overall(comparisons: Sequence[Comparison]) -> list[Overall]:
             continue
         first = comparisons[0]
         sign = 1.0 if first.better == "more" else -1.0
+        # Only seeds that both arms have, in each setting by itself.
         pairs = [paired(_usable(c.arm(label)), _usable(_base(c))) for c in comparisons]
+        # An arm without a pair in one setting has no mean over all of them.
         if not all(pairs):
             continue
         # [settings][side][seeds]; the sign makes the probability one of improvement also where less is better.
@@ -186,9 +189,11 @@ def _by_arm(runs: Sequence[RunResult], arms: Sequence[Arm]) -> dict[str, list[Ru
     if len(set(labels)) < len(labels) or sum(arm.kind == "base" for arm in arms) != 1:
         raise ConfigError(f"arms {', '.join(labels)}: give each a name of its own, and make one of them the base")
     grouped: dict[str, list[RunResult]] = {label: [] for label in labels}
+    # Sorted by seed: pairs and curves must not depend on the order in which runs were given.
     for run in sorted(runs, key=lambda r: r.seed):
         if run.arm not in grouped:
             raise ConfigError(f"{run.path} is of arm {run.arm}, which is not compared: there are {', '.join(labels)}")
+        # Two runs of one seed would count as two independent ones.
         if grouped[run.arm] and grouped[run.arm][-1].seed == run.seed:
             raise ConfigError(f"{run.path} and {grouped[run.arm][-1].path} are both {run.arm} with seed {run.seed}")
         grouped[run.arm].append(run)
@@ -275,6 +280,7 @@ def _summary(
     return ArmSummary(
         arm=arm,
         runs=list(runs),
+        # Before and after by held-out task where verdicts are recorded, or else by seed alone.
         start=_level(usable, measure, lambda r: r.before, "start"),
         end=_level(usable, measure, lambda r: r.after, "end"),
         area=seed_interval([_area(r, budget) for r in usable]) if usable else NO_ESTIMATE,
@@ -319,6 +325,7 @@ def _verdict_sentence(d: Difference, p: float, tests: int, places: int) -> str:
     """State the verdict in a sentence, and for an undecided arm what it would take."""
     seeds = f"{d.end.n} seed{'' if d.end.n == 1 else 's'}"
     if d.verdict != "undecided":
+        # The smaller bound first: for a loss that fell, low and high are negative.
         low, high = sorted((abs(d.end.low), abs(d.end.high)))
         tested = f"p {probability(p)}" + (" after Holm" if tests > 1 else "")
         return (
@@ -338,6 +345,7 @@ def _verdict_sentence(d: Difference, p: float, tests: int, places: int) -> str:
         sentence += ": n too small to say"
     # Where no number of seeds is enough, the held-out tasks limit the precision, and only more of them would help.
     if d.seeds_needed is not None:
+        # More seeds than there are now: the number is an estimate and may come out below.
         return f"{sentence}; about {rounded_up(max(d.seeds_needed, d.end.n + 1))} seeds would"
     by_task = 0.0 if math.isnan(d.end.by_task) else d.end.by_task
     times = more_tasks(d.end.mean, by_task, ALPHA / tests)
@@ -374,6 +382,7 @@ def _notes(
     # Runs that are missing, and budgets that were not spent alike.
     for a in c.arms:
         label, n = a.arm.label, len(a.runs)
+        # Failed runs are reported with the direction of their bias.
         if a.failed:
             notes.append(
                 f"{label}: {len(a.failed)} of {n} runs ended before their budget and are in no estimate; where the "
@@ -381,11 +390,13 @@ def _notes(
             )
         elif not n:
             notes.append(f"{label}: no run")
+        # A run that spent less had less to learn from, one that spent more an advantage.
         spent = [r.points[-1].spent(c.budget.unit) / c.budget.amount for r in usable[label] if c.budget.amount > 0]
         if short := [s for s in spent if s < UNDERSPENT]:
             notes.append(f"{label}: {len(short)} of {n} runs spent less than the budget, {min(short):.0%} at the least")
         if spent and fmean(spent) > OVERSPENT:
             overspent[label] = fmean(spent)
+        # Tokens of judges are not in the budget, but they are paid for.
         if judged := [r.judge_tokens for r in usable[label] if r.judge_tokens > 0]:
             notes.append(f"{label}: judges and teachers generated {fmean(judged):,.0f} tokens a run besides")
     if overspent:
@@ -395,11 +406,13 @@ def _notes(
         notes.append(f"{who} spent {share} of the budget: the last step is large beside it")
     # Pairs that are none: without a partner, of another start, or of other tasks.
     for label, arm_pairs in pairs.items():
+        # Twice the pairs: each pair accounts for a run of both arms.
         unpaired = len(usable[label]) + len(usable[base.arm.label]) - 2 * len(arm_pairs)
         if unpaired:
             notes.append(
                 f"{label}: {unpaired} runs have no pair of equal seed in the other arm, and are in no difference"
             )
+        # Equal starts are what pairing rests on: a seed decides tasks and sampling, and the first parameters.
         differing_seeds = [
             a.seed for a, b in arm_pairs if c.measure.startswith("eval_") and abs(a.start - b.start) > 1e-9
         ]

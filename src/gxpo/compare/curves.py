@@ -41,10 +41,13 @@ def mean_curve(runs: Sequence[RunResult], budget: Budget) -> MeanCurve:
 
     The grid begins where every run has been evaluated and ends at the budget, or where the shortest run ended.
     """
+    # A curve needs a point: runs that were killed before their first evaluation have none.
     lines = [line for run in usable(runs) if len((line := _line(run, budget.unit))[0])]
     if not lines:
         return MeanCurve([], [])
+    # Only where all runs have values: a mean over fewer of them would jump where one ends.
     first, last = max(x[0] for x, _ in lines), min(budget.amount, *(x[-1] for x, _ in lines))
+    # No finer than the evaluations, between which all is a straight line.
     size = min(GRID, int(statistics.median_high(len(x) for x, _ in lines)))
     grid = np.linspace(first, max(first, last), max(size, 1))
     values = np.stack([np.interp(grid, x, y) for x, y in lines])

@@ -90,6 +90,7 @@ def find(texts: Sequence[str | Path], labels: Mapping[str, str]) -> list[RunDire
             raise RecordError(f"{path}: no such file or directory")
         for one in _runs_at(path):
             one = replace(one, folder=label, is_labelled=True) if label else one
+            # The same run by two paths would be two independent seeds.
             if out.setdefault(one.path.resolve(), one) is not one:
                 raise ConfigError(f"{one.path} is given twice")
     return list(out.values())
@@ -110,6 +111,7 @@ def gxpo_run(path: Path) -> RunDirectory | None:
         return None
     try:
         keys = config.read(path / CONFIG)
+    # Another YAML file called config.yaml.
     except ConfigError:
         return None
     if not {"method", "task", "model", "seed"} <= keys.keys():
@@ -135,6 +137,7 @@ def _foreign(path: Path) -> list[RunDirectory]:
     """Read a run of another trainer, or all that lie in a directory."""
     try:
         log = read(path)
+    # A directory that is no log itself may hold one for each seed.
     except RecordError:
         children = sorted(p for p in path.iterdir() if not p.name.startswith(".")) if path.is_dir() else []
         logs = [(p, read(p)) for p in children]
@@ -157,6 +160,7 @@ def group_by_arm(runs: Sequence[RunDirectory]) -> list[Group]:
     }
     groups: dict[Any, list[RunDirectory]] = {}
     for run in runs:
+        # The user's own label always holds, mixed or not.
         uses_folder = run.folder and (run.is_labelled or run.folder not in mixed_folders)
         key = run.folder if uses_folder else run.identity if run.log is None else ("path", run.path)
         groups.setdefault(key, []).append(run)
@@ -184,8 +188,10 @@ def _with_seeds(label: str, runs: Sequence[RunDirectory]) -> Iterable[RunDirecto
 def _labels(runs: Sequence[RunDirectory]) -> dict[Path, str]:
     """Derive labels: the method and the stated keys that differ; for other trainers' logs a name from the path."""
     gxpo_runs, other_runs = [r for r in runs if r.log is None], [r for r in runs if r.log is not None]
+    # Keys that all share say nothing: a label names what differs.
     differ = differing([r.keys for r in gxpo_runs])
     short = {k: k.rsplit(".", 1)[-1] for k in differ}
+    # The last word of a key, unless two keys end with the same one.
     short = {k: s if list(short.values()).count(s) == 1 else k for k, s in short.items()}
     methods = [r.keys["method"] for r in gxpo_runs]
     out: dict[Path, str] = {}
@@ -204,6 +210,7 @@ def _labels(runs: Sequence[RunDirectory]) -> dict[Path, str]:
             break
     names = {r.path: _name_from_path(r.path) for r in other_runs}
     for path, name in names.items():
+        # Names that are not unique give way to the whole path.
         unique = list(names.values()).count(name) == 1 and name not in out.values()
         out[path] = name if unique else str(path)
     return out

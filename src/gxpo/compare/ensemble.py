@@ -58,11 +58,13 @@ def best_subset(verdicts: Verdicts, size: int, weight: float = 0.5) -> tuple[int
 
     def fitness(chosen: tuple[int, ...]) -> float:
         rows = [verdicts[m] for m in chosen]
+        # A tie is no majority.
         right = sum(2 * sum(row[t] >= 1 for row in rows) > size for t in range(tasks)) / tasks
         return weight * focal_diversity(rows) + (1 - weight) * right
 
     best_fitness, best_models = -math.inf, ()
     for chosen in combinations(range(models), size):
+        # A tolerance, since fitness is a sum of floats: ties must go to the first subset on every machine.
         if (value := fitness(chosen)) > best_fitness + 1e-12:
             best_fitness, best_models = value, chosen
     return best_models

@@ -85,6 +85,7 @@ def read_existing(
     # The measure first: without two values of it, a run has no curve and says nothing of a common budget.
     figure, notes = _measure(groups, measure)
     whole_results = [(g, run, _result(g, run, figure)) for g in groups for run in g.runs]
+    # One point is no curve, and can't be cut at a budget.
     notes += [f"left out: {r.path}: {r.trouble}" for _, _, r in whole_results if len(r.points) < 2]
     whole_results = [(g, run, r) for g, run, r in whole_results if len(r.points) > 1]
     usable_groups = [g for g in groups if any(g is one for one, _, _ in whole_results)]
@@ -95,6 +96,7 @@ def read_existing(
     notes += further_notes
     runs = [_result(g, run, figure, budget) for g, run, _ in whole_results]
     for i, (_, run, r) in enumerate(whole_results):
+        # A run that spent less counts as failed, with the best reason that is known.
         if (spent := r.points[-1].spent(budget.unit)) < budget.amount:
             ended = f"ended after step {r.points[-1].step}, at {spent:,.0f} of {budget}"
             runs[i] = replace(runs[i], trouble=Job(run.path, {}).trouble or r.trouble or ended)
@@ -104,7 +106,9 @@ def read_existing(
     notes += notes_on_cut_schedules([(run, r, budget) for _, run, r in whole_results])
     runs, further_notes = paired(runs, [arm.label for arm in arms])
     notes += further_notes
+    # Logs of other trainers have no keys of gxpo's, so that nothing is known to be shared.
     keys = {} if any(not g.keys for g in usable_groups) else _shared_keys(usable_groups)
+    # The direction is read from the words of the figure's name, as in eval_length.
     direction = better or ("less" if LESS_IS_BETTER & set(re.split(r"[/_]", figure)) else "more")
     return Existing(arms, runs, budget, _setting(usable_groups), list(dict.fromkeys(notes)), figure, keys, direction)
 
@@ -118,6 +122,7 @@ def _measure(groups: Sequence[Group], requested: str | None) -> tuple[str, list[
     if requested is not None:
         name = requested if only_gxpo else GXPO.get(requested, requested)
     else:
+        # The first default that all runs have, held-out figures first.
         name = next((c for c in foreign.DEFAULT_MEASURES if all(_has(run, c) for run in runs)), None)
         if name is None:
             lacking = next(run for run in runs if not _has(run, foreign.DEFAULT_MEASURES[-1]))
@@ -127,6 +132,7 @@ def _measure(groups: Sequence[Group], requested: str | None) -> tuple[str, list[
             )
         name = _own_name(name) if only_gxpo else name
     notes = []
+    # A figure of training is measured on the tasks that are trained on, and by chance at each step.
     if not (foreign.held_out(name) or GXPO.get(name, "").startswith("eval/")):
         reason = ""
         lacking = [str(run.path) for run in runs if not any(_has(run, c) for c in foreign.DEFAULT_MEASURES[:2])]
@@ -168,6 +174,7 @@ def _budget(whole_results: Sequence[tuple[Group, RunDirectory, RunResult]]) -> t
     unit = _unit([run for _, run, _ in whole_results], notes)
     spent = {r.path: r.points[-1].spent(unit) for _, _, r in whole_results}
     median_spent = statistics.median(spent.values())
+    # A run that crashed early would cut all others down to its length.
     considered = [
         r for _, run, r in whole_results if not (ended_early(run, r) and spent[r.path] < STUMP_SHARE * median_spent)
     ]
@@ -190,6 +197,7 @@ def _unit(runs: Sequence[RunDirectory], notes: list[str]) -> Unit:
     # Runs that were limited in one unit are compared in it; otherwise tokens, which measure the work of sampling.
     if all(stated_units) and len(common := set.intersection(*stated_units)) == 1:
         return common.pop()
+    # Without tokens in some log all have to be compared by updates.
     unknown = [run for run in runs if run.log is not None and foreign.generated(run.log) is None]
     if unknown:
         others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -227,6 +235,7 @@ def paired(runs: Sequence[RunResult], arms: Sequence[str]) -> tuple[list[RunResu
     new_seeds: dict[tuple[str, int], int] = {}
     unpaired_arms: list[str] = []
     for arm in others:
+        # Runs of other trainers are often numbered by hand: without a common seed, order is all there is.
         common = set(seeds[arm]) & set(seeds[first])
         if not common:
             free = (n for n in range(len(seeds[arm]) + max(seeds[first]) + 1) if n not in seeds[first])
@@ -246,6 +255,7 @@ def paired(runs: Sequence[RunResult], arms: Sequence[str]) -> tuple[list[RunResu
 
 def _arms(groups: Sequence[Group], base: str | None) -> list[Arm]:
     """The arms, base first and controls last."""
+    # A control is the base only where nothing else is there.
     plain = [g for g in groups if not g.shuffled] or list(groups)
     # A run on shuffled rewards has the base's method, too: it is the base only if asked for by its label.
     base_name = base or "grpo"

@@ -108,6 +108,7 @@ def make_setting(
     """
     suite_settings = suites.settings()
     if task.endswith((".yaml", ".yml")):
+        # Keys of a run alone (its directory, its seed) are not those of a setting.
         file_keys = {k: s.value for k, s in config.read(task).items() if k not in RUN_ONLY_KEYS}
         suite_setting: Setting | None = None
         name, keys = Path(task).stem, file_keys
@@ -142,10 +143,12 @@ def parse_budget(text: str) -> Budget:
     compact = text.strip().replace("_", "").replace(",", "")
     digits = compact.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
     word = compact[len(digits) :].strip()
+    # Without a unit, and with k or M, a budget is in tokens, as most are.
     factors = {"k": ("tokens", 1e3), "M": ("tokens", 1e6), "min": ("seconds", 60.0), "h": ("seconds", 3600.0)}
     try:
         unit, factor = factors.get(word) or (UNITS[word], 1.0)
         amount = float(digits) * factor
+    # An unknown unit and a malformed number get the same message, with examples.
     except (KeyError, ValueError):
         amount, unit = 0.0, "tokens"
     if not amount > 0:
@@ -202,6 +205,7 @@ def tune(plan: Plan, runner: Runner, notify: Notify) -> dict[str, dict[str, Any]
     """Choose each arm's values: those with the best mean end over the tuning seeds. A control takes the base's."""
     if not plan.tuning:
         return {}
+    # The control is not tuned: it is the base on other rewards, with the base's values.
     arms = [arm for arm in plan.arms if arm.kind != "control"]
     jobs = [job for arm in arms for tried in plan.candidates(arm) for job in plan.tuning_jobs(arm, tried)]
     notify(f"tuning {', '.join(plan.tuning)}: {len(jobs)} runs on seeds of their own, which are not reported")
@@ -245,6 +249,7 @@ def run_jobs(runner: Runner, jobs: Sequence[Job], notify: Notify, measure: str) 
     if n_done:
         notify(f"{n_done} of {len(jobs)} runs are there already")
     for job, trouble in runner(jobs):
+        # What was stopped continues with the same command, and is no result.
         if new and not trouble.startswith(STOPPED):
             n_done = sum(j.done for j in jobs)
             end = _end_measure(job, measure)

@@ -180,6 +180,7 @@ def _run_line(comparison: Comparison, summary: ArmSummary, run: RunResult) -> li
 
 def _row(comparison: Comparison, study: str, summary: ArmSummary, difference: Difference | None) -> Row:
     c, arm, end = comparison, summary.arm, difference.end if difference else None
+    # Tuned values lie over the arm's own.
     changed = {k: v for k, v in {**arm.keys, **c.tuned.get(arm.label, {})}.items() if k != "method"}
     return Row(
         study=study,

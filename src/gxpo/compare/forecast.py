@@ -54,6 +54,7 @@ def forecast(plan: Plan, runner: Local, notify: Notify) -> Forecast:
     """
     path = plan.out / "costs.json"
     figures_by_keys: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else {}
+    # Keyed by the configuration and not by the label, which the user may change.
     keys_by_arm = {arm.label: _cache_key(run_keys(plan.setting, arm, 0)) for arm in plan.arms}
     # Tuning runs count as runs to be made: they cost as much as reported ones.
     missing = {arm.label: sum(not j.done for j in plan.jobs([arm])) for arm in plan.arms}
@@ -64,6 +65,7 @@ def forecast(plan: Plan, runner: Local, notify: Notify) -> Forecast:
     if measured:
         others = "; the others are taken to cost as much" if len(measured) < len(unmeasured_arms) else ""
         notify(f"two steps of {', '.join(arm.label for arm in measured)}, to see what they cost{others}")
+        # A seed that no reported run has.
         probed = runner.probe([run_keys(plan.setting, arm, TUNING_SEED - 1) for arm in measured])
         for arm, figures in zip(measured, probed, strict=True):
             if "trouble" in figures:
@@ -81,7 +83,9 @@ def forecast(plan: Plan, runner: Local, notify: Notify) -> Forecast:
     cost_by_arm = (
         costs if typical is None else {label: costs.get(label, typical) for label, n in runs.items() if n} | costs
     )
+    # A run also pays for loading a model, which two steps do not show.
     per_run = {label: LOADING_SECONDS + figures["time_run_s"] for label, figures in cost_by_arm.items()}
+    # Unknown stays unknown: a sum with nan is nan, and is shown as not measured.
     seconds = sum(n * per_run[label] if label in per_run else math.nan for label, n in runs.items() if n)
     tokens = sum(n * _tokens(plan, cost_by_arm.get(label)) for label, n in runs.items() if n)
     total = len(plan.jobs()) + sum(trials.values())
@@ -102,6 +106,7 @@ def _affordable(plan: Plan, arms: Sequence[Arm], runs: Mapping[str, int]) -> tup
     share = sum(shares.values()) / max(total_runs, 1)
     if share <= PROBE_SHARE:
         return list(arms), ""
+    # Schedules over the run's length can't be computed without a number of steps.
     required = [arm for arm in arms if _needs_steps(plan, arm)]
     ordered = sorted(arms, key=lambda arm: arm.kind != "base")
     required_share = sum(shares[arm.label] for arm in required) / total_runs

@@ -59,6 +59,7 @@ def read_log(
     tokens, seconds = generated(log), time_of(log)
 
     def spent(step: float) -> Spent:
+        # 0 tokens stand for unknown ones, and the caller compares by updates.
         used = 0 if tokens is None else round(tokens(step))
         return Spent(round(step), used, round(step), math.nan if seconds is None else seconds(step))
 
@@ -92,6 +93,7 @@ def generated(log: RunLog) -> Cumulative | None:
     if (total := figure_of(log, "generated_tokens")) is not None:
         return lambda step: float(np.interp(step, np.r_[0.0, total[0]], np.r_[0.0, total[1]]))
     length = figure_of(log, "length")
+    # A length that includes the prompt can't be turned into generated tokens.
     if length is None or length[2] in _LENGTHS_WITH_PROMPTS:
         return None
     rollouts, groups, size = figure_of(log, "rollouts"), figure_of(log, "groups"), log.config.get("group_size")
@@ -127,12 +129,14 @@ def seed_of(path: Path) -> int | None:
     """Seed of a run, from a configuration file beside it or from its name; None if neither has one."""
     base = path if path.is_dir() else path.parent
     for file in (base / name for name in _CONFIGS):
+        # A file of any size may lie beside a log.
         if not file.is_file() or file.stat().st_size > configs.LARGEST:
             continue
         configuration = configs.from_text(file.read_text(errors="replace"))
         seed = None if configuration is None else _seed(configuration.settings)
         if seed is not None:
             return seed
+    # Names such as grpo-seed3 are what most people write.
     match = _SEED.search(path.name) or _SEED.search(base.name)
     return int(match[1]) if match else None
 

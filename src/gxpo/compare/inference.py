@@ -45,10 +45,12 @@ class Spread:
         """Student's 95% interval of the mean, and its two-sided p against 0 (nan for one seed)."""
         from scipy.stats import t
 
+        # One seed of one task: there is no spread to make an interval of.
         if math.isnan(self.freedom):
             return Estimate(self.mean, math.nan, math.nan, self.seeds)
         error = self.error
         half = float(t.ppf(0.975, self.freedom)) * error
+        # All values equal: any mean but 0 is infinitely many errors away.
         ratio = abs(self.mean) / error if error > 0 else math.inf if self.mean else 0.0
         return Estimate(
             self.mean,
@@ -92,6 +94,7 @@ def crossed_spread(table: ArrayLike) -> Spread:
         raise ValueError(f"a table [seeds, tasks] of finite numbers is needed; got shape {d.shape}")
     seeds, tasks = d.shape
     mean = math.fsum(d.ravel()) / d.size
+    # A single task has no variance between tasks, a single seed none between seeds.
     if tasks == 1:
         return seed_spread(d[:, 0])
     if seeds == 1:
@@ -130,6 +133,7 @@ def area_under_curve(points: Sequence[Point], unit: Unit, amount: float) -> floa
     """
     from scipy.integrate import trapezoid
 
+    # Sorted, since a curve may be given in any order, and interpolation assumes it.
     curve = sorted((p.spent(unit), p.value) for p in points if not math.isnan(p.value))
     if not curve or not amount > 0:
         raise ValueError(f"a curve needs an evaluation and a budget above 0; got {len(curve)} and {amount}")
@@ -190,6 +194,7 @@ def mean_over_settings(spreads: Sequence[Spread]) -> Estimate:
         raise ValueError("no settings")
     k = len(spreads)
     mean, seeds = math.fsum(s.mean for s in spreads) / k, min(s.seeds for s in spreads)
+    # One seed in some setting leaves its variance unknown, and with it that of the mean.
     if seeds == 1:
         return Estimate(mean, math.nan, math.nan, 1)
     variances = [s.error**2 for s in spreads]
@@ -230,6 +235,7 @@ def power(difference: float, sd: float, seeds: int, task_error: float = 0.0, alp
         return 1.0 if difference else 0.0
     noncentral = abs(difference) / math.sqrt(variance)
     freedom = (seeds - 1) * (variance / by_seed) ** 2 if by_seed > 0 else math.inf
+    # So many degrees of freedom make it a normal distribution.
     if freedom > 1e6:
         critical = float(norm.isf(alpha / 2))
         return float(norm.sf(critical - noncentral) + norm.cdf(-critical - noncentral))
@@ -279,12 +285,14 @@ def resolvable(sd: float, seeds: int, task_error: float = 0.0, alpha: float = 0.
     from scipy.optimize import brentq
 
     error = math.sqrt(sd * sd / seeds + task_error**2) if seeds > 1 else math.nan
+    # No spread at all: every difference shows.
     if error == 0 or not math.isfinite(error):
         return 0.0 if error == 0 else math.nan
     upper = error
     # Power grows with the difference: bracket the one with 80%, then solve for it.
     while power(upper, sd, seeds, task_error, alpha) < POWER:
         upper *= 2
+    # Relative to the error: differences may be of any scale.
     root: Any = brentq(lambda d: power(d, sd, seeds, task_error, alpha) - POWER, 0.0, upper, xtol=1e-9 * error)
     return float(root)
 
@@ -332,6 +340,7 @@ def _bootstrap(samples: Sequence[NDArray[np.float64]], statistic: Any) -> Estima
         n_resamples=RESAMPLES,
         vectorized=True,
         method="percentile",
+        # A fixed generator: the same runs give the same interval each time.
         random_state=np.random.default_rng(0),
     )
     low, high = result.confidence_interval

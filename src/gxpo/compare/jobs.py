@@ -119,6 +119,7 @@ class Local:
         """Yield results of `work` as they come; an exception or an abandoned loop ends all worker processes."""
         if not items:
             return
+        # Threads and not processes: each only waits for a worker process.
         pool = ThreadPoolExecutor(min(self.workers, len(items)))
         # GeneratorExit counts as well: a caller that stops iterating must not leave runs training in the background.
         try:
@@ -134,6 +135,7 @@ class Local:
 
     def _train(self, job: Job) -> str:
         request = {"path": str(job.path), "keys": dict(job.keys), "keep": job.keep}
+        # A process may die by what is not the run's fault (memory, a signal), so it is tried once more.
         for attempt in range(ATTEMPTS):
             try:  # a second attempt continues from the checkpoint of the first
                 return str(self._ask(request, dict)["trouble"])
@@ -149,6 +151,7 @@ class Local:
         with self._lock:
             if self._stopped:
                 raise Ended("died", "stopped")
+            # Processes are reused: importing torch takes longer than a short run.
             process = self._idle.pop() if self._idle else Process(str(Path(worker.__file__)))
             self._alive.add(process)
         try:
@@ -202,6 +205,7 @@ class Ray(Local):
             job = job_by_reference.pop(finished[0])
             try:
                 yield job, str(self._ray.get(finished[0]))
+            # Errors of Ray are the cluster's: the same command takes the run up again.
             except self._ray.exceptions.RayError as error:
                 yield job, f"{STOPPED}: {' '.join(str(error).split())[:300]}"
 

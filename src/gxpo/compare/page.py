@@ -71,6 +71,7 @@ def _summary_rows(comparisons: Sequence[Comparison], arms: Sequence[OverSettings
         for c in comparisons
         for d in compared(c)
     ]  # fmt: skip
+    # One precision for all rows of the table.
     digits = max((places(c) for c in comparisons), default=3)
     return rows + [
         (f"mean of {a.settings}", a.arm, interval(a.difference, digits, sign=True), probability(a.p), "", a.verdict,
@@ -122,6 +123,7 @@ def page_of(comparisons: Sequence[Comparison], out: str | Path) -> Path:
         raise ValueError("no comparison to make a page of")
     if len(comparisons) == 1:
         c = comparisons[0]
+        # One comparison is shown open; of several only their verdicts, with the rest folded below.
         title = _title(c)
         body = masthead(title, _facts(c)) + _verdict(c) + join(_body(c))
     else:

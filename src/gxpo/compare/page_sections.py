@@ -102,6 +102,7 @@ def curves(c: Comparison) -> Html:
     arms = ordered(c)
     names = _names(arms)
     curve_by_name = {n: mean_curve(a.runs, c.budget) for a, n in zip(arms, names, strict=True)}
+    # Budgets may be millions of tokens: the axis has a unit of its own.
     scale, x_label = axis(c.budget.unit, max((p[0] for m in curve_by_name.values() for p in m.points), default=0.0))
     dashed = [n for a, n in zip(arms, names, strict=True) if a.arm.kind == "control"]
     heights = [y for m in curve_by_name.values() for row in (*m.points, *m.band) for y in row[1:]]
@@ -255,6 +256,7 @@ def trouble(c: Comparison) -> Html:
     for a in ordered(c):
         counts.append((marked(a), len(a.runs), a.collapsed, len(a.failed)))
         collapsed_runs = [r for r in usable(a.runs) if collapsed(r, c.better)]
+        # Counts come from the comparison, and paths only where they agree with it: an old file may lack its runs.
         for run in collapsed_runs if len(collapsed_runs) == a.collapsed else ():
             description = f"collapsed: best {number(run.best, digits)}, end {number(run.end, digits)}"
             rows.append((a.arm.label, run.seed, description, run.path))
@@ -291,6 +293,7 @@ def settings(c: Comparison) -> list[Html]:
     rows = []
     for key in sorted({k for keys in keys_by_arm.values() for k in keys}, key=lambda k: (k != "method", k)):
         values = [keys.get(key, c.keys.get(key, "default")) for keys in keys_by_arm.values()]
+        # A key in which arms do not differ goes to the table of shared keys.
         if any(v != values[0] for v in values):
             rows.append((f"{key} (tuned)" if key in tuned else key, *map(_value, values)))
     shared: Mapping[str, Any] = {**c.keys, **_shared_keys(list(keys_by_arm.values()))}

@@ -69,12 +69,14 @@ def read_run(path: str | Path, arm: str, seed: int, measure: str = ACCURACY, bud
     end = curve[-1].step if curve else 0
     before = after = {}
     if len(curve) > 1 and measure == ACCURACY:
+        # Verdicts by task only for the accuracy, whose mean they are.
         before, after = verdicts_of(path, curve[0].step), verdicts_of(path, points[len(curve) - 1].step)
         after = after if share == 1 else _interpolate(verdicts_of(path, points[len(curve) - 2].step), after, share)
     # Other figures are not interpolated (lengths, pass@k): they are those of the nearer evaluation.
     figures_step = points[len(curve) - (1 if share >= 0.5 else 2)].step if held_out and curve else end
     last = next((row for row in reversed(evaluations_with_cost) if row["step"] <= figures_step), {})
     end_line = next((row for row in reversed(lines) if row["step"] <= end), {})
+    # A cut curve ends at its budget by definition.
     is_complete = share < 1 or (bool(curve) and budget is not None and curve[-1].spent(budget.unit) >= budget.amount)
     return RunResult(
         arm,
@@ -146,6 +148,7 @@ def windows(
     The first point is placed at cost 0, the last at the whole cost, the others at the last step of the first half of
     their part. Steps that end beyond the budget are not counted.
     """
+    # Steps beyond the budget would let a longer run average over more training.
     within_budget = [
         (s, v) for s, v in values if budget is None or spent(s).point(0.0).spent(budget.unit) <= budget.amount
     ]
@@ -155,6 +158,7 @@ def windows(
     # The ends are placed at the ends of the curve, so that start and end compare over the whole budget.
     for i in range(parts):
         part = within_budget[n * i // parts : n * (i + 1) // parts]
+        # Steps without a value (an empty batch) are left out of their part's mean.
         values_known = [v for v in map(_figure, (v for _, v in part)) if math.isfinite(v)]
         if values_known:
             step = 0 if i == 0 else part[-1][0] if i == parts - 1 else part[(len(part) - 1) // 2][0]

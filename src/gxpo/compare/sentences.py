@@ -61,6 +61,7 @@ def _undecided(unsure: Sequence[Difference], *, is_only_sentence: bool) -> str:
     needed: dict[str, list[str]] = {}
     for d in sorted(unsure, key=lambda d: d.seeds_needed or 0):
         if d.seeds_needed is not None:
+            # Arms that need the same rounded number share one phrase.
             needed.setdefault(rounded_up(max(d.seeds_needed, d.end.n + 1)), []).append(d.arm)
     if not needed:
         return sentence
@@ -79,6 +80,7 @@ def over_settings(comparisons: Sequence[Comparison]) -> list[OverSettings]:
         for d in compared(c):
             differences_by_arm.setdefault(d.arm, []).append(d)
     means = {o.arm: o for o in _overall(comparisons) if o.arm in differences_by_arm}
+    # Holm's correction once more: the means over settings are a family of tests of their own.
     p_values = dict(zip(means, holm([o.difference.p for o in means.values()]), strict=True)) if means else {}
     digits = max((places(c) for c in comparisons), default=3)
     out = []
@@ -90,6 +92,7 @@ def over_settings(comparisons: Sequence[Comparison]) -> list[OverSettings]:
             tested = f"{interval(mean, digits, sign=True)}, p {probability(p)}{' after Holm' if len(means) > 1 else ''}"
             over = f"over all {len(arm_differences)} settings: {tested}"
             if not mean.holds_zero and p < ALPHA:
+                # The sign is turned already, so that above 0 is better.
                 verdict = "better" if mean.mean > 0 else "worse"
                 sentences.insert(0, f"{arm} is {verdict} than {against} {over}")
             else:

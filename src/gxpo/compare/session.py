@@ -54,6 +54,7 @@ class Session:
         if suite is not None:
             if task is not None:
                 raise ConfigError("give --task or --suite, not both")
+            # Only the names are taken from the suite: its settings may be changed by --set and --model.
             chosen_suite = suites.suite(suite)
             self.settings = [self._setting(s.name) for s in chosen_suite.settings]
             self.arms = self.arguments or list(chosen_suite.arms)

@@ -127,6 +127,7 @@ def parse(name: str, text: str) -> Suite:
     """
     where = f"suite {name}"
     try:
+        # Plain values before validation: those of the loader carry their lines along.
         document = yamltext.plain(yamltext.load(text, where), where)
     except YAMLError as error:
         problem, line = yamltext.problem_of(error)
@@ -136,6 +137,7 @@ def parse(name: str, text: str) -> Suite:
     try:
         return Suite.model_validate({**document, "name": name})
     except ValidationError as error:
+        # The first error only: others often follow from it.
         first = error.errors()[0]
         place = ".".join(str(x) for x in first["loc"])
         raise ConfigError(f"{where}: {place}: {first['msg']}") from None

@@ -82,6 +82,7 @@ def show(comparison: Comparison, console: Console) -> None:
         console.print(Text(f"runs that ended below half of their best: {', '.join(collapsed_arms)}", style="yellow"))
     for note in comparison.notes:
         console.print(Text(note, style="yellow"))
+    # Failed runs are listed, for their cause may be the method's.
     failed = [f"{a.arm.label}, seed {seed}: {why}" for a in arms for seed, why in sorted(a.failed.items())]
     for line in failed[:LISTED]:
         console.print(Text(f"ended before its budget: {line}", style="yellow"))
@@ -112,6 +113,7 @@ def _table(comparison: Comparison, arms: list[ArmSummary], width: int) -> tuple[
         )
     for arm, row in zip(arms, rows, strict=True):
         difference = differences.get(arm.arm.label)
+        # Only a verdict is coloured: a difference that is not told apart should not look like one.
         decided = STYLES[difference.verdict] if difference and arm.arm.kind == "arm" else ""
         style = "dim" if arm.arm.kind == "control" else ""
         cells = [Text(row[i], style=decided if COLUMNS[i].rank == 2 else style) for i in sorted(columns)]

@@ -52,11 +52,13 @@ def run_one(path: Path, keys: Mapping[str, Any], *, keep: bool) -> str:
 
     keep  whether checkpoints and report stay; without it the directory holds metrics and evaluations alone
     """
+    # A finished run is never made again, whatever its end.
     done = path / DONE
     if done.is_file():
         return str(json.loads(done.read_text())["trouble"])
     path.mkdir(parents=True, exist_ok=True)
     trouble = ""
+    # Everything that a run prints goes to its log: between those of others it would be unreadable.
     with (
         (path / LOG).open("a", encoding="utf-8") as log,
         contextlib.redirect_stdout(log),
@@ -73,6 +75,7 @@ def run_one(path: Path, keys: Mapping[str, Any], *, keep: bool) -> str:
         except Exception as error:
             traceback.print_exc()
             trouble = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    # Written last: a run that is killed before is taken up again.
     done.write_text(json.dumps({"trouble": trouble}))
     return trouble
 
@@ -97,6 +100,7 @@ def _train(path: Path, keys: Mapping[str, Any], keep: bool) -> None:
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         write_atomic(path / JOB, json.dumps(job_keys(keys), indent=1))
     if keep:
+        # A checkpoint continues to the bit, so that an interruption changes no result.
         resume(path) if has_checkpoint else train(resolved=resolve(keys_with_origin), out=path)
         return
     # Tuning runs keep neither checkpoints nor rollouts: there are many, and only their figures are read.

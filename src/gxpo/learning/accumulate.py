@@ -98,6 +98,7 @@ def in_two_passes(
     lockstep: bool = False,
 ) -> dict[str, Tensor]:
     """Accumulate the gradient of `loss` over any micro-batches, in two passes; return the outputs [P]."""
+    # the first pass needs no gradient: the loss is evaluated on its outputs, and its slopes are constants in the second
     x = outputs_of(forward, batches, start, lockstep=lockstep)
     slope = gradient_of(loss, x)
     # a micro-batch whose slopes are all 0 needs no forward pass, except in lockstep

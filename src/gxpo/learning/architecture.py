@@ -42,6 +42,7 @@ class Padded:
 
 def padded(sheet: Sheet) -> Padded:
     """Pad the rows of a sheet on the right, for models that take a mask."""
+    # padded on the right, so that each token keeps its place in its row
     lengths = torch.tensor(sheet.lengths)
     token_mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
     index = torch.zeros(token_mask.shape, dtype=torch.int64)
@@ -79,6 +80,7 @@ def states_after(readout: Readout, sheet: Sheet, layers: Sequence[int], *, block
     """
     parameter = next(readout.causal.parameters())
     device = parameter.device
+    # found here and not in the backward pass, after the forward pass has run
     if blocks and torch.is_grad_enabled() and device.type in NO_FLEX_BACKWARD:
         raise ModelError(f"FlexAttention has no backward pass on {device.type}: set learner.attention=dense")
     rows = padded(sheet)
@@ -188,6 +190,7 @@ def _tree_equals_branches(readout: Readout, mask: Any) -> bool | str:
     except Exception as error:  # a model may raise anything for an unknown mask
         return f"{type(error).__name__}: {error}".splitlines()[0]
     branches = torch.tensor(BRANCHES, device=device)
+    # the root of the dtype's precision: kernels differ in the order of their sums, a wrong mask differs by far more
     flat = readout.states(tokens[0][branches], torch.ones_like(branches), position[0][branches])
     close = torch.finfo(packed.dtype).eps ** 0.5 * flat.abs().max()
     return bool((packed[0][branches] - flat).abs().max() <= close)

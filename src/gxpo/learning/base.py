@@ -200,6 +200,7 @@ class InProcess:
         """
         given_args = () if not given else (given,)
         for name, x in (given or {}).items():
+            # a constant of another forest would be indexed without an error
             if len(x) != forest.n_entries:
                 raise ValueError(f"{name} has {len(x)} rows; the forest has {forest.n_entries} path tokens")
         # tokens without a coefficient in any term are left out of the forward pass
@@ -207,6 +208,7 @@ class InProcess:
             active = torch.ones(forest.n_entries, dtype=torch.bool)
         if active.shape != (forest.n_entries,) or active.dtype != torch.bool:
             raise ValueError(f"active must be bool [{forest.n_entries}], not {active.dtype} {tuple(active.shape)}")
+        # units of tokens that the loss couples (a token, a trajectory, a group): they have to be live together
         unit_P = unit_of(forest, couples)
         entries = active.nonzero().squeeze(1)
         if not entries.numel():

@@ -48,6 +48,7 @@ def block_mask(end: Tensor, position: Tensor, window: int | None = None, *, bloc
     position [B, L]: depths. Every block with an allowed pair is listed; a block is full only if all pairs are allowed.
     """
     length = end.shape[1]
+    # blocks are summarised by their extremes: a decision for each pair of blocks, and never an [L, L] table
     blocks = -(-length // block)
     highest, lowest = _extremes(end, block)
     first_query = torch.arange(blocks, device=end.device) * block  # the first query of each block
@@ -71,6 +72,7 @@ def block_mask(end: Tensor, position: Tensor, window: int | None = None, *, bloc
         assert window is not None
         return allowed(row, head, q, k) & (position[row, k] > position[row, q] - window)
 
+    # a full block needs no mask function, which is what makes it fast
     partial, full = _block_table(has_pairs & ~is_full), _block_table(is_full)
     return BlockMask.from_kv_blocks(
         *partial, *full, BLOCK_SIZE=block, mask_mod=allowed if window is None else within, seq_lengths=(length, length)
@@ -152,6 +154,7 @@ def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Attention [B, L, heads, D] of queries [B, heads, L, D], as transformers calls it."""
+    # transformers calls the kernel for every mask: those that are no block masks go on as before
     if not isinstance(attention_mask, BlockMask):
         sdpa = need("transformers.integrations.sdpa_attention", "train").sdpa_attention_forward
         return sdpa(module, query, key, value, attention_mask, **options)

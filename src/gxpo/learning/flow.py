@@ -57,11 +57,13 @@ class FlowPacking:
                     f"a flow learns from rollouts with extras {', '.join(EXTRAS)}, and these have no {name!r}: sample "
                     "them with rollout denoise or denoise_tree"
                 )
+        # a step starts at the latent before it, and initial noise was drawn by nobody
         self.before = forest.pack().predecessor
         root = last_before(forest.parent, torch.ones_like(forest.parent, dtype=torch.bool))
         self.condition = forest.token[forest.first_token[root][forest.token_node]]
         action_tokens = torch.unique(forest.path_token)
         acted_conditions = self.condition[action_tokens]
+        # a prompt of text would be read as ids of conditions
         if action_tokens.numel() and not bool(((acted_conditions >= 0) & (acted_conditions < conditions)).all()):
             raise ModelError(
                 f"conditions {int(acted_conditions.min())}..{int(acted_conditions.max())} of {conditions}: each prompt "
@@ -71,6 +73,7 @@ class FlowPacking:
             raise ModelError("some actions have no noise_scale: a flow can't learn from actions that are not latents")
         is_latent = (forest.kind == ACTION)[forest.token_node]
         self.follows = (self.before >= 0) & is_latent[self.before.clamp_min(0)]  # the others are initial noise
+        # a step without noise has no density: it adds nothing to the log-prob
         self.inner = self.follows & (forest.extras["noise_scale"] > 0)
 
     def microbatches(self, entries: Tensor, cuts: Sequence[Tensor] | None = None, at_least: int = 1) -> list[Steps]:
@@ -86,6 +89,7 @@ class FlowPacking:
 
     def _steps(self, tokens: Tensor, entries: Tensor) -> Steps:
         token = self.forest.path_token[entries]
+        # a latent that several trajectories share is computed once, and read by each of them
         chunk_entries = entries[torch.isin(token, tokens)]
         before, extras = self.before[tokens].clamp_min(0), self.forest.extras
         return Steps(
@@ -147,6 +151,7 @@ class FlowLearner(InProcess):
             "weight_decay": weight_decay,
             "max_grad_norm": max_grad_norm,
         }
+        # copied now: the reference is what the policy begins with
         self._reference: Any = copy.deepcopy(self.model).requires_grad_(False) if reference else None
         self.optimiser = Optimiser(
             dict(self.model.named_parameters()),
@@ -228,6 +233,7 @@ class FlowLearner(InProcess):
         unknown = [name for name in names if name not in OUTPUTS]
         if unknown:
             raise ModelError(f"a flow has no output {unknown[0]!r}, only {', '.join(OUTPUTS)}: choose another method")
+        # deterministic steps keep a mean of 0, which their density does not read
         mean = torch.zeros_like(steps.next_latent)
         inner_rows = steps.inner.nonzero().squeeze(1)
         if inner_rows.numel():

@@ -48,6 +48,7 @@ def with_lora(model: Any, settings: LoraSettings, base: str | None = None, adapt
     )
     first, *others = adapters
     configs = {name: copy.deepcopy(config) for name in others}
+    # peft draws the adapters' first values from the global generator
     with torch.random.fork_rng(), warnings.catch_warnings():
         # peft 0.21 reads a name that transformers 5.23 has deprecated; users can change neither
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
@@ -139,10 +140,12 @@ class Adapters:
                 with self.model.disable_adapter():
                     yield
             else:
+                # switching adapters is slow, and mostly asked for the one that is active
                 if self.model.active_adapters != [adapter_of(policy)]:
                     self.model.set_adapter(adapter_of(policy))
                     self._thaw()
                 yield
+        # peft freezes the adapters that it switches off: all of them are trained
         finally:
             self._thaw()
 

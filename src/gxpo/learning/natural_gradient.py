@@ -95,6 +95,7 @@ class NaturalGradient(UpdatePart):
         return 1
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
+        # parameters are moved for the differences and restored: the start is the only exact copy
         start_parameters = learner.snapshot()
         start_info = learner.evaluate(forest, credit, weight)
         slopes = learner.gradient(forest, credit, weight)
@@ -111,6 +112,7 @@ class NaturalGradient(UpdatePart):
         # F v = J^T (J v) / n: J v by central differences, J^T of it as one gradient
         def along(v: Tensor) -> Tensor:
             """[n] J v: the derivative of the tokens' log-probs along v."""
+            # the step width of central differences: the cube root of the precision, relative to the parameters
             width = torch.finfo(theta.dtype).eps ** (1 / 3) * max(1.0, float(theta.norm())) / float(v.norm())
             sides = []
             for sign in (1, -1):
@@ -127,6 +129,7 @@ class NaturalGradient(UpdatePart):
 
         # section 6: solve for the direction, then scale it so that the quadratic model of the KL reaches the radius
         direction = conjugate_gradient(damped, gradient, self.iterations)
+        # along the direction itself: the damping of the solver enters only where `damped_length` asks for it
         curvature = float(along(direction).square().mean()) if bool(direction.any()) else 0.0
         if self.damped_length:
             curvature += self.damping * _dot(direction, direction)
@@ -142,6 +145,7 @@ class NaturalGradient(UpdatePart):
             ):
                 accepted = trial
                 break
+        # no step was good enough: the policy stays where it was
         if accepted is start_info:
             learner.restore(start_parameters)
         info = replace(accepted, loss=start_info.loss, grad_norm=float(gradient.norm()))

@@ -78,6 +78,7 @@ class Optimiser:
     ) -> None:
         if not parameter_by_name:
             raise ModelError("the model has no trainable parameters: every one has requires_grad=False")
+        # sorted by name: the order of the states in a checkpoint must not depend on the model's
         self.parameter_by_name = dict(sorted(parameter_by_name.items()))
         self.lr, self.schedule, self.max_grad_norm = lr, schedule or Schedule(), max_grad_norm
         self.steps = 0
@@ -105,6 +106,7 @@ class Optimiser:
         groups: dict[tuple[str, float, float, bool], list[Tensor]] = {}
         for name, p in self._master.items():
             multiple = next((m for prefix, m in (multiples or {}).items() if name.startswith(prefix)), 1.0)
+            # vectors (norms, biases) are not decayed, as is usual
             key = self._kind_by_name[name], weight_decay if p.dim() >= 2 else 0.0, multiple, is_shard(p)
             groups.setdefault(key, []).append(p)
         self._state_names = {
@@ -162,6 +164,7 @@ class Optimiser:
         if dtype is None and not any(map(is_shard, gradient_list)):
             return float(torch.nn.utils.get_total_norm(gradient_list))
         dtype = dtype or torch.float64
+        # shards are parts of a tensor: squares are summed over processes, whole tensors counted once
         whole_norm = math.hypot(
             *(float(torch.linalg.vector_norm(g, dtype=dtype)) for g in gradient_list if not is_shard(g))
         )
@@ -192,6 +195,7 @@ class Optimiser:
         if 0 < limit < norm:
             for g in gradients.values():
                 g.mul_(limit / (norm + 1e-6))
+        # the rate of this step, times the multiple of each group, such as that of value heads
         for kind, inner in self._inner_by_kind.items():
             for group, multiple in zip(inner.param_groups, self._multiples[kind], strict=True):
                 group["lr"] = multiple * self.current_lr
@@ -201,6 +205,7 @@ class Optimiser:
             inner.step()
         torch.autograd.graph.increment_version(list(self._master.values()))  # fused steps go uncounted
         self.steps += 1
+        # 16-bit parameters are rounded from their float32 masters
         changed, total = self._write_back()
         if before is not None:
             share = runtime.mean(float((self._sample() != before).double().mean()))
@@ -306,6 +311,7 @@ def _check(saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
         raise CheckpointError(
             f"the saved state {mismatch} ({len(missing)} missing, {len(surplus)} too many): is it of this model?"
         )
+    # shapes too: a saved state of another model may have the same names
     for name, x in expected.items():
         if saved[name].shape != x.shape:
             raise CheckpointError(

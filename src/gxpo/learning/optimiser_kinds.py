@@ -130,6 +130,7 @@ class RoundedAdamW:
                         0, 1 << DISCARDED, (2 * CHUNK,), generator=generator, dtype=torch.int32, device=p.device
                     )
                 parts = [x.view(-1).split(CHUNK) for x in (p, p.grad, state["exp_avg"], state["exp_avg_sq"])]
+                # in chunks, since the float32 numbers between would take twice the memory of the states
                 for chunk in zip(*parts, strict=True):
                     place += 1
                     self._move(chunk, group["lr"], group["weight_decay"], number, noise, place)

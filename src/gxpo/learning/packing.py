@@ -139,6 +139,7 @@ class Packing:
         temperature, truncated = [], []
         for name, sampling in zip(self.forest.id, self.forest.sampling, strict=True):
             value = sampling.get("temperature")
+            # not stated is 1; 0 is greedy, where every log-probability is 0 or -inf
             value = 1.0 if value is None else float(value)
             if value <= 0:
                 raise ModelError(
@@ -147,6 +148,7 @@ class Packing:
                 )
             temperature.append(value)
             top_p, min_p = sampling.get("top_p"), sampling.get("min_p")
+            # each of them cuts the vocabulary, so that probabilities are over a stored support
             truncated.append(bool(sampling.get("top_k")) or (top_p is not None and top_p < 1) or bool(min_p))
         return torch.tensor(temperature, dtype=torch.float64), torch.tensor(truncated, dtype=torch.bool)
 
@@ -155,6 +157,7 @@ class Packing:
         """Rows from which all these action tokens can be read, each token in exactly one row."""
         if not entries.numel():
             return []
+        # an action token is read at its predecessor, which may lie in the node above
         read_at = self.read_at(entries)
         node_of_entry = self.packed.node_of_token[read_at]
         tokens_needed = self._tokens_needed(read_at)
@@ -162,6 +165,7 @@ class Packing:
         row_nodes: list[list[int]] = []
         for nodes in self._row_nodes(tokens_needed):
             nodes_of_row = torch.tensor(nodes, dtype=torch.int64)
+            # a node that is in several rows is read in the first alone, or its slope would count twice
             owner[nodes_of_row[owner[nodes_of_row] < 0]] = len(row_nodes)
             row_nodes.append(sorted(nodes, key=enter.__getitem__))
         row_of_entry = owner[node_of_entry]
@@ -200,6 +204,7 @@ class Packing:
         """Yield the nodes of each row."""
         enter = self.spans[0]
         inner_nodes = {self._parent[node] for node in tokens_needed}
+        # in depth-first order, so that neighbouring leaves share most of their path
         leaves = sorted((node for node in tokens_needed if node not in inner_nodes), key=lambda node: int(enter[node]))
         nodes: dict[int, None] = {}
         pictures: frozenset[int] = frozenset()
@@ -269,8 +274,10 @@ class Packing:
     def _together(self, rows: list[Row], at_least: int = 1) -> list[list[Row]]:
         """Group rows of similar length into micro-batches of at most `limit` tokens, padding included, and `images`
         pictures."""
+        # longest first: rows of a batch then need little padding
         rows = sorted(rows, key=lambda row: -row.tokens.numel())
         limit = self.limit
+        # at least as many batches as processes, or some would have nothing to do
         if at_least > 1:
             limit = min(limit, -(-sum(row.tokens.numel() for row in rows) // at_least))
         batches: list[list[Row]] = []
@@ -309,6 +316,7 @@ class Packing:
     def _batch(self, rows: list[Row]) -> MicroBatch:
         sheet = self._sheet(rows)
         entries = torch.cat([row.entries for row in rows])
+        # one reading for each distinct (token, temperature): entries that share it share its output
         reading, first = self._readings(entries)
         read_entries = entries[first]
         return MicroBatch(
@@ -335,6 +343,7 @@ class Packing:
         is_begin[row_start[:-1]] = True
         begin = is_begin.nonzero().squeeze(1)
         end = torch.cat([begin[1:], row_start[-1:]])
+        # rows of the flat layout are single paths, each a chain by itself
         if self.layout == "flat":
             return [Chain(a, b, b) for a, b in zip(row_start[:-1].tolist(), row_start[1:].tolist(), strict=True)]
         row = torch.searchsorted(row_start[1:], begin, right=True)
@@ -413,6 +422,7 @@ def _chains(begin: list[int], end: list[int], enter: list[int], leave: list[int]
     below_ends = list(row_end)  # end of the descendants of each piece
     open_pieces: list[int] = []
     for i, place in enumerate(begin):
+        # a piece is closed when one follows that is not below it
         while open_pieces and (row_end[open_pieces[-1]] <= place or leave[open_pieces[-1]] <= enter[i]):
             below_ends[open_pieces.pop()] = place
         open_pieces.append(i)

@@ -34,6 +34,7 @@ def generalised_jensen_shannon(student: Tensor, teacher: Tensor, alpha: float) -
 
     Source: the loss of SDPO, arXiv 2601.20802.
     """
+    # ids that one side excludes have no ratio
     exists = (student > -torch.inf) & (teacher > -torch.inf)
     s, t = student.masked_fill(~exists, 0.0), teacher.detach().to(student).masked_fill(~exists, 0.0)
     if alpha == 0.0:
@@ -42,6 +43,7 @@ def generalised_jensen_shannon(student: Tensor, teacher: Tensor, alpha: float) -
         each = s.exp() * (s - t)
     else:
         a = torch.as_tensor(alpha, dtype=s.dtype, device=s.device)
+        # in logarithms: the mixture of two small probabilities would vanish
         m = torch.logaddexp(s + torch.log1p(-a), t + a.log())
         each = (1 - a) * s.exp() * (s - m) + a * t.exp() * (t - m)
     return each.masked_fill(~exists, 0.0).sum(1)
@@ -56,6 +58,7 @@ def with_rest(z: Tensor, total: Tensor, ids: Tensor, support: Tensor | None = No
     support  [n, A] allowed ids padded with -1; None: all
     """
     ids_logprob = (z.gather(1, ids.clamp_min(0)) - total[:, None]).masked_fill(ids < 0, -torch.inf)
+    # counted, since padding is clamped to id 0, which may be listed as well
     is_listed = torch.zeros(z.shape, dtype=torch.int16, device=z.device)
     is_listed.scatter_add_(1, ids.clamp_min(0), (ids >= 0).to(torch.int16))
     if support is not None:
@@ -90,6 +93,7 @@ class Chosen(Function):
         ctx: Any, logits: Tensor, target: Tensor, temperature: Tensor, needs_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
         z = scaled(logits, temperature)
+        # the highest logit is taken off first, or exp overflows
         highest = z.amax(1, keepdim=True)
         p = (z - highest).exp_()
         mass = p.sum(1)
@@ -99,6 +103,7 @@ class Chosen(Function):
         if needs_entropy:
             entropy = log_total - z.clamp_(min=torch.finfo(z.dtype).min).mul_(p).sum(1) / mass
         ctx.save_for_backward(logits, target, temperature, log_total, entropy)
+        # an output that nobody reads has no gradient: None instead of a table of zeros
         ctx.set_materialize_grads(False)
         return logprob, entropy
 
@@ -108,6 +113,7 @@ class Chosen(Function):
         by_logprob, by_entropy = grads
         if by_logprob is None and by_entropy is None:
             return None, None, None, None
+        # computed again from the logits: holding the probabilities would double the memory
         z = scaled(logits, temperature).sub_(log_total[:, None])
         slope = torch.zeros_like(log_total) if by_logprob is None else -by_logprob
         if by_entropy is None:
@@ -220,6 +226,7 @@ class Readout:
         """Layer index of "3" (from 1, after which the head reads) or "0.25" (share of the depth, rounded, at least
         layer 1); -1 for the last, whose states are normed already."""
         try:
+            # a share of the depth names the same place in models of different sizes
             layer = max(1, round(float(spec) * self.depth)) if "." in spec else int(spec)
         except ValueError:
             raise ModelError(
@@ -253,6 +260,7 @@ class Readout:
         finally:
             for hook in hooks:
                 hook.remove()
+        # from the last module back: the one whose output is what the head reads
         for name, module in reversed(children):
             if (
                 isinstance(out := output_by_name.get(name), Tensor)
@@ -306,6 +314,7 @@ class Readout:
         tokens = (torch.arange(1, 7, device=device) % self.vocabulary)[None]
         position = torch.arange(6, device=device)[None]
         self.split = True
+        # minus infinity less itself would be nan: banned ids are compared as zeros
         model_logits = with_zeros(self.causal(input_ids=tokens, position_ids=position, use_cache=False).logits)
         try:
             split_logits = with_zeros(self.logits(self.states(tokens, None, position)))
@@ -430,6 +439,7 @@ def read(
             pieces.append(checkpoint(_read_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
             pieces.append(_read_chunk(*arguments))
+    # chunks by support have changed the order of the tokens
     inverse_order = torch.cat([rows for rows, _ in chunks]).argsort()
     return values | {name: torch.cat([piece[i] for piece in pieces])[inverse_order] for i, name in enumerate(names)}
 

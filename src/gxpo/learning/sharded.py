@@ -58,14 +58,17 @@ class ShardedLearner(TorchLearner):
 
     def _place_parameters(self) -> None:
         """Shard the model and its reference; the parameters' names stay."""
+        # copied before sharding: samplers need whole weights
         if self._needs_copy:
             self._copy = SamplingCopy(self.model, self.policies, share="all")
         models = [self._readout, *([self._reference] if self._reference not in (None, self._readout) else [])]
         for readout in models:
             assert readout is not None
             _shard(readout, self.device, trained=readout is self._readout and self.lora is None)
+            # the decoder calls layers by their parts, which sharding does not see
             if readout.decoder is not None:
                 readout.decoder.within = within
+            # all processes run the tower equally often
             if (vision := vision_of(readout.causal)) is not None:
                 vision.runs = runtime.highest
         if self._adapters is not None:  # its parameters are others now
@@ -229,6 +232,7 @@ def _shard(readout: Readout, device: torch.device, *, trained: bool) -> None:
         _accept_calls(module)
         # the model's own parameters stay until the backward pass of a micro-batch, or `reshard`
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=module is not causal)
+        # a sum over processes and never a mean: the loss has its own denominators
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
     if is_rounded:

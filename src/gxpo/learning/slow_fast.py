@@ -84,6 +84,7 @@ class SlowFast(UpdatePart):
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
         entropies = self._memory["entropies"]
+        # once the entropy surges, the rest of the run goes by single steps (the paper's switch)
         if not self.plain and surge(entropies, self.window) >= self.threshold:
             self._memory["plain"] = True
         fast_steps = 0 if self.plain else self.inner_steps
@@ -94,7 +95,9 @@ class SlowFast(UpdatePart):
             if infos[-1].empty:  # no token has a coefficient, and none will have one
                 return infos
         if fast_steps:
+            # reposition: between the start and the end of the fast steps
             learner.restore(reposition(start, learner.snapshot(), self.alpha))
+        # slow correction: one step at that point, on the same batch
         infos.append(learner.step(forest, credit, weight))
         entropies += _entropy(infos[-1], forest)
         del entropies[: -self.window]

@@ -27,6 +27,7 @@ def soft_inputs(readout: Readout, sheet: Sheet) -> AbstractContextManager[None]:
     if not rows.numel():
         return nullcontext()
     places = rows
+    # transformers' rows are padded, and an embedding's input is counted with the padding
     if readout.decoder is None:
         places = padded(sheet).is_token.reshape(-1).nonzero().squeeze(1)[rows]
     ids = extras["support"][sheet.index[rows]]
@@ -51,6 +52,7 @@ def with_densities(
     forest = batch.packing.forest
     if Y not in forest.extras or "logprob" not in outputs:
         return outputs
+    # by reading: several entries may share a token
     token = torch.zeros(len(temperature), dtype=torch.int64)
     token[reading] = forest.path_token[batch.entries]
     is_soft = forest.extras[Y][token].isfinite().any(1)

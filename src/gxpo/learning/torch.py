@@ -264,6 +264,7 @@ class TorchLearner(InProcess):
         self, packing: Packing, entries: Tensor, cuts: Sequence[Tensor] | None = None
     ) -> list[MicroBatch]:
         """Micro-batches of these action tokens, each of one policy if there are several."""
+        # each process needs a batch, or it would miss the others' collectives
         least = runtime.world()
         if self._adapters is None:
             return packing.microbatches(entries, cuts=cuts, at_least=least)
@@ -301,6 +302,7 @@ class TorchLearner(InProcess):
             batches = self._microbatches(packing, every_entry)
         else:
             batches = packing.microbatches(every_entry, at_least=runtime.world())
+        # tokens that are not read are nan, and never 0, which is a log-prob
         rows = forest.n_entries
         shapes = {name: (rows,) if (k := readout.columns(name)) is None else (rows, k) for name in names}
         nan_outputs = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
@@ -441,6 +443,7 @@ class TorchLearner(InProcess):
         images = self.images_per_microbatch
         packing = Packing(forest, layout=self.layout, limit=limit, padded=padded, position=position, images=images)
         highest, deepest = forest.token.max() if forest.n_tokens else -1, packing.packed.position
+        # ids of pictures are beyond every vocabulary: only those of texts are compared
         if forest.media or highest >= media.FIRST:
             highest = self._highest_of_text(forest)
         if highest >= self._readout.vocabulary:

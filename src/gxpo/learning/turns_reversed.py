@@ -84,6 +84,7 @@ class TurnsReversed(UpdatePart):
         turn_P = after if self.count == "end" else -before
         turns = turn_P[forest.path_trainable].unique().tolist()
         if len(turns) < 2:
+            # a single turn has nothing to correct: one plain step
             return [learner.step(forest, credit, weight)]
         old_logprob, infos = learner.logprob(), []
         correction_R = torch.ones(forest.n_trajectories, dtype=old_logprob.dtype)
@@ -93,6 +94,7 @@ class TurnsReversed(UpdatePart):
             infos.append(
                 learner.step(only(forest, in_turn_P), credit * forest.to_path(correction_R, "R"), weight * in_turn_P)
             )
+            # the correction after the last step would be read by nobody
             if infos[-1].empty or k == turns[-1]:
                 continue
             turn_tokens, now = (in_turn_P & forest.path_trainable).nonzero().squeeze(1), learner.logprob()
@@ -100,7 +102,9 @@ class TurnsReversed(UpdatePart):
             ratio = turn_ratio(
                 (now - old_logprob)[turn_tokens], trajectory_of_token, forest.n_trajectories, self.reduce
             )
+            # clipped, each ratio and their product, or a few turns would decide all of the weights
             correction_R = self._clip(correction_R * self._clip(ratio))
+            # old="turn": the next ratio is measured from here
             if self.old == "turn":
                 old_logprob = now
                 learner.renew()

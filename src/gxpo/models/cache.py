@@ -21,9 +21,11 @@ def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
 def put(target: Path, fill: Callable[[Path], None]) -> Path:
     """Create the directory `target` atomically with `fill`; safe for concurrent processes."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    # fill a sibling first and rename it: a process that is killed half-way leaves no directory that looks complete
     unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         fill(unfinished)
+        # mkdtemp makes a directory that only its owner may read, and a cache may be shared
         unfinished.chmod(0o755)
         try:
             unfinished.rename(target)

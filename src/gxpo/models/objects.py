@@ -52,6 +52,7 @@ class ModelObject:
     def save(self, folder: Path) -> None:
         """Write both in the format of transformers."""
         logging: Any = need("transformers.utils.logging", "train")
+        # transformers draws progress bars of its own, in the middle of what a run prints
         has_bars = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
         try:
@@ -107,6 +108,7 @@ def _check_tokenizer(tokenizer: Any, model: Any) -> None:
         raise ModelError(
             f"tokenizer: {type(tokenizer).__name__} is no tokenizer of transformers: give what AutoTokenizer loads"
         )
+    # an id beyond the embedding would fail only once such a token occurs, in the middle of a run
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise ModelError(

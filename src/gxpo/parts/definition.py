@@ -206,6 +206,7 @@ def merge(
     merged: dict[str, Stated] = {}
     for label, _, keys in definitions:
         for key, value in keys.items():
+            # options of rewards are joined by reward and name: a method states those of its own rewards only
             if key == JOINED and key in decided:
                 decided[key] = joined(decided[key], value)
             if key in decided or any(_governs(k, key, keys) for k in borrowed):
@@ -213,6 +214,7 @@ def merge(
             # what a method adds to its own part goes with that part when the caller replaces it
             if any(key.startswith(f"{stage}.add.") and stage in keys for stage in decided):
                 continue
+            # values are compared and not texts, so that 1 and 1.0 from two files are no conflict
             if key in merged and not same(merged[key].value, value):
                 first = merged[key]
                 raise MethodConflict(
@@ -222,6 +224,8 @@ def merge(
                 )
             merged.setdefault(key, Stated(value, label))
     for key, override in borrowed.items():
+        # a stage is borrowed with its parameters: half of another method's stage would be a method that nobody has
+        # published
         source = methods[override.value]
         taken = {k: v for k, v in source.keys.items() if _governs(key, k, source.keys)}
         merged |= {k: Stated(v, f"{override.origin} (as in {source.name})") for k, v in taken.items()}
@@ -288,6 +292,7 @@ def show(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    # a function that is a part stands for its part's class
     value = kind_of(value)
     if isinstance(value, type):
         return _part_name(value)

@@ -40,6 +40,8 @@ def signature(function: Callable[..., Any]) -> Signature:
     """Columns and options of a function, from its signature."""
     declared = inspect.signature(function).parameters.values()
     options = {p.name: p for p in declared if p.kind is p.KEYWORD_ONLY}
+    # annotations are texts under `from __future__`: only those of options are resolved, since types of columns may be
+    # imported for type checkers alone
     typed = SimpleNamespace(
         __annotations__={k: p.annotation for k, p in options.items() if p.annotation is not p.empty}
     )
@@ -52,7 +54,7 @@ def signature(function: Callable[..., Any]) -> Signature:
 
 
 @cache
-def known(module: str) -> dict[str, Callable[..., Any]]:
+def functions_in(module: str) -> dict[str, Callable[..., Any]]:
     """Public functions defined in a module, by name."""
     members = vars(importlib.import_module(module))
     return {k: f for k, f in members.items() if inspect.isfunction(f) and f.__module__ == module and k[:1] != "_"}
@@ -71,15 +73,17 @@ def checked_by(check: Callable[..., str | None]) -> Callable[[F], F]:
     return mark
 
 
-def named(value: Any, module: str, key: str, *, free: bool | Collection[str] = False) -> Any:
+def look_up(value: Any, module: str, key: str, *, free: bool | Collection[str] = False) -> Any:
     """Look up the function that a setting names.
 
     module  whose functions have names, imported where one is asked for
     free    other names are left as they are: those of columns; some may be given, which are then never functions
     """
+    # a column may have the name of a function: where columns are listed, they win
     if callable(value) or (not isinstance(free, bool) and value in free):
         return value
-    names = known(module)
+    # names come from the module, which is imported only now: its functions may need torch
+    names = functions_in(module)
     if value in names:
         return names[value]
     if isinstance(value, str) and ":" in value:
@@ -87,6 +91,7 @@ def named(value: Any, module: str, key: str, *, free: bool | Collection[str] = F
             return object_at(value)
         except Unusable as error:
             raise ConfigError(f"{key}={value}: {error}") from None
+    # last, so that the name of a function is never read as that of a column
     if free and isinstance(value, str) and value:
         return value
     raise ConfigError(f"{key}: unknown function {value!r}{did_you_mean(value, names)}; there is {', '.join(names)}")
@@ -103,15 +108,17 @@ class Formula(Part):
     functions: Mapping[str, tuple[str, bool | Collection[str]]] = {}
     options: Mapping[str, Any]
 
+    # frozen parts are settled here once: the names in fields become functions
     def __post_init__(self) -> None:
         for name, (module, free) in self.functions.items():
             object.__setattr__(
-                self, name, named(getattr(self, name), module, f"{key_of(type(self))}.{name}", free=free)
+                self, name, look_up(getattr(self, name), module, f"{key_of(type(self))}.{name}", free=free)
             )
         # options of all functions together: one name that two of them have is one option
         chosen = [getattr(self, name) for name in self.functions]
         declared = {k: v for f in chosen if callable(f) for k, v in signature(f).options.items()}
         title = self.slot.replace("NAME", getattr(chosen[-1], "__name__", chosen[-1]))
+        # an option that no chosen function has would be ignored in silence
         for name in self.options:
             if name not in declared:
                 raise ConfigError(f"{title} has no option {name!r}{did_you_mean(name, declared)}")
@@ -121,10 +128,12 @@ class Formula(Part):
             k: getattr(self, k) if k in field_names else self.options.get(k, default)
             for k, (_, default) in declared.items()
         }
+        # ranges of options are checked when the part is made and not in the first step of a run
         for name, value in values.items():
             rule = rule_of(declared[name][0], declared[name][1] == math.inf)
             if rule is not None and not rule.holds(value):
                 raise ConfigError(refusal(f"{title}.{name}", value, rule))
+        # options that exclude each other: each function checks its own
         for function in chosen:
             checked_options = {k: values[k] for k in signature(function).options} if hasattr(function, "check") else {}
             if checked_options and (wrong := function.check(**checked_options)):
@@ -151,7 +160,7 @@ class FunctionPart(Part):
         return {}
 
     @classmethod
-    def asked(cls, function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
+    def options_of(cls, function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
         """Options of the part: (type, default) by name."""
         return signature(function).options
 
@@ -188,11 +197,13 @@ def function_part(function: Callable[..., Any], base: type[FunctionPart], **fact
     """
     options = [
         (name, hint, field(default=default, kw_only=True, metadata=_marks(hint)))
-        for name, (hint, default) in base.asked(function).items()
+        # options are keyword-only, so that a new one never changes the meaning of positional arguments
+        for name, (hint, default) in base.options_of(function).items()
     ]
     attributes = {**base.facts(function), **facts}
     # a fact may depend on options (`learns_from_equal_groups` on the centre): it is computed for each instance
     by_options = {name: value for name, value in attributes.items() if inspect.isfunction(value)}
+    # the docstring and module are the function's: help, sources and pickling go by them
     space = {
         **{name: value for name, value in attributes.items() if name not in by_options},
         **{f"_{name}": staticmethod(value) for name, value in by_options.items()},
@@ -275,6 +286,7 @@ def naming(what: str, part: Any, *, name: Name | None = None) -> Iterator[None]:
     except GxpoError:
         raise
     except Exception as error:
+        # an error within the user's own file already shows its lines; one that numpy or torch raises later names gxpo's
         code = users_code(part)
         if code is None or any(f.filename == code.co_filename for f in traceback.extract_tb(error.__traceback__)):
             raise

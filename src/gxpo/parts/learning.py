@@ -54,18 +54,20 @@ ALIASES = {"old_logprob": "proximal_logprob", "rollout_logprob": "behaviour_logp
 
 def _aliased(kind: type[T]) -> type[T]:
     """A dataclass that takes its fields by their names in `ALIASES` too."""
+    # the constructor alone knows aliases: fields, `replace` and records have one name for each value
     init = kind.__init__
 
     @wraps(init)
-    def named(self: Any, *args: Any, **given: Any) -> None:
+    def init_with_aliases(self: Any, *args: Any, **given: Any) -> None:
         for other, name in ALIASES.items():
             if other in given:
+                # both spellings given: neither may win in silence
                 if name in given:
                     raise TypeError(f"{kind.__name__}: {other} and {name} are one: give one of them")
                 given[name] = given.pop(other)
         init(self, *args, **given)
 
-    kind.__init__ = named
+    kind.__init__ = init_with_aliases
     return kind
 
 
@@ -173,11 +175,13 @@ class Signals(Mapping[str, Any]):
         """Signals of `forest.select(rows)`; `rows` [R] bool or distinct indices."""
         import torch
 
+        # rows of trajectories select tokens and segments with them, each on its own axis
         places = forest.kept_rows(rows)
         out = {}
         for name, value in self._values.items():
             if isinstance(value, torch.Tensor) and value.dim():
                 axis = self.axis(name)
+                # a signal of another forest would be indexed without an error and give wrong numbers
                 if len(value) != forest._size(axis):
                     raise ValueError(
                         f"signal {name!r} has {len(value)} rows; axis {axis} of this forest has {forest._size(axis)}"

@@ -66,7 +66,7 @@ class Columns:
     mean_NAME  [R] mean over a trajectory's trained tokens
     """
 
-    made: ClassVar[tuple[str, ...]] = ()  # names that a subclass computes from what it is given
+    computed: ClassVar[tuple[str, ...]] = ()  # names that a subclass computes from what it is given
 
     def __init__(self, forest: Forest, signals: Signals) -> None:
         self.forest, self.signals = forest, signals
@@ -83,7 +83,7 @@ class Columns:
     @classmethod
     def needs(cls, names: Iterable[str]) -> tuple[str, ...]:
         """Select the names that a signal part has to provide, of those that functions read."""
-        available = (*TRAJECTORY, *TOKEN, *HELD, *cls.made)
+        available = (*TRAJECTORY, *TOKEN, *HELD, *cls.computed)
         return tuple(
             dict.fromkeys(signal_name for name in names if (signal_name := name.removeprefix("mean_")) not in available)
         )
@@ -93,16 +93,18 @@ class Columns:
         """Requirements on rollouts that follow from the names that functions read."""
         return tuple(REQUIRES[name] for name in names if name in REQUIRES)
 
-    def given(self, function: Callable[..., Any], axis: str, *first: Tensor) -> list[Any]:
+    def arguments_of(self, function: Callable[..., Any], axis: str, *first: Tensor) -> list[Any]:
         """Positional arguments for a function, by its parameter names; the first of them are passed in."""
         return [*first, *(self.of(name, axis) for name in signature(function).columns[len(first) :])]
 
     def of(self, name: str, axis: str) -> Any:
         """Column or signal by name, on the axis."""
+        # a column of trajectories is repeated for each of its tokens where a function reads tokens
         if name in TRAJECTORY:
             return self.lifted(TRAJECTORY[name](self.forest), axis)
         if name == "trajectory" and axis == "R":
             return torch.arange(self.forest.n_trajectories)
+        # before the tables of columns: `mean_x` exists for every x
         if name.startswith("mean_"):
             return self.lifted(self.mean(self.of(name[5:], "P")), axis)
         if name not in TOKEN:
@@ -121,6 +123,7 @@ class Columns:
 
     def signal(self, name: str, axis: str) -> Tensor:
         value, axis_of = self.signals[name], getattr(self.signals, "axis", None)
+        # a plain mapping of signals has no axes: its values are taken to be on the axis that is asked for
         signal_axis = axis if axis_of is None else axis_of(name)
         if signal_axis == "R":
             return self.lifted(value, axis)

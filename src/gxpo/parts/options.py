@@ -42,15 +42,16 @@ def canonical_keys(entries: Mapping[str, Stated]) -> dict[str, Stated]:
     return out
 
 
-def dotted(given: Mapping[str, Any]) -> dict[str, Stated]:
+def dotted(entries: Mapping[str, Any]) -> dict[str, Stated]:
     """Keys from Python, `Stated` or plain values, nested or dotted, as dotted ones. ConfigError where two are one."""
     out: dict[str, Stated] = {}
-    for key, value in given.items():
+    for key, value in entries.items():
         if not isinstance(key, str):
             raise ConfigError(f"key {key!r} is a {type(key).__name__}: keys are texts, as 'credit.scale'")
         entry = value if isinstance(value, Stated) else Stated(value, "override")
         for leaf, leaf_entry in leaves(key, entry.value, entry.origin):
             if leaf in out:
+                # nested and dotted spellings of one key must not override each other by order
                 raise ConfigError(f"{leaf} is set twice")
             out[leaf] = replace(entry, value=leaf_entry.value)
     return out
@@ -65,8 +66,10 @@ def leaves(key: str, value: Any, origin: str, source: str | None = None) -> list
 
     source  the file, whose lines are told beside it
     """
+    # an empty mapping states that the defaults hold, which is not the same as stating nothing
     if not isinstance(value, Mapping) or (not value and key not in ("", "reward")):
         return [(key, Stated(value, origin))]
+    # a mapping that is a value itself: its keys are not keys of the configuration
     if is_mapping(key) or ("schedule" in value and is_schedule(value)):
         return [(key, Stated(value, origin))]
     out: list[tuple[str, Stated]] = []
@@ -74,6 +77,7 @@ def leaves(key: str, value: Any, origin: str, source: str | None = None) -> list
     lines = getattr(getattr(value, "lc", None), "data", None) or {}
     for name, inner in value.items():
         at = f"{source}:{lines[name][0] + 1}" if source and name in lines else origin
+        # `part` is a key of its own only where a part can stand; elsewhere it may be the name of an option
         part = name == "part" and (key == "reward" or registry.table_at(key) is not None)
         out += leaves(key if part else f"{key}.{name}" if key else str(name), inner, at, source)
     return out
@@ -162,8 +166,10 @@ class Keys:
         self.given = given
         silent = silent_keys(given)
         self.stated = {k: s for k, s in given.items() if k not in silent}
+        # an empty mapping or a method's name states defaults: kept apart, for it must not count as a value
         self.silent = {k: s for k, s in given.items() if k in silent}
         self.moving = {k for k, s in given.items() if is_schedule(s.value)}
+        # keys that no part has taken at the end are unknown: `valid` is what they are compared with for a suggestion
         self.used, self.resolved, self.valid = set[str](), dict[str, Stated](), list[str]()
         self.schedules: dict[str, Schedule] = {}  # of numbers of the parts that are being made, by key
         self.scheduled: list[Scheduled] = []
@@ -208,7 +214,9 @@ class Keys:
             for key in [k for k in self.stated if k.startswith(f"{prefix or slot}.")]:
                 self.take(key, None)
             return kind
+        # a wrong object is refused with its key here; in a run it would fail with an AttributeError in some step
         check_protocol(f"{slot}={show(value)}", kind, what)
+        # functions and objects made in Python have no fields to fill
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
             return kind
         # an added part follows the one that it is added to (scale, clip bounds), unless it states its own
@@ -218,6 +226,7 @@ class Keys:
             if of_main is not None and (entry.default is None or entry.name in getattr(kind, "follows", ())):
                 shared[entry.name] = default_of(entry) if of_main.value is None else of_main.value
         fields = self.fields(kind, prefix, shared=shared)
+        # a file that is not run gives no function: the part stays unmade, with its fields known
         try:
             if issubclass(kind, Formula):
                 fields["options"] = self.options(kind, fields, prefix)
@@ -243,10 +252,12 @@ class Keys:
         hints, rules = hints_of(kind), ranges.rules(kind)
         for entry in dataclasses.fields(kind):
             name, key, default = entry.name, f"{prefix}.{entry.name}", default_of(entry)
+            # options of a formula are known only once its functions are
             if not entry.init or name in fields or (name == "options" and issubclass(kind, Formula)):
                 continue
             if name == "control":
                 fields[name] = self.control(key, default)
+            # a null states that the part it is added to decides
             elif name in shared and (key not in self.stated or self.stated[key].value is None):
                 self.take(key, None)
                 fields[name] = shared[name]
@@ -258,9 +269,11 @@ class Keys:
         """Options of the functions that a part applies: they lie beside its fields, under `prefix.OPTION`."""
         out: dict[str, Any] = {}
         for name, (module, free) in kind.functions.items():
-            fields[name] = functions.named(fields[name], module, f"{prefix}.{name}", free=free)
+            # functions first: they decide which options exist
+            fields[name] = functions.look_up(fields[name], module, f"{prefix}.{name}", free=free)
             if callable(fields[name]):
                 for option, (hint, default) in functions.signature(fields[name]).options.items():
+                    # an option of the same name as a field was checked as the field
                     if option in fields:
                         continue
                     rule = ranges.rule_of(hint, default == math.inf)
@@ -270,8 +283,8 @@ class Keys:
     def control(self, key: str, default: Any) -> Any:
         """Make the controller of a coefficient: a part inside a part, its fields under `KEY.FIELD`."""
         value = self.take(key, None if default is None else type(default))
-        made = None if value is None else self.part(key, value, registry.CONTROLS, what="control")
-        return None if isinstance(made, Unexecuted) else made
+        control = None if value is None else self.part(key, value, registry.CONTROLS, what="control")
+        return None if isinstance(control, Unexecuted) else control
 
     def choice(self, key: str, *choices: str) -> str:
         """Resolve a key that takes one of the choices; the first is the default."""
@@ -291,6 +304,7 @@ class Keys:
         if key not in self.stated:
             return value
         entry = self.stated[key]
+        # a schedule is made with its largest value, since buffers and checks must fit all of them
         if key in self.moving:
             return self.largest(key, entry, hint, rule)
         return self.checked(key, entry, hint, rule, unbounded or default in (math.inf, -math.inf))
@@ -318,6 +332,7 @@ class Keys:
 
     def largest(self, key: str, entry: Stated, hint: Any, rule: ranges.Rule | None) -> Any:
         """Check both ends of a number's schedule, and return the one that the part is made with: `Schedule.largest`."""
+        # a control moves its coefficient itself, and settings of some stages are read once at the start
         if (stage := key.split(".")[0]) in UNSCHEDULED or is_control(key):
             raise ConfigError(
                 f"{key}: {UNSCHEDULED.get(stage, 'a control is a schedule itself: move the coefficient')}"
@@ -326,6 +341,7 @@ class Keys:
             schedule = read(entry.value)
         except ConfigError as error:
             raise ConfigError(f"{key} ({entry.origin}): {error}") from None
+        # both ends by the field's own rule: with both valid, so is every number between them
         ends = [self.checked(key, replace(entry, value=x), hint, rule) for x in (schedule.start, schedule.to)]
         if any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in ends):
             raise ConfigError(f"{key} ({entry.origin}): a schedule moves numbers, and this is none")
@@ -339,10 +355,12 @@ class Keys:
         """
         for key in [k for k in self.schedules if k.rpartition(".")[0] == prefix]:
             moving = Scheduled(key, part, key.rpartition(".")[2], self.schedules[key])
+            # a key under the same prefix may be another part's
             if moving.name not in moving.values():
                 continue
             for end in (moving.schedule.start, moving.schedule.to):
                 moving.check(end)
+            # made with the largest value, used from here on with that of the first step
             moving.set(moving.at(1))
             self.scheduled.append(moving)
             del self.schedules[key]
@@ -395,23 +413,25 @@ PROTOCOL = {  # what a part must have, where it is more than being callable
 }
 
 
-def check_protocol(stated: str, part: Any, what: str) -> None:
+def check_protocol(label: str, part: Any, what: str) -> None:
     """Refuse an object that lacks what the protocol of its stage asks for, before a step of a run finds out."""
     # of a class by its own and inherited attributes: `hasattr` would find `__call__` on every class
     needed = PROTOCOL.get(what, ("__call__",))
     if isinstance(part, type):
         if not dataclasses.is_dataclass(part):
-            raise ConfigError(f"{stated} is a class but no dataclass: decorate it with @dataclass(frozen=True)")
+            raise ConfigError(f"{label} is a class but no dataclass: decorate it with @dataclass(frozen=True)")
+        # a dataclass with abstract methods can be decorated and not be made
         lacking = [n for n in needed if not any(n in vars(base) for base in part.__mro__)]
         lacking += sorted(getattr(part, "__abstractmethods__", ()))
     else:
         lacking = [n for n in needed if not hasattr(part, n)]
     if lacking:
-        raise ConfigError(f"{stated} can't be a {what}: it has no {', '.join(dict.fromkeys(lacking))}")
+        raise ConfigError(f"{label} can't be a {what}: it has no {', '.join(dict.fromkeys(lacking))}")
 
 
 def typed(key: str, value: Any, hint: Any, entry: Stated) -> Any:
     """`value` checked against the field's type; an int is taken for a float, a list for a tuple."""
+    # the bounds are checked by the rule: here only the type counts
     hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if hint is Any:
         return value
@@ -438,6 +458,7 @@ def resolve_part(value: Any, table: Mapping[str, Any], slot: str, what: str) -> 
         return registry.of_function(kind_of(value), getattr(table, "stage", ""))
     if value in table:
         return table[value]
+    # file:name and module:name are users' code: a name of the table is never looked for there
     if ":" in value:
         return registry.of_function(kind_of(load_object(value, slot)), getattr(table, "stage", ""))
     raise ConfigError(f"{slot}: unknown {what} {value!r}{did_you_mean(value, table)}; there is {', '.join(table)}")

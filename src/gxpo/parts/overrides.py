@@ -52,6 +52,7 @@ def remains(definition: Definition, resolved: Mapping[str, Stated]) -> Remains:
     """Compare a method's keys with `resolved`, the keys of a composition."""
     method_keys = definition.keys
     stages = {key: _stage(key) for key in method_keys} or {"credit": "credit"}
+    # where the stage has another part, the method's parameters of it are gone too
     gone = {stage for stage in stages.values() if _replaced(stage, definition, resolved)}
     left, lost, why = [], [], []
     for key, value in method_keys.items():
@@ -59,6 +60,7 @@ def remains(definition: Definition, resolved: Mapping[str, Stated]) -> Remains:
         if now is not None and now.origin.startswith(f"{definition.name}@"):  # a system's own version of it
             left.append(key)
             continue
+        # the origin matters beside the value: a default that happens to be equal is not the method's statement
         if stage not in gone and now is not None and now.origin != "default" and _equal(now.value, value):
             left.append(key)
             continue
@@ -83,10 +85,12 @@ def _stage(key: str) -> str:
 def _replaced(stage: str, definition: Definition, resolved: Mapping[str, Stated]) -> bool:
     """Return True if the stage has another part than the method has there."""
     words = stage.split(".")
+    # objectives are sums of terms: a further term leaves the method's in place
     if words[0] == "objective" and stage not in _BASE:
         return False
     now = resolved.get(stage)
     default = words[-1] if words[0] in _NAMED else _BASE.get(stage)
+    # a system's version of a method replaces the published part by its own, which is no override
     if now is None or now.origin.startswith(f"{definition.name}@"):
         return False
     return not _equal(now.value, definition.keys.get(stage, default))

@@ -173,6 +173,7 @@ class Completion:
             tokens=self.tokens[:room],
             logprobs=self.logprobs[:room],
             support=None if self.support is None else self.support[:room],
+            # a completion that could not be read back stays marked as such, whatever its length
             finish=MISREAD if self.finish == MISREAD else "length",
             versions=tuple((token, version) for token, version in self.versions if token < room),
         )

@@ -51,6 +51,7 @@ class Part:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        # a `__post_init__` computes with the fields, so their ranges are checked before it
         post_init = vars(cls).get("__post_init__")
         if post_init is None:
             return
@@ -120,6 +121,7 @@ def rules(kind: type) -> dict[str, Rule]:
 def rule_of(hint: Any, unbounded: bool = False) -> Rule | None:
     """Rule that a type hint states beyond its plain type."""
     origin, args = get_origin(hint), get_args(hint)
+    # what the type itself allows (the values of a Literal) holds beside the bounds
     if origin is Annotated:
         return _bounded(rule_of(args[0]), list(_constraints(args[1:])), unbounded)
     if origin is Literal:
@@ -128,6 +130,7 @@ def rule_of(hint: Any, unbounded: bool = False) -> Rule | None:
         return _either([(alternative, rule_of(alternative, unbounded)) for alternative in args])
     if isinstance(origin, type) and args and args[-1] is not None:
         inner = [a for a in args if a is not Ellipsis]
+        # tuples of fixed length have a rule for each place; tuple[x, ...] is a list
         if issubclass(origin, tuple) and args[-1] is not Ellipsis:
             return _fields([rule_of(a, unbounded) for a in inner])
         each = rule_of(inner[-1], unbounded)
@@ -154,10 +157,12 @@ def _bounded(rule: Rule | None, constraints: list[Any], unbounded: bool) -> Rule
     if rule is not None:
         texts.insert(0, rule.text)
 
+    # length before bounds: bounds of a text or list mean nothing
     def holds(value: Any) -> bool:
         if lengths and not lengths.get("min_length", 0) <= len(value) <= lengths.get("max_length", math.inf):
             return False
         if bounds or multiple:
+            # nan compares false with everything: value == value refuses it even where inf is allowed
             number = isinstance(value, (int, float)) and (math.isfinite(value) or (unbounded and value == value))
             if not (number and all(_COMPARE[k](value, bound) for k, bound in bounds.items())):
                 return False
@@ -196,6 +201,7 @@ def _either(alternatives: list[tuple[Any, Rule | None]]) -> Rule | None:
     if all(rule is None for _, rule in alternatives):
         return None
 
+    # an alternative without a rule accepts all values of its type
     def holds(value: Any) -> bool:
         return any(_is(value, hint) and (rule is None or rule.holds(value)) for hint, rule in alternatives)
 
@@ -224,10 +230,12 @@ def _is(value: Any, hint: Any) -> bool:
     if kind is Literal:
         return True  # its rule decides
     kind = kind or hint
+    # bool is an int for Python, and `true` for a number is a mistake in a configuration
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    # YAML has lists only
     if kind is tuple:
         return isinstance(value, (tuple, list))
     return not isinstance(kind, type) or isinstance(value, kind)

@@ -66,6 +66,7 @@ def part(name: str, *, stage: str, **facts: Any) -> Callable[[T], T]:
         raise ValueError(f"part({name!r}, stage={stage!r}): a lower-case name, and one of {', '.join(STAGES)}")
 
     def register(kind: Any) -> Any:
+        # the function itself is returned, so that it can be called and tested as one
         if inspect.isfunction(kind) and stage in OF_FUNCTIONS:
             function_part_class = function_part(kind, _of_functions(stage), **facts)
             function_part_class.__part__, kind.__kind__ = (stage, name), function_part_class  # type: ignore[attr-defined]  # see `show` and `kind_of`
@@ -101,6 +102,7 @@ def _modules_of(folder: str) -> Mapping[tuple[str, str], str]:
         module = f"{folder}.{info.name}"
         loader = info.module_finder.find_spec(module).loader  # type: ignore[union-attr, call-arg]
         for name, stage in _DECORATOR.findall(loader.get_source(module)):  # type: ignore[union-attr]
+            # two parts of one name: which one is found would depend on the order of imports
             if (stage, name) in modules:
                 raise ValueError(f"{folder} has two parts named {name!r}")
             modules[stage, name] = module

@@ -68,6 +68,7 @@ class Schedule:
         for name, x in (("over", self.over), ("every", self.every)):
             if x is not None and (type(x) is not int or x < 1):
                 raise ConfigError(f"{name} is {x!r}: a number of steps, 1 or more")
+        # a geometric path between two signs, or from 0, does not exist
         if SHAPES[self.shape] is exponential and self.start * self.to <= 0:
             raise ConfigError(
                 f"an exponential schedule goes from {self.start:g} to {self.to:g}: both must be above 0, or below; "
@@ -89,10 +90,13 @@ class Schedule:
     def at(self, step: int, total_steps: int | None = None) -> float:
         """Value in a step, counted from 1; ConfigError where its length is neither stated nor known."""
         over = total_steps if self.over is None else self.over
+        # steps are rounded down to the last change, so that a value holds for `every` steps
         past = max(step - 1, 0) // self.every * self.every
         if past and not over:
             raise ConfigError("a schedule without `over` lasts as long as the run, and the run's length is not known")
+        # in the first step no length is needed
         done = min(past / over, 1.0) if over else 0.0
+        # the ends exactly: interpolation would miss them by a rounding error. The dip does not begin at an end
         if done in (0.0, 1.0) and self.shape != "dip":
             return self.to if done else self.start
         options = {"turn": self.turn} if self.shape == "dip" else {}
@@ -105,6 +109,7 @@ def read(value: Mapping[str, Any]) -> Schedule:
         if word not in WORDS:
             raise ConfigError(f"a schedule has no {word!r}{did_you_mean(word, WORDS)}; there is {', '.join(WORDS)}")
     ends: list[Any] = [value.get(name) for name in ("from", "to")]
+    # a bool is an int for Python, and no end of a schedule
     if any(isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x) for x in ends):
         raise ConfigError("a schedule needs its two ends, `from` and `to`, as finite numbers")
     others: dict[str, Any] = {name: value[name] for name in ("over", "every", "turn") if name in value}

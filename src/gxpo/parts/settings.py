@@ -363,6 +363,7 @@ def leaves(model: type[BaseModel] = RunSettings, prefix: str = "") -> dict[str, 
     """Every setting by its dotted key."""
     out: dict[str, FieldInfo] = {}
     for field, entry in model.model_fields.items():
+        # `async` is a keyword of Python: such sections have an alias
         name, kind = entry.alias or field, entry.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             out |= leaves(kind, f"{prefix}{name}.")

@@ -54,6 +54,7 @@ class TaskMemory:
             mean = total / count if count else unseen
         # shrink a task with few outcomes towards the mean: one success of one is no certainty
         pseudo = prior * mean if prior and mean is not None else 0.0
+        # a task that was never seen gets the prior alone
         sums_of_tasks = (sums.get(task, (0.0, 0.0)) for task in tasks)
         return [(s + pseudo) / (n + prior) if n + prior else math.nan for s, n in sums_of_tasks]
 

@@ -31,6 +31,7 @@ class Best:
         self.name, self.sign = spec.removeprefix(LOWER), -1.0 if spec.startswith(LOWER) else 1.0
         self.key, self.least = key, least
         if self.name.startswith(("time_", "memory_")):
+            # A choice by time could not be repeated: a resumed run has to end where the uninterrupted one does.
             raise ConfigError(f"{key}={spec}: it differs between equal runs, so a resumed run could end otherwise")
         if metric(self.name) is None or "NAME" in self.name:
             raise ConfigError(
@@ -57,6 +58,7 @@ class Best:
         """Raise ConfigError if the first evaluation lacks the metric; warn if step 1 does."""
         if self.name in row:
             return
+        # Only step 0 tells: later rows may lack an evaluation without a mistake in the name.
         if row["step"] == 0 and self.name.startswith("eval_"):
             eval_names = [name for name in row if name.startswith("eval_")]
             hint = did_you_mean(self.name, eval_names)

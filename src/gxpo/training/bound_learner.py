@@ -148,7 +148,7 @@ class BoundLearner:
 
         Before the first optimiser step, it is the proximal policy.
         """
-        x = self._current_outputs(forest, self._names, **self.given(self.signals))
+        x = self._current_outputs(forest, self._names, **self.constant_arguments(self.signals))
         return StepInfo(empty=False, loss=float(self._batch(forest, credit, weight, self.proximal).loss(x)), outputs=x)
 
     def gradient(
@@ -170,7 +170,7 @@ class BoundLearner:
     def slopes(self, forest: Forest, credit: Tensor, weight: Tensor) -> dict[str, Tensor]:
         """dL/dx [P] of each output at the current policy: the objective's gradient is the sum over p of slope times
         gradient of the output."""
-        x = self.learner.outputs(forest, self._names, **self.given(self.signals))
+        x = self.learner.outputs(forest, self._names, **self.constant_arguments(self.signals))
         return gradient_of(self._batch(forest, credit, weight, self.proximal).loss, x)
 
     def record(self, forest: Forest, credit: Tensor, weight: Tensor, info: StepInfo) -> StepInfo:
@@ -192,6 +192,7 @@ class BoundLearner:
         trajectories: Tensor | None = None,
     ) -> Batch:
         """Cut what the loss reads to these trajectories."""
+        # A method that reads whole steps needs no copy of the forest.
         if trajectories is None:
             return Batch(self.method, forest, credit, weight, self.signals, proximal, self.step_number)
         entries = forest.entries_of(trajectories)
@@ -207,9 +208,9 @@ class BoundLearner:
 
     def _options(self, batch: Batch) -> dict[str, Any]:
         """Options of the learner for this loss: names of outputs, which tokens couple, signals that outputs need."""
-        return {"names": self._names, "couples": self.method.couples, **self.given(batch.signals)}
+        return {"names": self._names, "couples": self.method.couples, **self.constant_arguments(batch.signals)}
 
-    def given(self, signals: Signals) -> dict[str, dict[str, Tensor]]:
+    def constant_arguments(self, signals: Signals) -> dict[str, dict[str, Tensor]]:
         """The signals that outputs of the loss are made with, where a term names any (`TermPart.given`)."""
         return {"given": {name: signals[name] for name in self.method.given}} if self.method.given else {}
 
@@ -225,9 +226,12 @@ class BoundLearner:
 
         logprob_before  [P] log-probs before the step; None if the learner gives none
         """
+        # Read before the step is recorded, which ends that state.
         is_first = self._is_unmoved
         self.infos.append(info)
         if info.nonfinite:
+            # The term and token with the largest slope are where a user has to look: a loss of nan says nothing of its
+            # cause.
             steepest = largest_slope(batch.method, batch.loss, info.outputs, batch.active, batch.forest)
             self.skip_reason = (
                 f"the gradient is not finite (first in {info.nonfinite}); the largest slope is {steepest}: look at "
@@ -257,7 +261,9 @@ class BoundLearner:
             is_own_R = torch.tensor([origin != LOGGED for origin in forest.origin], dtype=torch.bool)
             is_comparable_P = is_comparable_P & forest.to_path(is_own_R, "R")
         log_ratio_P = logprob - forest.path_behaviour_logprob
+        # Tokens of earlier versions differ by the updates in between, and not by a disagreement of the two programs.
         gap = log_ratio_P[is_comparable_P & (forest.policy_version[node_P] == self.step_number - 1)].abs()
+        # An unknown sampler (a demonstration) has nan.
         gap = gap[gap.isfinite()]
         if gap.numel():
             self.sampler_gap, self.sampler_gap_mean = float(gap.max()), float(gap.mean())
@@ -285,8 +291,10 @@ def largest_slope(
     for term, part in method.terms.items():
         # One term at a time: in the sum, an infinite slope of one hides the others.
         single_term = replace(method, terms={term: part})
+        # Padding outside of the loss may be infinite: 0 times it would be nan in the gradient.
         x = {n: torch.where(active.view(-1, *[1] * (v.dim() - 1)), v, torch.zeros_like(v)) for n, v in outputs.items()}
         for name, slope in gradient_of(lambda live, method=single_term: loss(live, method), x).items():
+            # Nan compares false with everything, so that a slope of nan would never be the largest.
             size = slope.abs().nan_to_num(nan=torch.inf, posinf=torch.inf).reshape(len(slope), -1).amax(1)
             if size.numel() and float(size.max()) > steepest:
                 steepest, entry = float(size.max()), int(size.argmax())

@@ -28,6 +28,7 @@ GXPO = """@misc{gxpo,
 def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool = False) -> str:
     """README.md of the parameters after `step` of `run`, which is read for evaluations and versions."""
     settings = resolved.settings
+    # By name: several phases may have the same method.
     method_by_name = {d.name: (d, method.remains[d.name]) for method in resolved.methods for d in method.definitions}
     trained_part = (
         "LoRA adapter" if adapter else "LoRA, merged" if settings.learner.lora_rank else "every parameter trained"
@@ -82,6 +83,7 @@ def _header(model: str, *, adapter: bool) -> str:
 def _evaluation(run: Path, step: int) -> str:
     """Table of held-out accuracy before and after with intervals, and the paired difference."""
     rows = {r["step"]: r for r in metrics.read(run / "evaluations.jsonl") if r.get("eval_accuracy") is not None}
+    # An evaluation before training and one after: without both there is no gain to state.
     last = max((s for s in rows if s <= step), default=0)
     if not last or 0 not in rows:
         return f"Not evaluated up to step {step}."
@@ -91,6 +93,7 @@ def _evaluation(run: Path, step: int) -> str:
         low, high = (_number(row.get(f"eval_{end}")) for end in ("low", "high"))
         lines.append(f"| {s} | {_number(row['eval_accuracy'])} | {low} to {high} | {row['eval_tasks']:.0f} |")
     before, after = (_verdicts(run, s) for s in (0, last))
+    # Paired by task, which takes out how hard each task is; other tasks after a change of data have no pairs.
     if len(before) > 1 and before.keys() == after.keys():
         gain = sum(after.values()) / len(after) - sum(before.values()) / len(before)
         low, high = statistics.paired_interval([before[t] for t in before], [after[t] for t in before])
@@ -113,6 +116,7 @@ def _method(definition: Any, remains: str) -> str:
         + (f", [arXiv {definition.arxiv}](https://arxiv.org/abs/{definition.arxiv})" if definition.arxiv else "")
         + f"): {definition.idea}.",
     ]
+    # A part that the run's settings replaced is not credited to the paper.
     if remains:
         return f"{lines[0]}\nNot so in this run: {remains}."
     lines += [

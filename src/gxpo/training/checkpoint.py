@@ -100,6 +100,7 @@ def _saving(run: Path, step: int, partial: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        # The size tells how much of the disk was needed before it failed.
         size = sum(f.stat().st_size for f in partial.rglob("*") if f.is_file()) / 1e6
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError):
@@ -140,6 +141,7 @@ def _in_all_processes(action: Callable[[], T]) -> T:
         result = action()
     except Exception as caught:
         error = caught
+    # A collective, reached by all processes: one that failed alone would leave the others waiting at the next.
     failure = runtime.first_of("" if error is None else str(error) or type(error).__name__)
     if error is not None:
         raise error
@@ -167,6 +169,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     PICTURES.look_in(pictures_of(path.parent.parent))
     entries = _manifest(path)
     data = {name: _read(path / name) for name in (TENSORS, STATE)}
+    # The checksum first: the parser of a damaged file may fail in any way, or not at all.
     for name, content in data.items():
         _compare(path / name, _entry(content), entries[name])
     safetensors: Any = need("safetensors.torch", "train")
@@ -174,6 +177,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = safetensors.load(data[TENSORS])
     except Exception as error:  # the library's own type; the checksum held, so the file was never one
         raise CheckpointError(f"damaged checkpoint: {path / TENSORS} is not a safetensors file") from error
+    # A checkpoint with a nan would resume into a run that learns nothing.
     if broken := first_not_finite(tensors):
         raise CheckpointError(f"damaged checkpoint: {broken!r} in {path / TENSORS} has values that are not finite")
     return tensors, json.loads(data[STATE])
@@ -236,6 +240,7 @@ def latest(run: Path) -> Path:
     damage: list[CheckpointError] = []
     for _, path in sorted(_checkpoints(Path(run) / FOLDER).items(), reverse=True):
         try:
+            # Newest first, each verified as a whole: a kill while writing damages only the newest.
             verify(path)
         except CheckpointError as error:
             if path.exists():  # else a running trainer has just removed it
@@ -273,8 +278,10 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
     try:
+        # Written beside and renamed: a reader, or a kill, never meets half a file.
         _write(partial, content.encode() if isinstance(content, str) else content)
         os.replace(partial, path)
+        # The name has to be on the disk too, or a power cut brings the old file back.
         _sync_directory(path.parent)
     except BaseException as error:
         partial.unlink(missing_ok=True)
@@ -364,6 +371,7 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"damaged checkpoint: {path / MANIFEST} is not a manifest") from error
     if not is_known_format:
         raise CheckpointError(f"{path} has format {manifest['format']!r}, this gxpo reads {FORMAT!r}")
+    # A directory that was renamed by hand would resume at the wrong step.
     match = _NAME.fullmatch(path.name.removeprefix(_REPLACED))
     if match and int(match[1]) != step:
         raise CheckpointError(f"damaged checkpoint: {path / MANIFEST} says step {step}, its directory {path.name}")

@@ -46,6 +46,7 @@ class Checkup:
         step = int(row["step"])
         self.live.row(step, {k: v for k, v in row.items() if k != "step"})
         rollout_file = self.run / "rollouts" / f"step-{step:06d}.jsonl"
+        # A file may be missing: rollouts are written every few steps only.
         if self._reads_rollouts and rollout_file.is_file():
             self._unread_files.append(rollout_file)
         if warned:

@@ -48,6 +48,7 @@ def tinker_policy(
         betas=learning["betas"],
         weight_decay=learning["weight_decay"],
     )
+    # A server may accept the setting and ignore it, which the measured reduction shows.
     if learning["max_grad_norm"] and not engine.clips:
         raise ConfigError(f"{address} ignores the limit on the gradient norm: set optim.max_grad_norm=0")
     notify(f"{address}: {engine.reduction.name}")
@@ -66,6 +67,7 @@ def verl_policy(
     """Start verl's FSDP engine; return tokenizer, learner, sampler and number of positions of its policy."""
     loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, notify=notify)
     engine = _verl_engine(s, loaded.path or s.model, {"dtype": s.learner.dtype, "betas": learning["betas"]}, notify)
+    # Verl's processes are running already, and would stay behind.
     try:
         learner = _learner(engine, learning, s.learner.dtype)
     except BaseException:
@@ -146,6 +148,7 @@ PLACED = frozenset({"train.nodes", "train.gpus_per_node"})  # what says how many
 def check_cluster(s: RunSettings, method: Method) -> None:
     """Refuse what the chosen training engine can't train, in one line, before anything runs."""
     backend = s.cluster.backend
+    # Fields that only a plan reads must not look as if a run obeyed them.
     read = PLACED if backend == "verl" and s.cluster.address is not None else frozenset[str]()
     for section in ("train", "sample", "sync"):
         section_settings, defaults = getattr(s.cluster, section), ClusterSettings()
@@ -160,6 +163,7 @@ def check_cluster(s: RunSettings, method: Method) -> None:
         for obstacle in _unfit_for_shards(s, method) if backend == "fsdp" else ():
             raise ConfigError(f"cluster.backend=fsdp can't have {obstacle}: change it, or use cluster.backend=local")
         return
+    # Terms that an engine can't compute are refused before its processes start.
     if why := unsupported(method, ENGINES[backend].abilities):
         raise ConfigError(f"cluster.backend={backend} can't train {method.name}: {why}; use cluster.backend=local")
     for trouble, remedy in {
@@ -184,6 +188,7 @@ def _unfit_for_shards(s: RunSettings, method: Method) -> list[str]:
 
 def _unfit_for_engines(s: RunSettings) -> dict[str, str]:
     """Settings that no training engine supports: (problem, remedy) of each that is set."""
+    # Each line of this table is a message and the test for it.
     unfit = {
         ("trains language models alone", f"leave out model={s.model}"): flow.is_flow(s.model),
         ("can't start from another run's parameters", "leave out init_from"): s.init_from is not None,

@@ -156,6 +156,7 @@ def read(path: str | Path) -> dict[str, Stated]:
             f"{path}: data, and a configuration (.yaml) is asked for: say task: {path} in it, or --set task={path}; "
             f"gxpo tasks {path} shows what is in it"
         )
+    # Parsed by the same reader as --set, with the line of every key.
     try:
         document = yamltext.load(path.read_text(encoding="utf-8"), str(path))
     except YAMLError as error:
@@ -167,6 +168,7 @@ def read(path: str | Path) -> dict[str, Stated]:
         return {}
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
+    # Aliases of keys first, so that a file that uses both names is refused as setting one key twice.
     keys = [(canonical(key), setting) for key, setting in leaves("", document, str(path), str(path))]
     values = [yamltext.plain(setting.value, f"{setting.origin}: {key}") for key, setting in keys]
     out = _merge_file_keys([(key, Stated(value, s.origin)) for (key, s), value in zip(keys, values, strict=True)])
@@ -179,6 +181,7 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
     for item in items:
         key, sign, text = item.partition("=")
         key = key.strip()
+        # `~KEY` has no value.
         if key.startswith(DROP) and not sign:
             items_as_set.append((key, None))
             continue
@@ -186,6 +189,7 @@ def parse_set(items: Sequence[str]) -> dict[str, Stated]:
             raise ConfigError(f"--set {item}: write --set KEY=VALUE, or --set {DROP}KEY to drop what is stated")
         try:
             value = yamltext.load(text, f"--set {key}") if text.strip() else ""
+        # What is no YAML is a text, such as a prompt with a colon.
         except YAMLError:
             value = text
         items_as_set.append((key, yamltext.plain(value, f"--set {key}")))
@@ -219,6 +223,7 @@ def _merge_file_keys(keys: Sequence[tuple[str, Stated]]) -> dict[str, Stated]:
         value = out[mapping_key].value if mapping_key in out else None
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
+        # Within one file nobody can say which of two statements was meant; across files the later one wins.
         if value is not None or (not names and mapping_key in out):
             raise ConfigError(f"{entry.origin}: {key} is set twice")
         if key in silent and is_section(key, out):
@@ -239,6 +244,7 @@ def _set_key(key: str, entry: Stated, setting: tuple[str, list[str]], out: dict[
             out[key] = entry
         return
     mapping_key, names = setting
+    # Reward and its weights: a run has either.
     exclusive_key = _INSTEAD.get(mapping_key, "")
     # `reward` and `scoring.weights` exclude each other: the later statement wins, but an entry has nothing to join.
     if exclusive_key in out and out[exclusive_key].value is not None and entry.value is not None:
@@ -297,6 +303,7 @@ def _resolve(settings_given: Mapping[str, Stated], composed: Method | None) -> R
     )
     if not isinstance(spec.value, str):
         raise ConfigError(f"method={spec.value!r} ({spec.origin}) is not a method's name")
+    # Settings of the run and keys of parts lie in one file: apart from here on.
     stated_run_keys = {k: s for k, s in settings_given.items() if k in RUN_KEYS}
     part_keys = _part_keys(settings_given)
     for key, entry in settings_given.items():
@@ -304,12 +311,15 @@ def _resolve(settings_given: Mapping[str, Stated], composed: Method | None) -> R
             if key.startswith(DROP):
                 name = key.removeprefix(DROP)
                 raise ConfigError(f"{_origin_prefix(entry)}{key}: {name} is not stated: there is nothing to drop")
+            # A phase has rules of its own (until, reference), which belong into suggestions.
             rules = RULES if entry.origin.startswith("phases[") else ()
             raise ConfigError(f"{_origin_prefix(entry)}unknown key {key!r}{near_key(key, rules)}")
+    # A method given as an object may be composed further by the keys of its parts.
     if composed is None:
         composed = method(spec.value, part_keys, compat=compat.value)
     elif part_keys or compat.value is not None:
         composed = method(composed, part_keys, compat=compat.value)
+    # Options of rewards join: the method's stay for those that the user does not state.
     if JOINED in stated_run_keys and JOINED in composed.run_keys:
         stated_run_keys[JOINED] = joined(stated_run_keys[JOINED], composed.run_keys[JOINED].value)
     stated_run_keys = over(composed.run_keys, stated_run_keys)
@@ -364,6 +374,7 @@ def _resolve_phases(keys_given: Mapping[str, Stated], composed: Method | None, p
     """
     run = {k: s for k, s in keys_given.items() if k != "phases"}
     plan = expand(yamltext.plain(phases.value, f"{_origin_prefix(phases)}phases"))
+    # A composition of methods beside phases that all name their own would have no effect.
     if "+" in getattr(run.get("method"), "value", "") and all("method" in p.keys for p in plan):
         raise ConfigError(
             f"method={run['method'].value}: its phases name their own methods, so the rest would do nothing: state "
@@ -378,6 +389,7 @@ def _resolve_phases(keys_given: Mapping[str, Stated], composed: Method | None, p
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".* is left out: .* has no such key")
                 one = _resolve(over(keys, phase.keys), None if "method" in phase.keys else composed)
+                # The first phase has no earlier rollouts to read.
                 one = _refuse_earlier_rollouts(one) if number == 1 else one
         except ConfigError as error:
             raise ConfigError(f"phase {number}: {error}") from None
@@ -398,6 +410,7 @@ def _resolve_phases(keys_given: Mapping[str, Stated], composed: Method | None, p
                 "has a share of trainer.steps)"
             )
         resolved_phases = [_with_steps(one, replace(total_steps, value=total)) for one in resolved_phases]
+    # Keys of the whole run are shown as stated, those of a phase as the first one has them.
     spec = run.get("method", resolved_phases[0].keys["method"])
     keys = {**resolved_phases[0].keys, "method": spec, "phases": phases}
     keys |= {k: run.get(k, Stated(v, "default")) for k, v in RUN_KEYS.items() if k != "phases" and may_change(k)}

@@ -36,8 +36,10 @@ def evaluate(
     `eval_accuracy` is the mean verdict of the verifier (the outcome, where there is none), with its interval over
     tasks; `eval_pass_at_k` is unbiased. An attempt that could not be scored counts as wrong here, and is counted.
     """
+    # Held-out tasks are unknown to a session that draws its own.
     session.know(tasks)
     forest = session.score(attempts(samples).grow(tasks, session))
+    # A source may have a verifier for training and none for held-out tasks.
     verdict = forest.success if bool(forest.success.isfinite().any()) else forest.outcome
     verdict_table = torch.nan_to_num(verdict, nan=0.0).reshape(len(tasks), samples)
     figures = {"eval_tasks": float(len(tasks)), "eval_accuracy": float(verdict_table.mean())}
@@ -53,6 +55,7 @@ def evaluate(
         correct = verdict_table.sum(1).to(torch.int64).tolist()
         figures[f"eval_pass_at_{k}"] = sum(statistics.pass_at_k(samples, c, k) for c in correct) / len(tasks)
     for i, name in enumerate(forest.component_names):
+        # An unscored component counts as 0, as the verdict does.
         figures[f"eval_{name}"] = float(torch.nan_to_num(forest.components[:, i], nan=0.0).mean())
     figures["eval_length"] = float(forest.lengths().to(torch.float64).mean())
     figures["eval_turns"] = forest.n_steps / forest.n_trajectories
@@ -61,4 +64,5 @@ def evaluate(
     if looked_at.media and (kl := picture_kl(looked_at, session.learner)) is not None:
         figures["eval_picture_kl"] = kl
     verdicts = dict(zip((t.id for t in tasks), verdict_table.mean(1).tolist(), strict=True))
+    # The first tasks with all their samples are shown to the user.
     return Evaluation(figures, verdicts, forest.select(range(min(SHOWN, len(tasks)) * samples)))

@@ -74,6 +74,7 @@ def write(
         raise ConfigError(f"{run} trains every parameter (learner.lora_rank is 0), so it has no adapter: leave it out")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already and not empty: give another directory")
+    # Methods that train several policies have a parameter set for each.
     policies = getattr(resolved.method.rollout, "policies", {ALONE: "trained"})
     names = trained_policies(policies)
     parameters = View(parameters, leave_out=VALUE_HEAD)
@@ -134,8 +135,10 @@ def trained(
     """Load a separate model with these parameters (LoRA: merged in at least float32, or, `adapter`, as peft's), and its
     tokenizer. Nothing of a live trainer is touched."""
     loaded = models.load(settings.model, task=settings.task, dtype=settings.learner.dtype)
+    # The template that the policy was trained with has to go with it.
     if settings.chat.template not in ("auto", "none", RENDERED):
         loaded.tokenizer.chat_template = source(loaded.tokenizer, settings.chat.template)
+    # Merging in 16 bits would round away what the adapter has learned.
     kind = getattr(torch, dtype or settings.learner.dtype)
     full = kind if torch.finfo(kind).bits >= 32 else torch.float32
     if adapter and dtype is None:  # adapters are float32 beside a bfloat16 base too
@@ -145,6 +148,7 @@ def trained(
     if lora is None:
         _load_parameters(model, parameters, full)
     else:
+        # Peft's files name their base; a built-in model has no place to load it from.
         base = loaded.path or (None if settings.model.startswith("tiny") else settings.model)
         model = with_lora(model, lora, base=None if base is None else str(base))
         _load_parameters(model, parameters, full)
@@ -168,6 +172,7 @@ def lora_settings(settings: RunSettings) -> LoraSettings | None:
 def _load_parameters(model: Any, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     """Set the trained parameters of a model that is first brought to `dtype`: all of them, each with its shape."""
     parameter_by_name = {name: p for name, p in _cast(model, dtype).named_parameters() if p.requires_grad}
+    # All names of both: a parameter that the checkpoint lacks would stay untrained in silence.
     for name in sorted(parameter_by_name.keys() | parameters.keys()):
         model_shape, checkpoint_shape = (
             tuple(x[name].shape) if name in x else None for x in (parameter_by_name, parameters)

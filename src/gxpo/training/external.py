@@ -51,6 +51,7 @@ class External:
     def __post_init__(self) -> None:
         where = f"teacher.models.{self.name}"
         one_of(f"{where}.role", self.role, ROLES)
+        # A server has a model's name too, which makes it no checkpoint.
         sources = [x for x in SOURCES if getattr(self, x) is not None and not (x == "model" and self.server)]
         if len(sources) != 1:
             raise ConfigError(f"{where}: give one of model (a checkpoint), server (with model) and ask")
@@ -93,6 +94,7 @@ def check_externals(s: RunSettings, method: Method) -> None:
     """Refuse models that can't be what they are for, that do not exist, or that nothing uses; nothing is loaded."""
     external_by_name = externals_of(s)
     used = {x for part in method.signals.values() for x in SignalPart.hook(part, "external")}
+    # A signal that reads a teacher fails in its first step otherwise, after the model is loaded.
     for name in used:
         if name not in external_by_name or external_by_name[name].role != "teacher":
             raise ConfigError(
@@ -102,6 +104,7 @@ def check_externals(s: RunSettings, method: Method) -> None:
             )
     judges = set(_judge_names(s.scoring.options.get(JUDGE, {}), external_by_name))
     for name, external in external_by_name.items():
+        # An unused teacher is mostly a key of the objective that was forgotten.
         if external.role == "teacher" and name not in used:
             raise ConfigError(
                 f"nothing reads the teacher {name!r}: distil from it with signal.teacher=teacher_model and "
@@ -179,6 +182,7 @@ class Externals:
         if JUDGE not in reward_options and default is None:
             return reward_options
         judge_options = dict(reward_options.get(JUDGE, {}))
+        # A single judge is meant wherever no other is named.
         if default is not None and not _names_a_judge(judge_options):
             judge_options["by"] = default
         for key in ("panel", "held_out"):
@@ -235,6 +239,7 @@ class Externals:
             raise ConfigError("a teacher reads token ids beside a policy in this process: set cluster.backend=local")
         external = self.external_by_name[name]
         loaded = self._load(external)
+        # Equal sizes are not enough: ids have to mean the same tokens.
         if loaded.tokenizer.get_vocab() != tokenizer.get_vocab():
             raise ModelError(
                 f"teacher {name} ({external.model}) has another tokenizer than the policy ({self.settings.model}), so "

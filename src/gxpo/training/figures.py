@@ -40,6 +40,7 @@ class Table:
 
     def _fitting(self, row: Mapping[str, Any]) -> list[str]:
         """Choose the columns that fit the width: `kl`, to the reference, in place of `approx_kl` if the row has it."""
+        # Both are the divergence to something: the one to the reference is what a user watches.
         omitted = "approx_kl" if row.get("kl") is not None else "kl"
         names: list[str] = []
         room = self.width + len(GAP)

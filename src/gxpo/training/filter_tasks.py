@@ -56,6 +56,7 @@ def filter_tasks(
                 f"task {resolved.settings.task} is an environment, whose instances are not lines of a file"
             )
         source = stages.world.source
+        # A list has all of its tasks; a generator is asked for n.
         tasks = list(getattr(source, "training", None) or source.draw(n, 1))
         # In batches of a step, so that memory is that of a step; tasks without a verdict get no rate.
         budget, rates = Budget(), {}
@@ -68,6 +69,7 @@ def filter_tasks(
         held_out_rows = [plain_row(t, t.id) for t in source.held_out(resolved.settings.eval.tasks)]
     finally:
         stages.close()
+    # The held-out file first: a kill between the two leaves no training file without it.
     if runtime.rank() == 0:
         write_atomic(held_out, _json_lines(held_out_rows))
         write_atomic(out, _json_lines(lines))

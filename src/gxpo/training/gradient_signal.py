@@ -121,6 +121,7 @@ def measure(
     nested_forest: Forest | None = None  # independent attempts, not yet cut into any method's segments
     for method in methods:
         run_keys = {"model": model, "task": task, "method": method, "tasks.per_step": tasks, **(keys or {})}
+        # Attempts of a smaller group are the first of a larger one: sampled once, for all sizes.
         nested = isinstance(_resolved(run_keys, max(sizes)).method.rollout, Independent)
         for size in [max(sizes)] if nested else sizes:
             with tempfile.TemporaryDirectory(prefix="gxpo-signal-") as folder:
@@ -129,6 +130,7 @@ def measure(
                     budget = Budget()
                     session = trainer.session(1, seed=trainer.settings.seed, sampling=trainer.sampling, budget=budget)
                     session_tasks = session.draw(tasks)
+                    # The same attempts for every method too, which takes their luck out of the comparison.
                     forest = nested_forest if nested else None
                     if forest is None:
                         forest = session.score(trainer.method.rollout.grow(session_tasks, session))
@@ -162,9 +164,11 @@ def _first(forest: Forest, size: int) -> Tensor:
 
 
 def _measured(method: str, size: int, parts: Tensor, per_task: float) -> Measured:
+    # All figures come from inner products: as many numbers as tasks squared, however large the model is.
     gram = parts @ parts.T
     signal, n = signal_of(gram), len(gram)
     others = ~torch.eye(n, dtype=torch.bool)
+    # Leaving one task out at a time gives the error of the signal.
     without = tuple(signal_of(gram[keep][:, keep]) for keep in others) if n > 2 else ()
     return Measured(
         method,
@@ -194,6 +198,7 @@ def gradients(trainer: Trainer, forest: Forest, tools: SignalTools) -> Tensor:
     inner products are the same on average."""
     forest_in_context, signals, advantage_P, weight_P = trainer.assign_credit(forest, tools)
     bound = BoundLearner(trainer.learner, trainer.method, forest_in_context, signals, tools.step)
+    # Slopes of the whole step's loss by each output: with them fixed, the step's gradient is a sum over tasks.
     slopes = bound.slopes(forest_in_context, advantage_P, weight_P)
     slopes = {n: g for n, g in slopes.items() if n == "logprob" or bool((g != 0).any())}
     index_by_task = {name: i for i, name in enumerate(dict.fromkeys(forest_in_context.task))}
@@ -204,15 +209,17 @@ def gradients(trainer: Trainer, forest: Forest, tools: SignalTools) -> Tensor:
     rows: list[Tensor | None] = []
     for i in range(len(index_by_task)):
         is_of_task = task_index_P == i
+        # A task without signal has a gradient of 0: no forward and backward pass for it.
         if not bool((has_slope_P & is_of_task).any()):
             rows.append(None)
             continue
+        # The slopes are constants here: the gradient of their product with the outputs is that of the loss.
         part = bound.learner.gradient(
             forest_in_context,
             lambda x, mask=is_of_task: torch.stack([(slopes[n] * x[n])[mask].sum() for n in slopes]).sum(),
             names=tuple(slopes),
             active=has_slope_P & is_of_task,
-            **bound.given(signals),
+            **bound.constant_arguments(signals),
         )
         rows.append(_sketched(part))
     width = next((len(row) for row in rows if row is not None), 1)

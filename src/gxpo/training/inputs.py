@@ -48,6 +48,7 @@ def of_file(path: str, home: Path | None = None) -> str | None:
     if home is not None and path.startswith(HERE):
         location = home / path.removeprefix(HERE)
     try:
+        # In blocks: data files may be larger than memory.
         with open(location, "rb") as file:
             digest = hashlib.sha256()
             while block := file.read(1 << 20):

@@ -118,6 +118,7 @@ def _expand(value: Any, parent: str, depth: int = 0) -> list[Phase]:
         if depth >= 3:
             raise ConfigError(f"{place}: repetitions are nested too deep: write them out")
         inner = _expand(entry["phases"], f"{place}.phases", depth + 1)
+        # Counted before they are made: repetitions multiply.
         if len(inner) * times > MOST:
             raise ConfigError(f"{place}: {len(inner) * times} phases, at most {MOST} are allowed: lower repeat")
         phases += inner * times

@@ -73,12 +73,14 @@ class PhaseTracker:
 
     def is_over(self, step: int, spent: float) -> bool:
         """Return True if the phase ends after this step. spent: share of the run's budget, 0 without one."""
+        # A phase has one step at least: figures of the phase before do not end it.
         if step <= self.start_step:
             return False
         if self.phase.until is not None and self.phase.until.is_met(self.readings):
             return True
         if self.phase.steps is not None:
             return step - self.start_step >= self.phase.steps
+        # Phases without steps share what is left of the run, or of its budget.
         ahead = self.phases[self.number :]
         if step - self.start_step >= share(ahead, self.steps - self.start_step):
             return True
@@ -113,11 +115,13 @@ def collect(run: Path, phases: Sequence[Resolved], begins: Sequence[int], now: i
     reader = phases[len(begins)]
     selection = reader.method.rollout.file
     folder = folder_of(run, len(begins))
+    # A folder left by a run that was killed while copying.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     ends = [*begins[1:], now]
     for number, (first, end) in enumerate(zip(begins, ends, strict=True)):
         is_sampled = getattr(phases[number].method.rollout, "file", None) is None
+        # Demonstrations of a file are no rollouts of this run: phases that sampled are read, or the one before.
         if number == len(begins) - 1 if selection == "previous" else is_sampled:
             for step in range(first + 1, end + 1):
                 shutil.copy(run / "rollouts" / f"step-{step:06d}.jsonl", folder)
@@ -140,6 +144,7 @@ def check_phases(resolved: Resolved) -> None:
     if s.cluster.backend not in ("local", "fsdp"):
         raise ConfigError(f"phases can't be had with cluster.backend={s.cluster.backend}: use local or fsdp")
     for number, one in enumerate(resolved.phases, 1):
+        # Each with the phase before it, the first one with itself.
         try:
             _check(one, resolved.phases[max(number - 2, 0)])
         except ConfigError as error:
@@ -155,6 +160,7 @@ def _check(resolved: Resolved, previous: Resolved) -> None:
         if resolved.keys[key].value != previous.keys[key].value:
             statement = f"{resolved.keys[key].origin} sets {key}={show(resolved.keys[key].value)}"
             raise ConfigError(f"{statement}, which holds for the whole run: state it beside phases")
+    # Optimiser states belong to policies, which can't be added in the middle of a run.
     policies = getattr(resolved.method.rollout, "policies", None)
     if policies != getattr(previous.method.rollout, "policies", None):
         raise ConfigError("its rollout trains other policies than the phase before: they are the run's")
@@ -171,6 +177,7 @@ def _check(resolved: Resolved, previous: Resolved) -> None:
         _check_reference(resolved, policies)
     if phase.weights == "reset" and "previous" in (phase.reference, phase.optimiser.replace("keep", "previous")):
         raise ConfigError("weights: reset goes with optimiser: fresh and reference: start")
+    # Rollouts that were not written can't be read by a later phase.
     if (file := getattr(resolved.method.rollout, "file", None)) in OF_PHASES and s.trainer.rollouts_every != 1:
         raise ConfigError(f"rollout.file={file} reads what is written of every step: set trainer.rollouts_every=1")
     if phase.until is not None:

@@ -60,6 +60,7 @@ def check_settings(s: RunSettings, method: Method) -> None:
             if flow.is_flow(s.model)
             else f"rollout {rollout} samples latents, and model {s.model} has none: use model=flow"
         )
+    # Advantages within a group of one are 0, so that nothing would be learned.
     if isinstance(method.rollout, Independent) and method.rollout.group_size == 1 and not learns_from_one(method):
         raise ConfigError(
             f"rollout.group_size=1: {show(method.credit)} compares the rollouts of a group, and one alone is given a "
@@ -135,6 +136,7 @@ def check_changing_rubric(s: RunSettings, method: Method) -> None:
         return
     remembering = {"rollout": method.rollout, "credit": method.credit}
     for stage, part in remembering.items():
+        # A memory mixes rewards of several steps.
         if hasattr(part, "state_dict") and bool(getattr(part, "remembers", True)):
             raise ConfigError(
                 f"scoring.options.judge.refresh: {stage} {show(part)} keeps rollouts or rewards of earlier steps, and "
@@ -177,6 +179,7 @@ def learns_from_one(method: Method) -> bool:
     if method.kl_reward is not None or any(getattr(method.credit, name, ()) for name in ("needs", "requires")):
         return True
     forest = Forest.from_completions([[1], [2], [3], [4]], [[[5, 6]]] * 4, rewards=[[0.0], [1.0], [0.0], [1.0]])
+    # A horizon and lengths as a run fills them in, for parts that scale by them.
     filled = method.fill(horizon=2.0, max_length=2, total_steps=1)
     try:
         shaped = filled.shaped(forest.with_rewards(forest.outcome, success=forest.outcome))
@@ -247,6 +250,7 @@ def _rehearse(resolved: Resolved) -> None:
     """Run the checks of one phase, or of a run without phases."""
     s, method = resolved.settings, resolved.method
     check_settings(s, method)
+    # A world that would run users' code is left out: a rehearsal runs nothing that is not trusted yet.
     world = worlds.make_if_safe(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)
     try:
         if world is not None:
@@ -257,6 +261,7 @@ def _rehearse(resolved: Resolved) -> None:
                 sampled_of(s, method.sampler, world)
         check_model(s)
         components = RolloutPart.hook(method.rollout, "components")
+        # Judges are built without loading anything, so that their names can be checked.
         options = Externals(s, device_of(s.learner.device)).options()
         check_named(s.rewards, None if world is None else world.source, options, components)
     finally:

@@ -45,19 +45,23 @@ def probe(resolved: Resolved, *, notify: Callable[[str], None] = lambda line: No
             peak = memory.peak()
             size = checkpoint_bytes(trainer.learner)
             turns = max(trainer.episode.max_turns, getattr(resolved.method.rollout, "max_turns", 1))
+            # The longest that answers may get, for the upper bound.
             longest = s.sampling.max_new_tokens * turns
         finally:
             trainer.close()
         speed = writing_speed(Path(folder), min(size, SAMPLE))
+    # Counters are totals since the run began.
     generated = second["generated_tokens"] - first["generated_tokens"]
     steps = steps_until_end(s, generated, max(1, update["optimiser_steps"]), second["time_step_s"])
     n_evaluations = n_times(steps, s.eval.every) + (s.eval.points - 1 if s.eval.points and has_budget(s) else 0)
     n_checkpoints = n_times(steps, s.trainer.checkpoint_every)
     completions = s.eval.tasks * s.eval.samples
+    # An evaluation samples and scores as a step does, and updates nothing.
     per_completion = (second["time_sample_s"] + second["time_score_s"]) / second["trajectories"]
     evaluation_s, checkpoint_s = completions * per_completion, size / speed
     times = {k: second[k] for k in ("time_step_s", "time_sample_s", "time_score_s")}
     times["time_update_s"] = update["time_update_s"]
+    # A forced update replaces the one of the second step.
     times["time_step_s"] += update["time_update_s"] - second["time_update_s"]
     totals = {
         "time_steps_s": steps * times["time_step_s"],
@@ -153,6 +157,7 @@ class Memory:
             self.floor = resident("VmRSS")
             self.resettable = True
         except OSError:
+            # Elsewhere the peak can't be reset: what stays below that of loading does not show.
             self.floor = peak_megabytes()
 
     def peak(self) -> float:

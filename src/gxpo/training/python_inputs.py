@@ -101,6 +101,7 @@ class Arguments:
         keys: dict[str, Stated] = {}
         if self.model is not None:
             keys["model"] = Stated(str(out / MODEL), self.model.described)
+            # The model's own dtype, or loading it would convert it.
             keys["learner.dtype"] = Stated(self.model.dtype, "the model's")
         elif self.model_name is not None:
             keys["model"] = Stated(self.model_name, "argument")
@@ -108,6 +109,7 @@ class Arguments:
             keys["task"] = self._task_key(out)
         if self.eval_task is not None:
             objects = not isinstance(self.eval_task, str)
+            # An object has no name: the file that it will be written to stands for it.
             value = str(out / HELD_OUT) if objects else self.eval_task
             keys["tasks.options.held_out"] = Stated(value, "argument")
         if self.reward is not None:
@@ -115,7 +117,7 @@ class Arguments:
             keys[key] = Stated(self._reward_value(out), "argument")
         return keys
 
-    def given(self, settings: RunSettings) -> Objects:
+    def collect_objects(self, settings: RunSettings) -> Objects:
         """Collect the objects and the texts of their files; raises for rows that are no tasks."""
         columns, _ = Columns.among(settings.tasks.options)
         texts: dict[str, str] = {}
@@ -130,6 +132,7 @@ class Arguments:
                 texts[SOURCE] = text
             else:
                 source = self.task
+        # Objects that a file can bring back are not held in memory.
         objects = Objects(source, None if self._names_suffice else self.reward, self.model, None, texts)
         objects._kept = None if self.model is None else weakref.ref(self.model)
         return objects
@@ -182,6 +185,7 @@ class Arguments:
                 raise ConfigError(f"reward: {reward!r} is neither a function nor a name nor a rubric of verifiers")
             name = reward if isinstance(reward, str) else source_text.file_name(reward)
             if name is None:
+                # A function without source has a name that says so: resume asks for it again.
                 name = f"{out / REWARDS}:{_name_of(reward)}" if has_text else f"python:{_name_of(reward)}"
             if name in names:
                 raise ConfigError(f"reward: two are named {name.rpartition(':')[2]!r}; rename one")

@@ -172,6 +172,7 @@ def rollout_table(path: Path) -> Html:
     records, unread = [], 0
     for line in path.read_bytes().splitlines():
         try:
+            # A killed run's last line may be cut.
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None

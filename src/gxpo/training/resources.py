@@ -58,6 +58,7 @@ def _with_products(resolved: Resolved, policy: Policy, notify: Notify) -> Resolv
     if s.learner.products == "auto" and isinstance(learner, TorchLearner):
         trials[UPDATING] = learner.products_trial()
     if (s.sampling.products or s.learner.products) == "auto" and isinstance(engine, TorchEngine):
+        # A process samples its share alone.
         samples = s.tasks.per_step * getattr(resolved.method.rollout, "group_size", 1)
         trials[SAMPLING] = engine.products_trial(max(1, samples // runtime.world()))
     choices = {key: [trial.choice, str(trial)] for key, trial in trials.items() if trial is not None}
@@ -79,10 +80,12 @@ def _with_microbatch(resolved: Resolved, policy: Policy, source: TaskSource, not
     if s.learner.tokens_per_microbatch != "auto":
         return resolved
     notify("measuring learner.tokens_per_microbatch (once; the number is then in config.yaml)")
+    # A few held-out tasks stand for all; episodes have no prompt that could be measured.
     longest = max((_length(task.prompt, policy.tokenizer) for task in source.held_out(8)), default=0) or OBSERVATION
     size = tokens_per_microbatch(
         policy.learner, longest, s.sampling.max_new_tokens, getattr(resolved.method.rollout, "group_size", 1)
     )
+    # Measured by the clock: the first process's number holds for all.
     size = int(runtime.gather(str(size).encode())[0])
     policy.learner.tokens_per_microbatch = size
     return _with_values(resolved, {MICROBATCH: size})
@@ -244,10 +247,12 @@ class Resources:
             if runtime.rank() == 0:
                 preflight.warn_of_prompts(self.world, s.chat.template, self.chat)
             self.episode = setup.episode_of(s, self.world, policy)
+            # The prompt of an episode is its first observation, which nobody knows before.
             if self.world.envs is None:
                 self._fit_prompts(s, method, policy)
             if measure:
                 self.resolved = measure_auto(self.resolved, policy, self.source, self._notify)
+            # From here on `close` ends them; until here a failure does.
             self._exit_stack = exit_stack.pop_all()
         # Settings and method come after the measurements, which may have replaced `auto` in them.
         self.settings = s = self.now.settings
@@ -334,6 +339,7 @@ class Resources:
         start = self.settings.init_from if tracker.phase.weights == "reset" else path
         self.set_up(start, measure=False, keep=tracker.phase.optimiser == "keep")
         self.rewards.counts.update(counts)
+        # Counts are the run's; a memory is of use only to the same rewards or tasks.
         if _reward_settings(before) == _reward_settings(self.now):
             self.rewards.load_state_dict(rewards)
         if _task_settings(before) == _task_settings(self.now):

@@ -56,6 +56,7 @@ def samples(run: Path) -> list[dict[str, Any]]:
                     "task": record.get("task"),
                     "group": record.get("group"),
                     "prompt": prompt_of(record),
+                    # Whole texts, not shortened as in the report.
                     "completion": completion_of(record, cut=""),
                     "answer": info.get("answer"),
                     "reward": record.get("reward"),
@@ -100,6 +101,7 @@ def plot(run: Path, title: str, path: str | Path | None = None) -> Any:
     figure = Picture(figsize=(4.2 * across, 2.9 * down), layout="constrained")
     for i, (name, unit, share, lines) in enumerate(panels):
         axes = figure.add_subplot(down, across, i + 1)
+        # Markers only while points can be told apart.
         for label, (x, y) in lines.items():
             axes.plot(x, y, marker="o" if len(x) <= 60 else None, markersize=2.5, linewidth=1.4, label=label)
         if name == "Held-out accuracy":

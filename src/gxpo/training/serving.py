@@ -58,6 +58,7 @@ class EpisodeFile:
         self.names: set[str] = set()
         self._lines_left: list[bytes] = []  # lines that could not be written
         self._last_sync = 0.0
+        # Opened before anything is answered, so that a wrong path is told at once.
         try:
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             size = os.fstat(self._file).st_size
@@ -120,6 +121,7 @@ class EpisodeFile:
     def _save_tensors(self, record: dict[str, Any]) -> None:
         tensors = {}
         side = self.path.with_name(f"{self.path.stem}.{len(self.names)}.safetensors")
+        # Never over an older file, which earlier records name.
         while side.exists():
             side = side.with_name(f"{side.stem}+.safetensors")
         for i, turn in enumerate(record["turns"]):
@@ -220,6 +222,7 @@ def serve(
                 queue.close()
                 server.close()
         finally:
+            # Episodes that are still open end with the server, and are written.
             recorder.close(queue.collect())
     return recorder.count
 
@@ -265,6 +268,7 @@ class _EpisodeRecorder:
         """Append the episodes to the file, if there is one, and forget them."""
         for attempt in ended:
             turns = attempt.history.turns()
+            # The cache of an episode is of no use once it has ended.
             self.session.release([f"{attempt.name}/{thread.number}" for thread in attempt.history.threads])
             self.count += bool(turns)
             if turns and self.file is not None:

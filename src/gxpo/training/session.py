@@ -190,7 +190,9 @@ class Session:
         else:
             shares = [iter(unpack(blob)) for blob in runtime.gather(pack(share))]
             completions = [next(shares[owner]) for owner in rank_of]
+        # Of all processes: the budget is the run's.
         self.budget.generated_tokens += sum(len(c.tokens) for group in completions for c in group)
+        # A rollout counts with its first turn.
         self.budget.rollouts += sum(stream.turn == 0 for request in requests for stream in request.streams)
         return completions
 
@@ -315,6 +317,7 @@ def without_misread(forest: Forest) -> Forest:
         return forest
     index = torch.tensor(rows)
     info = list(forest.info)
+    # A reason that is there already is the first one, and stays.
     for r in rows:
         info[r] = {"failure": MISREAD_MESSAGE, **info[r]}
     return forest.replace(

@@ -52,6 +52,7 @@ def engine_of(
 ) -> LanguageEngine:
     """Build the engine that samples the learner's policy; `notify` is told which one was chosen, and why."""
     engine_name, rows, options = s.sampling.engine, s.sampling.batch_rows, s.sampling.engine_options
+    # A learner may have a copy of the weights for sampling.
     model = learner.model if learner.samples is None else learner.samples
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     vision = vision_of(causal)
@@ -220,6 +221,7 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
         )
 
     loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, progress=warming, notify=notify)
+    # A model that was warmed up on one style of prompts can't read another.
     if s.task and (unread := models.unread_style(s.model, s.task, s.tasks.options)):
         notify(unread)
     _check_tower(s, loaded.model)
@@ -283,6 +285,7 @@ def _chat(s: RunSettings, tokenizer: Any, model: Any = None) -> Chat:
 def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
     """Load a flow, which denoises instead of writing tokens."""
     s, method = resolved.settings, resolved.method
+    # A flow has neither tokens nor heads: refused before it is loaded.
     unfit = {
         "learner.dtype=bfloat16": s.learner.dtype == "bfloat16",
         "learner.tokens_per_microbatch=auto": s.learner.tokens_per_microbatch == "auto",
@@ -312,9 +315,12 @@ def _learning(resolved: Resolved, device: str) -> dict[str, Any]:
         "max_grad_norm": s.optim.max_grad_norm,
         "schedule": s.optim.schedule,
         "warmup_steps": s.optim.warmup_steps,
+        # A schedule counts optimiser steps, of which an update may take several.
         "total_steps": resolved.steps * steps_of(method.update, s.tasks.per_step),
+        # `auto` is measured once the learner is there.
         "tokens_per_microbatch": 8192 if size == "auto" else size,
         "device": device,
+        # A reference takes memory: only for methods that read it.
         "reference": "reference_logprob" in method.needs,
     }
 

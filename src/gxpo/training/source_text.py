@@ -47,6 +47,7 @@ def module_text(values: Iterable[Any]) -> str | None:
             writer.bind(value.__name__, value)
         text = writer.text()
         module = sys.modules["gxpo_captured"] = types.ModuleType("gxpo_captured")  # where dataclasses look for it
+        # Tried at once: what fails here would fail in another process, where nobody can tell why.
         exec(compile(text, "rewards.py", "exec"), vars(module))
     except Exception:  # whatever it is, the caller has to do without
         return None
@@ -71,6 +72,7 @@ class _Writer:
     def bind(self, name: str, value: Any) -> None:
         """Add the statement that gives `name` this value."""
         if name in self._bound:
+            # One module can't hold two values under one name.
             if self._bound[name] is not value:
                 raise _Unwritable
             return
@@ -87,6 +89,7 @@ class _Writer:
             self.statements.append(f"{name} = re.compile({value.pattern!r}, {int(value.flags)})")
         else:
             literal = repr(value)
+            # Only values that their own text gives back.
             if len(literal) > LONGEST or ast.literal_eval(literal) != value:
                 raise _Unwritable
             self.statements.append(f"{name} = {literal}")
@@ -100,6 +103,7 @@ class _Writer:
     def _import_from(self, name: str, value: Any) -> bool:
         module = sys.modules.get(getattr(value, "__module__", None) or "")
         own_name = getattr(value, "__name__", None)
+        # A module may have another object under that name, such as the decorated function.
         if (
             module is None
             or own_name is None

@@ -124,6 +124,7 @@ def inherited(run: Path, settings: Mapping[str, Stated], *, composed: bool = Fal
     """
     path = run / CONFIG
     keys, lines = config.read(path), path.read_text(encoding="utf-8").splitlines()
+    # Origins that are noted behind the lines tell what somebody stated from defaults and methods' own keys.
     words = str(keys["method"].value).split("+") if "method" in keys else []
     methods = {"default", *words, *(w.split("@")[0] for w in words)}
     is_other_method = any(
@@ -137,6 +138,7 @@ def inherited(run: Path, settings: Mapping[str, Stated], *, composed: bool = Fal
         of_method = key in ("method", "compat") or (key not in RUN_KEYS and stage_of(key) is not None)
         if key in OWN or key.split(".")[0] == "versions" or (is_default and is_replaced) or (composed and of_method):
             continue
+        # A stated key of a part that the new method lacks is left out with a warning.
         origin_note = f"{setting.origin} ({origin})" if is_default else setting.origin
         out[key] = Stated(setting.value, origin_note, optional=is_replaced and of_method)
     return config.over(out, settings)

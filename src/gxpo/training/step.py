@@ -189,6 +189,7 @@ class Stages(Resources):
             forest = forest.replace(action_text=[decode(forest.action(s)) for s in range(forest.n_steps)])
         forest = self.method.shaped(forest).replace(action_text=original_text)
         if self.settings.scoring.shuffle:
+            # Seeded by run and step, so that a resumed run shuffles alike.
             order = torch.Generator().manual_seed(zlib.crc32(f"{self.settings.seed}/{self.step_number}".encode()))
             outcome = forest.outcome[torch.randperm(forest.n_trajectories, generator=order)]
             # Rewards of single turns would tell what shuffled outcomes hide; without them, returns are the outcome.

@@ -109,6 +109,7 @@ def silent_groups_by_verdict(forest: Forest, is_silent_G: Tensor) -> dict[str, A
     verdict_R = torch.where(has_verdict_R, forest.success, 0.0)
     worst_R = grouped.min(verdict_R, group_R, has_verdict_R)
     best_R = grouped.max(verdict_R, group_R, has_verdict_R)
+    # A group without a verdict is neither.
     all_right_G, all_wrong_G = (torch.zeros(len(is_silent_G), dtype=torch.bool) for _ in range(2))
     all_right_G[group_R[has_verdict_R]] = (worst_R >= 1.0)[has_verdict_R]
     all_wrong_G[group_R[has_verdict_R]] = (best_R <= 0.0)[has_verdict_R]

@@ -88,12 +88,13 @@ def train(
                 settings = keys_from_run(from_run, settings, composed=composed is not None)
             return config.resolve(settings, composed=composed)
 
+        # Resolved twice: the directory's name depends on the settings, and the keys of objects on the directory.
         resolved = resolve_in(Path("RUN"))
         if out is None:
             out = _directory_of(resolved, arguments.label)
         if arguments.has_objects:
             resolved = resolve_in(Path(out))
-            objects = arguments.given(resolved.settings)
+            objects = arguments.collect_objects(resolved.settings)
     elif from_run is not None:
         raise ConfigError("from_run: what is resolved already has its init_from; see gxpo.training.train.keys_from_run")
     else:
@@ -179,6 +180,7 @@ def resume(
     try:
         trainer.resume(text, allow_changed_data=allow_changed_data)
         if extended:
+            # More steps were asked for: patience that had run out begins anew.
             if trainer.early is not None:
                 trainer.early.reset()
             trainer.reconfigure(resolved.to_yaml(trainer.out))
@@ -190,6 +192,7 @@ def resume(
 
 def _run_to_end(trainer: Trainer, watch: Watch | None, screen: Display) -> Run:
     def watch_or_interrupt(row: dict[str, Any]) -> bool:
+        # The user's function sees every row, the last one too.
         return bool(watch is not None and watch(row)) or interrupts(row)
 
     with for_python_script(screen.say) as interrupts:
@@ -206,6 +209,7 @@ def _run_to_end(trainer: Trainer, watch: Watch | None, screen: Display) -> Run:
         screen.say(f"interrupted at step {run.step}, which is saved: gxpo.resume({str(run.path)!r}) goes on")
         if not is_interactive():
             raise KeyboardInterrupt
+    # Told once: in the course of the run, or here.
     if not trainer.has_warned and (problem := run.problem):
         warnings.warn(problem, stacklevel=3)
     return run

@@ -48,10 +48,13 @@ class Advantage(FunctionPart, CreditPart):
         return (cls, *([StateKeyed] if names & STATES else []), *([Statistic] if compares else []))
 
     @classmethod
-    def asked(cls, function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    def options_of(cls, function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
         # A column's keyword-only parameters are options of the part that reads it.
         column_options = [signature(column).options for _, column in columns_read_by(function) if column is not None]
-        return {**super().asked(function), **{k: option for options in column_options for k, option in options.items()}}
+        return {
+            **super().options_of(function),
+            **{k: option for options in column_options for k, option in options.items()},
+        }
 
     @classmethod
     def accepts(cls, function: Callable[..., Any]) -> bool:

@@ -30,7 +30,7 @@ class Columns(named_columns.Columns):
            one trajectory, each token enters its own
     """
 
-    made = ("x", "scope", "counts", "credit", "moved", "place", "step", "columns")  # not columns of the forest
+    computed = ("x", "scope", "counts", "credit", "moved", "place", "step", "columns")  # not columns of the forest
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class Columns(named_columns.Columns):
     def of(self, name: str, axis: str) -> Any:
         """Column or score by name, on the axis."""
         # scores shadow columns: a function that reads `size` gets the score of that name
-        if name in functions.known(SCORES):
-            return self.scored(functions.known(SCORES)[name], axis)
+        if name in functions.functions_in(SCORES):
+            return self.scored(functions.functions_in(SCORES)[name], axis)
         if name == "columns":
             return self
         if name == "step":
@@ -82,7 +82,7 @@ class Columns(named_columns.Columns):
         # a score of trajectories is computed there and broadcast; one of tokens is averaged for a trajectory
         score_axis = getattr(score, "axis", axis)
         score_options = {k: v for k, v in (options or {}).items() if k in signature(score).options}
-        value: Any = score(*self.given(score, score_axis), **score_options)
+        value: Any = score(*self.arguments_of(score, score_axis), **score_options)
         return self.lifted(value, axis) if score_axis == "R" else self.mean(value) if axis == "R" else value
 
 
@@ -106,7 +106,7 @@ class Scored(Formula, WeightPart):
 
 def _names_read(*names: Any) -> list[str]:
     """Columns and signals behind these names: scores are followed to what they read, in turn."""
-    scores = functions.known(SCORES)
+    scores = functions.functions_in(SCORES)
     names_read: list[str] = []
     for name in names:
         score = name if callable(name) else scores.get(name)

@@ -56,7 +56,7 @@ class TokenWeight(Scored):
         columns = Columns(forest, credit, signals, self.scope, step, self.sign == "nonzero")
         axis = "R" if self.unit == "trajectory" else "P"
         score = columns.scored(self.by, axis, self.options)
-        weight = self.apply(self.keep, columns.given(self.keep, axis, score))
+        weight = self.apply(self.keep, columns.arguments_of(self.keep, axis, score))
         unit = "trajectory" if axis == "R" else "trained token"
         weight = expect(weight, score.shape, "keep of token_weight", self.keep, unit).to(torch.float64)
         if axis == "R":
@@ -98,7 +98,9 @@ class GroupWeight(Scored):
         # group values are the same for all members: read them at a group's first one
         first_row_G[group_R.flip(0)] = torch.arange(len(group_R)).flip(0)
         statistic_R = columns.scored(self.statistic, "R", self.options)
-        weight = self.apply(self.curve, [part[first_row_G] for part in columns.given(self.curve, "R", statistic_R)])
+        weight = self.apply(
+            self.curve, [part[first_row_G] for part in columns.arguments_of(self.curve, "R", statistic_R)]
+        )
         # [G, 2]: one weight for positive advantages, one for the rest
         if getattr(weight, "shape", None) != (len(first_row_G), 2):
             expect(weight, (len(first_row_G),), "curve of group_weight", self.curve, "group")

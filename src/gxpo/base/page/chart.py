@@ -108,6 +108,7 @@ def _legend(names: Sequence[str], dashed: Collection[str], width: int) -> tuple[
     out, x, row = [], float(LEFT), 1
     for i, name in enumerate(names):
         size = 30 + LETTER * len(name)
+        # a legend that is too wide goes on in the next row, never past the edge
         if x > LEFT and x + size > width - RIGHT:
             x, row = float(LEFT), row + 1
         y = 33 + 16 * row
@@ -135,6 +136,7 @@ def _thin(points: Sequence[Point]) -> list[Point]:
     """Lowest and highest of each stretch of neighbours, in order: fewer points, the same outline."""
     if len(points) <= DRAWN:
         return list(points)
+    # two points for each stretch, the lowest and the highest: a peak must not vanish by thinning
     size = math.ceil(2 * len(points) / DRAWN)
     out: list[Point] = []
     for begin in range(0, len(points), size):
@@ -148,12 +150,15 @@ def _thin(points: Sequence[Point]) -> list[Point]:
 def _ticks(values: Sequence[float], *, integers: bool = False) -> list[float]:
     """Two to seven round numbers whose first and last enclose the values."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    # equal values have no range to divide: a margin makes one
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # a single value
         margin = max(abs(low) * 0.1, 1.0 if integers or not low else 0.0)
         low, high = (low, low + margin) if integers else (low - margin, high + margin)
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
+    # round steps (1, 2, 5) of which at most seven fit
     unit = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
+    # steps of training have no fractions
     unit = max(unit, 1.0) if integers else unit
     first, last = math.floor(low / unit + 1e-9), math.ceil(high / unit - 1e-9)
     return [i * unit for i in range(first, max(last, first + 1) + 1)]

@@ -122,6 +122,7 @@ def page(title: str, body: str, script: str = "", style: str = "") -> str:
     """
     if re.search("</script|<!--", script, re.IGNORECASE):
         raise ValueError("a page's script may hold neither </script nor <!--; give what came from a run by data()")
+    # the policy names the script by its hash, so that a script that came in with a run's texts never runs
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"'sha256-{digest}'" if script else "'none'"
     policy = (

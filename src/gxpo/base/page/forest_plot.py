@@ -25,7 +25,7 @@ COLOURS = {"above": "s0 f0", "below": "s1 f1", "neither": "n"}
 class Interval:
     """A row of the plot.
 
-    said     its figures, to the right of the label
+    figures  its numbers as a text, to the right of the label
     side     of 0 it is told to be on; `neither` is drawn hollow and grey
     dashed   drawn with a broken line, such as a control
     """
@@ -34,7 +34,7 @@ class Interval:
     mean: float
     low: float
     high: float
-    said: str = ""
+    figures: str = ""
     side: Literal["above", "below", "neither"] = "neither"
     dashed: bool = False
 
@@ -50,6 +50,7 @@ def forest_plot(
     """
     height = TOP + ROW * len(rows) + BOTTOM
     bottom, right = height - BOTTOM, width - SIDE
+    # the axis always holds 0, against which the intervals are read
     ticks = _ticks([0.0, *(v for r in rows for v in (r.mean, r.low, r.high) if math.isfinite(v))])
 
     def x(value: float) -> float:
@@ -76,11 +77,11 @@ def forest_plot(
 
 def _row(row: Interval, top: int, right: int, x: Callable[[float], float]) -> list[str]:
     colour = COLOURS[row.side]
-    room = int((right - SIDE - LETTER * len(row.said)) / LETTER) - 2
+    room = int((right - SIDE - LETTER * len(row.figures)) / LETTER) - 2
     out = [
-        f"<g><title>{text(f'{row.label}: {row.said}')}</title>",
+        f"<g><title>{text(f'{row.label}: {row.figures}')}</title>",
         f'<text class="k o" x="{SIDE}" y="{top + 13}">{text(cut(row.label, room))}</text>',
-        f'<text class="o" x="{right}" y="{top + 13}" text-anchor="end">{text(row.said)}</text>',
+        f'<text class="o" x="{right}" y="{top + 13}" text-anchor="end">{text(row.figures)}</text>',
     ]
     middle = top + 25
     if math.isfinite(row.low) and math.isfinite(row.high):
@@ -93,6 +94,7 @@ def _row(row: Interval, top: int, right: int, x: Callable[[float], float]) -> li
             for end in (row.low, row.high)
         ]
     if math.isfinite(row.mean):
+        # an estimate that favours neither side is hollow, so that it is told without colours too
         hollow = " h" if row.side == "neither" else ""
         out.append(
             f'<rect class="{colour}{hollow}" x="{x(row.mean) - 4:.1f}" y="{middle - 4}" width="8" height="8" rx="1"/>'

@@ -54,11 +54,11 @@ def folded(title: str, *body: str, open: bool = False) -> Html:
     return Html(f"<details{' open' if open else ''}><summary>{text(title)}</summary>{join(body)}</details>\n")
 
 
-def charts(drawn: Iterable[tuple[str, str]]) -> Html:
+def charts(charts_and_captions: Iterable[tuple[str, str]]) -> Html:
     """A grid of (`svg_chart`, caption)."""
     figures = [
         Html(f"<figure>{svg}{f'<figcaption>{text(caption)}</figcaption>' if caption else ''}</figure>")
-        for svg, caption in drawn
+        for svg, caption in charts_and_captions
     ]
     return Html(f'<div class="charts">{join(figures)}</div>\n')
 

@@ -46,6 +46,7 @@ def takes_batch(names: Sequence[str], label: str, *, has_keywords: bool = False)
             f"reward {label}: asks for {batch_names[0]!r} (of a batch) and {rollout_names[0]!r} (of one rollout): "
             "use either (prompts, completions, ...) and return a list, or (prompt, completion, ...) and return a number"
         )
+    # A decorator without functools.wraps hides the parameters: nothing tells what is scored.
     if not batch_names and has_keywords and not any(n in ARGUMENTS for n in names):
         raise ConfigError(
             f"reward {label}: its parameters do not say what it scores: name completions (a batch, it returns a list) "
@@ -86,6 +87,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     def run() -> None:
         try:
             outcome.append((True, asyncio.run(coroutine)))  # type: ignore[arg-type]
+        # Exceptions too are carried to the caller's thread.
         except BaseException as error:
             outcome.append((False, error))
 
@@ -149,6 +151,7 @@ class Batch:
         task_columns = [columns_of(task) for task in tasks]
         names = dict.fromkeys(name for columns in task_columns for name in columns)
         arguments: dict[str, Any] = {name: [columns.get(name) for columns in task_columns] for name in names}
+        # TRL gives prompts and completions as messages where the data set has them, and as texts otherwise.
         arguments["prompts"] = [
             task.prompt if isinstance(task.prompt, str) else _prompt_messages(task.prompt) for task in tasks
         ]
@@ -156,6 +159,7 @@ class Batch:
             text if isinstance(task.prompt, str) else [{"role": "assistant", "content": text}]
             for task, text in zip(tasks, texts, strict=True)
         ]
+        # Ids and raw texts are made only for functions that read them.
         if self._takes_keywords or "completion_ids" in self._parameters:
             arguments["completion_ids"] = action_tokens(forest)
         if "completions_raw" in self._parameters:
@@ -198,9 +202,11 @@ def _column(value: Any, n: int) -> Tensor:
         raise ValueError(f"{len(numbers)} numbers for {n} completions")
     reward_R = []
     for x in numbers:
+        # Numbers of numpy and torch, as functions of others return them.
         x = x.item() if hasattr(x, "item") else x
         if x is not None and not isinstance(x, (bool, int, float)):
             raise ValueError(f"{x!r} ({type(x).__name__}), not a number")
+        # None is TRL's way to leave a rollout unscored.
         reward_R.append(math.nan if x is None else float(x))
     return torch.tensor(reward_R, dtype=torch.float64)
 
@@ -254,11 +260,13 @@ class AsyncEach:
         async def call_one(keywords: Mapping[str, Any]) -> Any:
             async with semaphore:
                 try:
+                    # Each call has its own time, which begins when it is its turn.
                     value = await asyncio.wait_for(self.function(**keywords), self.timeout)
                 except asyncio.TimeoutError:
                     return "timeout", f"no answer within {self.timeout:g} s"
                 except Exception as error:
                     return "raised", described(error)
+            # Validated outside of the limit on concurrency: it waits for nothing.
             try:
                 return validate_score(value)
             except Exception as error:
@@ -298,6 +306,7 @@ def evaluate_group_reward(
         return None, [("nonsense", one_line(f"returned {error}"))] * n
     except Exception as error:
         return None, [("raised", described(error))] * n
+    # A reward that counts its own failures knows more than its nan tell.
     if hasattr(call, "failures"):
         return component_R, list(call.failures())
     # A reward that reports no failures of its own fails where a component that counts has no number.
@@ -316,8 +325,10 @@ def _named_columns(name: str, value: Any, n: int) -> dict[str, Tensor]:
     for key, values in values_by_name.items():
         if not isinstance(key, str):
             raise ValueError(f"values named {key!r}")
+        # Detached and in float64: a user's tensor may carry a gradient, or be on a GPU.
         value_R = torch.as_tensor(values).detach().to("cpu", torch.float64)
         if value_R.shape != (n,):
             raise ValueError(f"{key!r} of shape {tuple(value_R.shape)} for {n} rollouts")
+        # An infinite reward would make every advantage of its group nan.
         component_R[key] = torch.where(value_R.isfinite(), value_R, math.nan)
     return component_R

@@ -128,12 +128,14 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
     """Language and body of each fenced block, in linear time for any text."""
     position = 0
     while (fence := text.find(FENCE, position)) >= 0:
+        # By find and not by a regular expression, whose backtracking a policy could exploit.
         begin = text.find("\n", fence)
         end = text.find(FENCE, begin + 1)
         if begin < 0 or end < 0:
             return
         head = text[fence + len(FENCE) : begin].lstrip(" \t")
         language = LANGUAGE.match(head)
+        # The blanks before an indented closing fence are no part of the program.
         body, line, indent = text[begin + 1 : end].rpartition("\n")
         if not line or indent.strip(" \t"):
             body += line + indent
@@ -154,6 +156,7 @@ def tests_of(task: Task) -> list[str | dict[str, str]]:
             out.append(test)
         else:
             raise ValueError(f"task {task.id}: a test is a statement or {{stdin, stdout}}, not {test!r}")
+    # Checked before any program runs: tests that any program passes would pay for nothing.
     try:
         names_of(_statements(out))
     except ValueError as error:
@@ -178,6 +181,7 @@ def passed(program: str, tests: Sequence[str | Mapping[str, str]], sandbox: Sand
     white space at the ends of lines and of the text left out.
     """
     statements = _statements(tests)
+    # All statements in one run: starting a sandbox takes longer than most tests.
     verdicts = iter(_verdicts(program, statements, sandbox, limits) if statements else ())
     out = []
     for test in tests:
@@ -187,6 +191,7 @@ def passed(program: str, tests: Sequence[str | Mapping[str, str]], sandbox: Sand
         result = sandbox.run({PROGRAM: program}, test["stdin"], limits)
         if result.status == "broken":
             raise Broken(result.stderr)
+        # Blanks at the ends of lines differ between platforms, and mean nothing.
         out.append(result.status == "ok" and _lines(result.stdout) == _lines(test["stdout"]))
     return out
 
@@ -312,6 +317,7 @@ class CodeReward:
         if self._checked:
             return
         self._sandbox.check()
+        # Docker isolates always; what the local sandbox holds depends on the kernel.
         if isinstance(self._sandbox, Local):
             isolation = vars(self._sandbox.isolation())
             missing = [name for name, holds in isolation.items() if not holds]

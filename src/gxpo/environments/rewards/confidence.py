@@ -43,6 +43,7 @@ def confidence_penalty(logprob: Tensor, correct: Tensor, group: Tensor, where: T
         torch.where(counted_correct, (-logprob_R - max_inverse_log).exp(), 0.0), group, counts
     )  # times e^top: mean of r / p
     log_implied = torch.where(mean_inverse > 0, -(max_inverse_log + mean_inverse.log()), -math.inf)
+    # The attempt itself is included, so that the bound holds for those that are not compared.
     log_twice_max = torch.maximum(grouped.max(logprob_R, group, counts), logprob_R) + math.log(2.0)
     # p / (D - p) = 1 / (D / p - 1), by expm1 of log D - log p, which keeps its digits where D is near p.
     penalty = -1.0 / (size.clamp_min(1) * torch.expm1(torch.maximum(log_implied, log_twice_max) - logprob_R))

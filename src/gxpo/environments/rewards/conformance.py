@@ -122,6 +122,7 @@ class Conformance:
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         reference_events = [t.info.get("events", events(str(t.info.get("solution", "")), self.pattern)) for t in tasks]
+        # A data set without events is an error of the set-up, and not of each attempt.
         if tasks and not any(reference_events):
             raise GxpoError("reward conformance: no task has `events` or a `solution` in its info: add one of them")
         read_texts = [thought(x, self.thought) if self.thought else x for x in texts]

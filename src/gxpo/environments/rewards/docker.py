@@ -40,6 +40,7 @@ class Docker:
                 "sandbox 'docker': there is no docker command; install Docker (or podman with its docker command), or "
                 "set scoring.options.code.sandbox to local"
             )
+        # An image that is missing would fail with every program of the step.
         done = _run_docker(["docker", "image", "inspect", "--format", "{{.Id}}", self.image], 30.0)
         if done is None or done.returncode:
             reply = "it does not answer" if done is None else done.stderr.decode("utf-8", "replace").strip()[-200:]
@@ -50,10 +51,13 @@ class Docker:
     def command(self, name: str, directory: str, limits: Limits) -> list[str]:
         """Command line that starts the container `name` with the files of `directory`."""
         return [
+            # Never pulled: a download within a step would count as the program's time.
             *("docker", "run", "--rm", "--interactive", "--name", name, "--pull", "never"),
             *(("--runtime", self.runtime) if self.runtime is not None else ()),
+            # No network, no rights and a read-only system: the program has one directory in memory.
             *("--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
             *("--user", "65534:65534", "--pids-limit", str(limits.processes), "--cpus", "1"),
+            # Swap as large as memory means none.
             *("--memory", str(limits.memory), "--memory-swap", str(limits.memory)),
             *("--ulimit", f"cpu={int(limits.cpu)}", "--ulimit", f"fsize={limits.file_size}", "--ulimit", "core=0"),
             *("--tmpfs", f"{HOME}/tmp:rw,noexec,nosuid,size={limits.disk},nr_inodes={limits.entries},mode=1777"),
@@ -77,6 +81,7 @@ class Docker:
                         stdin=stdin_file, stdout=out, stderr=err, start_new_session=True,
                     )  # fmt: skip
                 except OSError as error:
+                    # The daemon or shell is broken, which is no verdict on the program.
                     return Result("broken", stderr=str(error))
                 status = None
                 try:
@@ -91,6 +96,7 @@ class Docker:
                         process.wait()
                 streams = [_head(file, limits.output) for file in (out, err)]
         seconds = time.monotonic() - started
+        # Exit codes of the daemon, which a program can return as well: one that has printed something has run.
         if code in DAEMON and not streams[0]:
             return Result("broken", streams[0], streams[1], seconds)
         if sum(map(len, streams)) > limits.output or code < 0:  # the client was ended by its file size

@@ -105,6 +105,7 @@ class Feature(Formula, RewardPart):
             success_share_R = grouped.mean(correct_R, group, counts_R)
             is_paid_R = (success_share_R <= self.until + 1e-9) & (correct_R if self.only == "correct" else is_paid_R)
             if self.sign == "contrast":
+                # The sign depends on whether those with the feature are right more often than those without.
                 feature_R = feature_R * _gap_sign(feature_R > 0, correct_R, group, counts_R, self.eps)
         return torch.where(forest.scored, torch.where(is_paid_R, self.coef * feature_R, 0.0), torch.nan)
 

@@ -97,6 +97,7 @@ def _inside(text: str) -> str:
 
 def _boxes(text: str) -> tuple[list[Place], bool]:
     """Outermost closed boxes in order, and True where one is not closed."""
+    # Everything before the first box is skipped: most texts have none.
     first = min((at for command in COMMANDS if (at := text.find(command)) >= 0), default=-1)
     if first < 0:
         return [], False

@@ -89,6 +89,7 @@ def source_of(text: str, what: str = "reward ", example: str = "my_rewards.py:ex
     file = Path(path).expanduser()
     if not file.is_file():
         raise ConfigError(f"{what}{text!r}: there is no file {path} (looked in {Path.cwd()})")
+    # The resolved path, and the content as it is now: workers that start later load the same.
     file = file.resolve()
     return {"file": str(file), "folder": str(file.parent), "code": file.read_bytes(), "name": name}
 
@@ -181,7 +182,9 @@ def _plain_signature(code: bytes, name: str) -> tuple[tuple[str, ...], bool, boo
         body = ast.parse(code).body
     except (SyntaxError, ValueError):
         return None
+    # The last definition of the name, as Python has it.
     definition = next((x for x in reversed(body) if name in _bound_names(x)), None)
+    # A decorator may change the parameters, which only the loaded object shows.
     if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
         return None
     positional = [a.arg for a in (*definition.args.posonlyargs, *definition.args.args)]
@@ -236,6 +239,7 @@ def from_callable(function: Any, text: str = "") -> Function:
     named_object: Any = function if hasattr(function, "__qualname__") else type(function)
     label = text or f"{getattr(named_object, '__module__', '?')}.{named_object.__qualname__}"
     name = getattr(function, "__name__", type(function).__name__)
+    # A lambda has no name that a component could have.
     name = name if name.isidentifier() else "reward"
     try:
         declared = inspect.signature(function).parameters

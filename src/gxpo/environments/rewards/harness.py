@@ -268,6 +268,7 @@ class Guest:
     def _answer(self, verb: str, *operands: Any) -> tuple[Any, ...]:
         """Carry out a request on the program's objects: its value or exception, and what was printed."""
         previous, captured = sys.stdout, io.StringIO()
+        # What the program prints goes with the answer, in the order in which the tests would have seen it.
         sys.stdout = captured
         try:
             if verb == "call":
@@ -325,12 +326,14 @@ def run_guest(inbox: int, outbox: int, directory: str) -> None:
     """Run the solution as the guest, then answer requests until the tester is gone."""
     with open(os.path.join(directory, "solution.py"), "rb") as file:
         source = file.read()
+    # In sys.modules, where dataclasses and pickle look for a class's module.
     module = sys.modules["solution"] = type(sys)("solution")
     try:
         exec(compile(source, "solution.py", "exec", dont_inherit=True), vars(module))
         Guest(inbox, outbox, vars(module)).line.serve()
     except EOFError:
         os._exit(0)
+    # Shown as Python shows it, since nothing else here prints what ended the program.
     except BaseException as error:
         sys.__excepthook__(type(error), error, error.__traceback__)
         sys.stderr.flush()
@@ -358,6 +361,7 @@ def _enter_domain(libc: Any) -> None:
     """Enter a Landlock domain from which no outside process can be traced or signalled; it forbids nothing else."""
     import ctypes
 
+    # Older kernels have no Landlock: the other kinds of isolation have to do.
     version = libc.syscall(444, None, ctypes.c_size_t(0), 1)  # landlock_create_ruleset
     if version < 2:
         return
@@ -380,6 +384,7 @@ def main() -> None:
     """Fork into guest and tester with a pipe in each direction."""
     directory = sys.path[0]
     try:
+        # Before the fork: the guest must find the tester's memory closed from its first instruction on.
         hide_memory(False)
         (inbox, theirs), (their_inbox, outbox) = os.pipe(), os.pipe()
         os.write(1, b"ready\n")
@@ -399,6 +404,7 @@ def main() -> None:
     os.close(their_inbox)
     sys.path.remove(directory)  # the program can write there: nothing is imported from it
     verdict_fd = os.dup(1)
+    # What the tests print must not get between the verdicts.
     os.dup2(2, 1)
     run_tests(inbox, outbox, verdict_fd)
     os._exit(0)

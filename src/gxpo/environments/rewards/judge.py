@@ -141,6 +141,7 @@ def _members(defaults: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], 
 
 def judge_of(options: Mapping[str, Any], where: str) -> Judge:
     """Judge named by one of the options `by`, `ask` and `server`; ConfigError unless exactly one is set."""
+    # Each of them names a judge by itself: with two it would be unclear who judges.
     judge_keys = [w for w in JUDGE_KEYS if options.get(w) is not None]
     if len(judge_keys) != 1:
         raise ConfigError(

@@ -333,18 +333,21 @@ class Debate(JudgedReward):
                 "judge: mode 'debate' compares two cases of each attempt, and these rollouts have none: choose a team "
                 "whose graph has them (rollout=team, rollout.graph=debate)"
             )
+        # Attempts whose graph wrote no cases are unscored, and counted below.
         rows = [r for r, pair in enumerate(cases) if pair]
         request = f"{self.rubric}\n\nTwo sides argue about the task. Which case is better justified?"
         questions = []
         for r in rows:
             first, second = forest.info[r]["cases"]
             prompt = prompt_of(tasks[r], self.judge)
+            # In both orders, so that a judge that prefers the first place decides nothing.
             questions += [choice_question(request, "case", a, b, prompt) for a, b in ((first, second), (second, first))]
         preferences = self._parsed_replies(questions, read_preference)
         value = [math.nan] * len(texts)
         for r, preference, reverse_preference in zip(rows, preferences[::2], preferences[1::2], strict=True):
             if isinstance(preference, float) and isinstance(reverse_preference, float):
                 share = (preference + 1.0 - reverse_preference) / 2
+                # A draw is what two opposite preferences give, and is paid as configured.
                 value[r] = self.tie if share == 0.5 else share
             else:
                 self._failures += [x for x in (preference, reverse_preference) if isinstance(x, tuple)][:1]
@@ -385,6 +388,7 @@ class FirstError(JudgedReward):
     def question(self, steps: Sequence[str], task: Task) -> list[dict[str, str]]:
         """Messages that ask the judge for the first wrong step."""
         right_answer = "" if task.answer is None else f"\n\n# Right answer\n{task.answer}"
+        # A mark that is in none of the steps: they can't close the fence and give instructions.
         mark = marker(*steps)
         instructions = (
             "Go through the numbered steps of this solution and find the first that is wrong. "

@@ -70,6 +70,7 @@ def unshare(libc: Any, user: int) -> set[str]:
     uid, group = os.getuid(), os.getgid()
     # As root several users are mapped, which only a process outside of the new namespace may do: it is forked before.
     mapper = Mapper({uid, user}, {group, user}) if uid == 0 else None
+    # From the most isolation to the least: containers often allow only part of it.
     for flags, names in ATTEMPTS:
         if libc.unshare(flags) == 0:
             isolation.update(names)
@@ -77,6 +78,7 @@ def unshare(libc: Any, user: int) -> set[str]:
     if mapper is not None:
         mapper.map(bool(isolation))
     elif isolation:
+        # An unprivileged process has to give up setgroups before it may map its group.
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{group} {group} 1")
@@ -131,9 +133,11 @@ def mount_read_only(libc: Any, directory: str, user: int, disk: int, entries: in
         return libc.syscall(MOUNT_SETATTR, HERE, path, recursive, ctypes.byref(attributes), size) == 0
 
     place = os.fsencode(directory)
+    # Mounts are private first, or they would spread to the host.
     if libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) != 0:
         return set()
     isolation = {"files", "space"} if _mount_memory(libc, directory, user, disk, entries) else {"files"}
+    # Without memory to mount, the directory is at least a mount of its own, which stays writable.
     if "space" not in isolation and libc.mount(place, place, None, MS_BIND, None) != 0:
         return set()
     return isolation if change(b"/", RECURSIVE, RDONLY, 0) and change(place, 0, 0, RDONLY) else isolation - {"files"}
@@ -142,6 +146,7 @@ def mount_read_only(libc: Any, directory: str, user: int, disk: int, entries: in
 def _mount_memory(libc: Any, directory: str, user: int, disk: int, entries: int) -> bool:
     """Mount a file system of limited size over the directory, with the same files in it; True if it is there."""
     files = {}
+    # Open before the mount hides it: the files below are removed through this descriptor.
     below = os.open(directory, os.O_RDONLY)
     for name in os.listdir(below):
         with open(os.path.join(directory, name), "rb") as file:
@@ -168,6 +173,7 @@ def restrict_paths(libc: Any, directory: str, readable: Sequence[str]) -> set[st
     """
     import ctypes
 
+    # The call with no rules asks for the version.
     version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return set()
@@ -184,6 +190,7 @@ def restrict_paths(libc: Any, directory: str, readable: Sequence[str]) -> set[st
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
             return  # there is no such thing here
+        # Rights of directories make the kernel refuse a rule for a file.
         if not os.path.isdir(path):
             allowed_rights &= EXECUTE | WRITE | READ | TRUNCATE
         rule = (allowed_rights & rights).to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)
@@ -256,12 +263,14 @@ def set_limits(cpu: int, memory: int, file_size: int, processes: int | None) -> 
     def limit(kind: int, soft: int, hard: int | None = None) -> None:
         most = resource.getrlimit(kind)[1]
         hard = soft if hard is None else hard
+        # A limit may be lowered and never raised: one that is lower already stays.
         hard = hard if most == resource.RLIM_INFINITY else min(hard, most)
         try:
             resource.setrlimit(kind, (min(soft, hard), hard))
         except (OSError, ValueError):
             return  # macOS refuses some limits that it lists
 
+    # The soft limit ends a program with a signal that tells of it; a second later it is killed.
     limit(resource.RLIMIT_CPU, cpu, cpu + 1)
     limit(resource.RLIMIT_AS, memory)
     limit(resource.RLIMIT_FSIZE, file_size)
@@ -277,10 +286,12 @@ def isolate(libc: Any, directory: str, user: int, disk: int, entries: int) -> se
     isolation = unshare(libc, user)
     if "files" in isolation:
         isolation = isolation - {"files"} | mount_read_only(libc, directory, user, disk, entries)
+    # Without a file system of its own, the directory has to belong to the program's user.
     if user != os.getuid() and "space" not in isolation:
         for place in (directory, *os.scandir(directory)):
             os.chown(place, user, user)
     version = tuple(int(x) for x in os.uname().release.split("-")[0].split(".")[:2])
+    # The number of processes is counted by user, and only a user or namespace of its own counts the program's alone.
     if user != os.getuid() or ("network" in isolation and version >= COUNTS_BY_NAMESPACE):
         isolation.add("number")
     drop_privileges(libc, user != os.getuid())
@@ -292,11 +303,14 @@ def fork_program(libc: Any, isolation: set[str], report: int, stay: int) -> None
     if "processes" in isolation:
         init_process = os.fork()  # the first process of the new namespace: when it ends, everything in there does
         if init_process:
+            # Whoever reads the program's output would wait for this process too.
             os.closerange(0, 3)
             os.waitpid(init_process, 0)
             report_end(report, stay)
+        # If the launcher dies, so must the namespace.
         libc.prctl(DIE_WITH_PARENT, 9, 0, 0, 0)
         if "files" in isolation:
+            # Tools look at /proc, which must show the new namespace and nothing of the host.
             libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
     child = os.fork()
     if not child:
@@ -323,6 +337,7 @@ def become_program(directory: str) -> None:
     path = os.path.join(directory, PROGRAM)
     with open(path, "rb") as file:
         source = file.read()
+    # As if it had been started by its path: sys.argv, sys.path and __main__.
     sys.argv[:] = [path]
     sys.path.insert(0, directory)
     module = sys.modules["__main__"] = type(sys)("__main__")
@@ -345,6 +360,7 @@ def main(arguments: Sequence[str]) -> None:
     report, stay, cpu, memory, file_size, processes, disk, entries, packages = map(int, arguments[:9])
     directory, readable = arguments[9], arguments[10:]
     libc, uid = kernel(), os.getuid()
+    # Under root a user number that nobody else has, so that its processes can be counted.
     user = STRANGER + os.getpid() if uid == 0 and libc is not None else uid
     isolation = set[str]() if libc is None else isolate(libc, directory, user, disk, entries)
     fork_program(libc, isolation, report, stay)

@@ -88,6 +88,7 @@ class Listener:
         try:
             answer_logprob = listener.logprob(prompt, text + self.cue, answer)
             choice_logprobs = [listener.logprob(prompt, text + self.cue, x) for x in choices]
+        # Each failure costs this attempt alone.
         except JudgeFailure as error:
             return (error.kind, str(error))
         # A softmax over the choices, with the largest taken out: sums of log-probs of long answers underflow.

@@ -67,6 +67,7 @@ def tally(
     """
     counts: dict[Hashable, Counter[Hashable]] = {group: Counter() for group in groups}
     unclustered: Counter[Hashable] = Counter()
+    # Attempts that may not vote are in no count.
     for cluster, group, may in zip(clusters, groups, votes, strict=True):
         if may and cluster is None:
             unclustered[group] += 1
@@ -150,6 +151,7 @@ class MajorityVote:
         # Clusters are of strings, or of answers that the verifier takes for one, which costs further verdicts.
         if self.reward != "vote" and self.alike == "verified":
             cluster_R = self._clusters(forest, texts, tasks, answers, votes_R)
+        # Attempts without an answer are one cluster together where `missing` says so.
         if self.missing == "together":
             cluster_R = ["" if cluster is None else cluster for cluster in cluster_R]
         tally_by_group = tally(cluster_R, forest.group, votes_R)
@@ -197,6 +199,7 @@ class MajorityVote:
         }:
             questions, rows = [], []
             for group, undecided_answers in undecided.items():
+                # The first undecided answer of each group becomes a cluster.
                 answer = next(iter(undecided_answers))
                 cluster_of[group, answer] = answer
                 del undecided_answers[answer]
@@ -241,6 +244,7 @@ class MajorityVote:
         label_rows = [
             r for r in has_answer_R.nonzero().squeeze(1).tolist() if label_R[r] is not None and answers[r] == label_R[r]
         ]
+        # One attempt that gave the label decides for its group.
         right_groups = set()
         if label_rows:
             truth = self._verify(

@@ -55,6 +55,7 @@ def check_schemas(schemas: Iterable[tuple[str, Any]], limits: Mapping[str, Any])
         except (RecursionError, TypeError, ValueError) as error:
             raise ConfigError(f"{origin}: no JSON Schema: {type(error).__name__}") from error
         schema_by_text.setdefault(text, (origin, schema))
+    # Checked in a worker, since a schema of a stranger may take for ever.
     checks = Bounded(is_schema, "JSON Schema", rehearsal=({},), **limits)
     try:
         replies = checks.run([(schema,) for _, schema in schema_by_text.values()])
@@ -134,6 +135,7 @@ class Comparison:
             name: value for name, value in configuration.items() if name in field_names and name not in metric_options
         }
         comparison_fields |= {"metric": function, "loads": loads}
+        # YAML has lists, and bounds are compared as a tuple.
         if comparison_fields.get("clip") is not None:
             comparison_fields["clip"] = tuple(comparison_fields["clip"])
         comparison = cls(**comparison_fields, options=options)
@@ -230,6 +232,7 @@ class ComparisonReward:
             if comparison.is_bounded:
                 jobs_by_comparison.setdefault(id(comparison), []).append(job)
                 continue
+            # Plain metrics are fast and trusted: a process for each would take longer.
             try:
                 replies[job] = "ok", comparison.measure(*arguments)
             except GxpoError:
@@ -311,6 +314,7 @@ class Match(ComparisonReward):
     def check_tasks(self, source: TaskSource) -> None:
         """ConfigError for an invalid JSON Schema of the configuration or of a task."""
         schemas: list[tuple[str, Any]] = []
+        # Only json_schema has schemas of its own that can be wrong.
         for kind, comparison in self.comparisons.items():
             schema = comparison.options.get("schema") if comparison.loads == "json_schema" else None
             if schema is None:
@@ -380,6 +384,7 @@ class Consistency(ComparisonReward):
                 rows_by_wording_group.setdefault(str(task.info[SAME_AS]), []).append(r)
         jobs, jobs_of_row = [], list[list[int]]()  # of each rollout the numbers of its jobs
         for text, task in zip(texts, tasks, strict=True):
+            # Answers to the same wording are no other wording.
             others = [u for u in rows_by_wording_group.get(str(task.info.get(SAME_AS)), ()) if tasks[u].id != task.id]
             jobs_of_row.append(list(range(len(jobs), len(jobs) + len(others))))
             jobs += [(comparison, (text, texts[u], comparison.options_for(task), True)) for u in others]
@@ -403,6 +408,7 @@ class Consistency(ComparisonReward):
                 scores.append(0.0)  # the other's answer can't be read
                 continue
             score, unread = self._value(self.comparison, reply, task)
+            # An answer that can't be read is so against every other one: the first comparison tells.
             if unread or math.isnan(score):
                 return score, unread
             scores.append(score)

@@ -74,6 +74,7 @@ def optimal(scores: Scores) -> list[int]:
         # Reassign the columns along the path back to the dummy.
         while column != n:
             row_of[column], column = row_of[previous_column[column]], previous_column[column]
+    # Rows and columns beyond the table's are dummies of score 0.
     column_of = {row_of[j]: j for j in range(n)}
     return [_paired(scores, i, column_of[i]) for i in range(len(scores))]
 

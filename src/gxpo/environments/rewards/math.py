@@ -40,6 +40,7 @@ def numeral(text: str) -> Fraction | None:
     >>> numeral(r"1\,000"), numeral("10^{-2}"), numeral("2.5e3"), numeral("(1, 0)"), numeral("1,00")
     (Fraction(1000, 1), Fraction(1, 100), Fraction(2500, 1), None, None)
     """
+    # A long text is no number, and exact fractions of it would take for ever.
     if len(text) > NUMERAL_LENGTH:
         return None
     text = text.strip()
@@ -52,6 +53,7 @@ def numeral(text: str) -> Fraction | None:
         return None
     digits = re.sub(r"\D", "", match["whole"] or "") if match["whole"] else ""
     power = next((int(x) for x in match.group("e", "braced", "bare", "alone", "naked") if x is not None), 0)
+    # 10^(10^9) is written shortly and is a number that fills memory.
     if abs(power) > MAX_EXPONENT:
         return None
     is_power = match["alone"] is not None or match["naked"] is not None
@@ -118,6 +120,7 @@ def correct(completion: str, answer: Any) -> dict[str, float]:
         gold = _parsed(text if any(mark in text for mark in MARKS) else f"${text}$")
     except TooLarge as error:
         raise ValueError(f"the answer {str(answer)[:50]!r} can't be read: {error}") from None
+    # An answer that can't be read would make every completion wrong.
     if answer is None or not gold:
         raise ValueError(f"the answer {answer!r} can't be read as mathematics")
     # Two plain numbers are decided here where they are equal or far apart; math-verify judges those in between.
@@ -210,6 +213,7 @@ def evaluable(expression: Any) -> None:
 
     def value(x: Any, size: float) -> float:
         """Upper bound of |x| for an x of `size` bits."""
+        # Exactly where that is cheap: an exponent decides the size of its power.
         if isinstance(x, Rational) and size < 1000:
             return abs(x.p) / x.q
         return abs(float(x)) if isinstance(x, Float) else 2.0 ** min(size, 1000)
@@ -218,6 +222,7 @@ def evaluable(expression: Any) -> None:
         """Upper bound of log2 of the numerators and denominators that evaluating `x` makes."""
         nonlocal nodes
         nodes += 1
+        # Counted over the whole expression: many small parts take long as well.
         if nodes > NODES or depth > DEPTH:
             raise TooLarge(f"more than {NODES} parts, or {DEPTH} within each other")
         if isinstance(x, Rational):

@@ -35,5 +35,6 @@ def check_named(
             check_defined(f"{Path(path).expanduser()}:{function}")
         except Unusable as error:
             raise ConfigError(f"reward {name!r}: {error}") from error
+    # Rewards of files are built only in the run: that would execute them.
     if source is not None and not files and not callable(spec):
         RewardSet.make(spec, source=source, options=options, given=rollout_components).close()

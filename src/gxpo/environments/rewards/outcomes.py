@@ -356,6 +356,7 @@ def length_relative(
     shortest = counts & (grouped.rank(tie_free_length, group, counts) < 3)
     is_long = (grouped.mean(length, group, shortest) > longer_than) | (grouped.count(group, counts) < 3)
     value = torch.where(correct, torch.exp(-alpha * torch.where(is_long, z, 0.0)), -1.0)
+    # Without the component's name nothing tells which failures had an answer.
     if not parsed:
         return value
     # Failures without a readable answer earn 0 or -2 in place of -1, only in groups with a success.

@@ -121,6 +121,7 @@ def combination(name: str, margin: float) -> Combination:
     `margin`, or `file.py:function` of the list of an attempt's readable scores; one that raises costs that attempt
     its score.
     """
+    # Lexicographic compares attempts of a group with each other, all others score each by itself.
     if name == "lexicographic":
         return lambda scores, groups: lexicographic(scores, groups, margin)
     if name not in ROW_COMBINATIONS and not names_file(name):
@@ -242,6 +243,7 @@ class Panel:
         # One failure for each unscored attempt, as the counts are of attempts: several judges may fail on one.
         self._failures += (failed + [("nonsense", "no judge's answer can be read")] * n_unscored)[:n_unscored]
         columns: dict[str, list[float]] = {"judge": judge}
+        # The members' scores are shown beside the combined one.
         if self.combine is not None:
             columns |= {f"judge_{name}": x for name, x in scores.items()}
         if self.held_out:

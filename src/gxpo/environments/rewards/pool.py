@@ -29,6 +29,7 @@ class _Worker(Process):
     def __init__(self, sources: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(PROGRAM)
         self.declared: list[tuple[str, ...] | None] = []  # parameter names, None for a task's scorer
+        # In the order of the sources: one that hangs or dies while it is loaded is named.
         try:
             self.send(sources)
             for source in sources:
@@ -120,6 +121,7 @@ class Workers:
             except Ended as end:
                 if seconds and end.how == OUT_OF_CPU:
                     replies.append(("limit", f"computed for longer than {seconds:g} s; its process was killed"))
+                # Killed from outside (for memory, by an operator), it may be another program's fault: tried once more.
                 elif end.from_outside and retried_item != len(replies):
                     retried_item = len(replies)
                 else:

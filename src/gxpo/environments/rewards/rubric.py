@@ -74,6 +74,7 @@ class Rubric:
         # The library logs an exception of a function and goes on, so the log is the only sign of it.
         log, error_log = logging.getLogger("verifiers"), _ErrorLog()
         log.addHandler(error_log)
+        # The library's log is process-wide: the handler goes whatever happens.
         try:
             failed = (
                 run_coroutine(self._score_all([tuple(x) for x in members_by_call], states)) | error_log.message_by_row
@@ -82,6 +83,7 @@ class Rubric:
             log.removeHandler(error_log)
         self._failures += [("raised", message) for message in failed.values()]
         columns = {self.name: [math.nan if r in failed else float(s["reward"]) for r, s in enumerate(states)]}
+        # A rollout whose call failed may lack metrics.
         for name in dict.fromkeys(k for s in states for k in s.get("metrics") or {}):
             values = [(s.get("metrics") or {}).get(name) for s in states]
             columns[name] = [math.nan if r in failed or x is None else float(x) for r, x in enumerate(values)]
@@ -110,6 +112,7 @@ def _state(number: int, text: str, task: Task, raw: str) -> dict[str, Any]:
     prompt = [{"role": "user", "content": task.prompt}] if isinstance(task.prompt, str) else list(task.prompt)
     columns = columns_of(task)
     answer = columns.pop("answer", "")
+    # A column `info` of the data is what the library calls so; without one all columns are.
     info = columns.get("info", columns)
     inputs = {"prompt": prompt, "answer": answer, "info": info, "example_id": number, **columns}
     return {

@@ -111,6 +111,7 @@ class EvolvingRubric:
             if isinstance(reply, tuple):
                 raise ValueError(reply[1])
             self.rubric.rubric = read_rubric(reply)
+            # From the next step on: rewards of one step are of one rubric.
             self.versions.append((step + 1, self.rubric.rubric))
         except ValueError as error:
             warnings.warn(f"step {step}: the rubric stays as it is ({one_line(str(error))})", stacklevel=2)

@@ -155,6 +155,7 @@ class Local:
                 raise ConfigError(
                     f"scoring.options.code.readable names {path}, which does not exist: correct or remove it"
                 )
+        # The interpreter is tried once: a library outside of the allowed paths fails here with a remedy.
         result = self.run({PROGRAM: PROBE}, limits=Limits(wall=20.0, cpu=20))
         if result.status != "ok" or result.stdout.strip() != "ready":
             raise ConfigError(
@@ -173,6 +174,7 @@ class Local:
                 stdin_file = stack.enter_context(tempfile.TemporaryFile())
                 stdin_file.write(stdin.encode("utf-8", "replace"))
                 stdin_file.seek(0)
+                # Files of gxpo's own come compiled, which saves their parsing in every run.
                 compiled = [name for name in TESTER_MODULES if files.get(f"{name}.py") == module_source(name)]
                 run = _Run(self, directory, stdin_file, limits, " ".join(compiled))
             except OSError as error:
@@ -240,6 +242,7 @@ class _Run:
             os.close(self.report)
             os.close(self.stay)
             raise
+        # Whatever happens, the child's ends are closed here, or the report would never end.
         finally:
             os.close(report_end)
             os.close(stay_end)
@@ -276,6 +279,7 @@ class _Run:
                     last_check = now
                     kill_reason = self._exceeded_limit(bytes(chunks["report"]))
         self.isolation = tuple(_report_lines(chunks["report"]).get("held", "").split())
+        # Killed before the rest is read: a process that is left could go on writing.
         self.kill()
         for name, number in pipes.items():  # what was written before the end
             while len(chunks[name]) <= self.limits.output and (piece := _read(number)):
@@ -295,6 +299,7 @@ class _Run:
         """Result from the kill reason, the launcher's report and the program's output."""
         facts = _report_lines(chunks["report"])
         out, err = (chunks[name][: self.limits.output].decode("utf-8", "replace") for name in ("stdout", "stderr"))
+        # Without a report nothing is known about the program: no verdict.
         if "error" in facts or "held" not in facts:
             return Result("broken", out, facts.get("error") or err.strip() or "its launcher died", seconds)
         if kill_reason is not None:
@@ -311,7 +316,9 @@ class _Run:
         if self.is_killed:
             return
         self.is_killed = True
+        # In a namespace everything has ended with its first process.
         if not (self.all_ended and "processes" in self.isolation):
+            # Processes may fork while they are killed: listed again until none is left.
             for _ in range(KILL_ROUNDS):  # the launcher, which its orphans come to, goes last
                 family = descendants(self.process.pid)
                 for number in family:
@@ -320,6 +327,7 @@ class _Run:
                 if not family:
                     break
                 time.sleep(0.001)
+        # The launcher's group, for what has left its tree.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

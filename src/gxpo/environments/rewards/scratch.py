@@ -41,9 +41,11 @@ def fresh_directory(files: Mapping[str, str], *, readable: bool = False) -> Iter
     """Create a temporary directory with these files and remove it at the end; `readable`: other users may read it."""
     directory = tempfile.mkdtemp(prefix="gxpo-sandbox-")
     try:
+        # A container's user is another one.
         if readable:
             os.chmod(directory, 0o755)
         for name, text in files.items():
+            # A name with a path could write outside of the folder.
             if Path(name).name != name:
                 raise ValueError(f"a sandbox's files lie in one folder: {name!r} is a path")
             Path(directory, name).write_text(text, encoding="utf-8", errors="replace")
@@ -101,6 +103,7 @@ def _empty(directory: int, top: int, errors: list[str]) -> list[str]:
     """Unlink the files of `place` and move its directories to `top`, whose names for them are returned."""
     moved = []
     for name in os.listdir(directory):
+        # Through descriptors and never through paths, which may be longer than the system allows.
         try:
             if not stat.S_ISDIR(os.lstat(name, dir_fd=directory).st_mode):
                 os.unlink(name, dir_fd=directory)
@@ -120,12 +123,14 @@ def _empty(directory: int, top: int, errors: list[str]) -> list[str]:
 def exceeds(directory: str, disk: int, entries: int) -> bool:
     """True if a directory's files take more than `disk` bytes, are more than `entries`, or can't be counted."""
     pending = [directory]
+    # By a list and not by recursion: a program may nest directories as deep as the disk allows.
     while pending:
         path = pending.pop()
         try:
             with _scan(path) as scan:
                 for entry in scan:
                     entries -= 1
+                    # Blocks and not sizes: a sparse file takes none.
                     disk -= entry.stat(follow_symlinks=False).st_blocks * 512
                     if entries < 0 or disk < 0:
                         return True

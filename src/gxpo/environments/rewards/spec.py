@@ -47,6 +47,7 @@ def example_of(source: TaskSource) -> Task | None:
 def weighted_keys(spec: Spec, source: TaskSource) -> list[tuple[str | Callable[..., Any], float]]:
     """Pairs of (name or callable, weight), one for each reward of the configuration."""
     if spec is None:
+        # The task's own verifier unless something is configured.
         return [(getattr(source, "reward_default", None) or "correct", 1.0)]
     if isinstance(spec, (list, tuple)):
         return weighted_keys(weighted(spec), source)
@@ -54,6 +55,7 @@ def weighted_keys(spec: Spec, source: TaskSource) -> list[tuple[str | Callable[.
         reward: Any = spec
         return [(reward, 1.0)]
     for name, weight in spec.items():
+        # A bool is an int for Python, and `true` is no weight.
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise ConfigError(f"reward: the weight of {name!r} must be a finite number, not {weight!r}")
     if not any(spec.values()):
@@ -91,6 +93,7 @@ def reward_of(key: str | Callable[..., Any], options: dict[str, Any]) -> Functio
         # The call is a rehearsal: importing math-verify and sympy takes seconds, which no item's clock should count.
         rehearsal = pickle.dumps(((), {"completion": "$1/2$", "answer": "0.5"}))
         source = functions.source_of(f"{Path(__file__).with_name('math.py')}:correct")
+        # Math only computes: a limit on processor time is fair on a loaded machine.
         source |= {"folder": None, "label": "math", "is_scorer": False, "rehearsal": rehearsal, "computes": True}
         return Function("math", "math", source, gives=("correct",), answered=True)
     return functions.from_file(key) if functions.names_file(key) else None
@@ -109,6 +112,7 @@ def task_functions(
     if scorer is not None:
         trusted = getattr(source, "scorer_trusted", False)
         computes = getattr(source, "scorer_computes", False)
+        # An example tells which components a scorer returns.
         example = None if trusted else example_of(source)
         functions_of_task.append(functions.from_scorer(scorer, trusted=trusted, computes=computes, example=example))
     elif default is not None and default not in GROUP_LEVEL and (needs_verifier or "correct" in component_weights):
@@ -162,6 +166,7 @@ def check_answers(rewards: Iterable[Entry], source: TaskSource, *, is_configured
     """
     rewards = list(rewards)
     comparing = [r for r in rewards if r.function.answered]
+    # A label-free reward stands in for answers that are missing.
     if not comparing or any(r.function.label_free for r in rewards):
         return
     if (task := getattr(source, "unanswered", None)) is None:
@@ -194,6 +199,7 @@ def resolve(
     for key, weight in weighted_keys(spec, source):
         function = reward_of(key, unused_options)
         if function is None:
+            # A name that is no reward is the weight of a component.
             component_weights[str(key)] = weight
             continue
         if any(r.function.name == function.name for r in rewards):

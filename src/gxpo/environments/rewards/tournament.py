@@ -160,6 +160,7 @@ class _Knockout:
         self.rounds.append(results)
         means, lives_left = _means(self.n, self.rounds), dict(lives)
         for (i, j), share in results.items():
+            # A drawn match goes to the one that has been better so far.
             lead = (0.0 if math.isnan(share) else share - 0.5) or means[i] - means[j]
             loser, winner = (i, j) if lead < 0 else (j, i)
             lives_left[loser] -= 1
@@ -195,6 +196,7 @@ def _single(n: int, rounds: Sequence[Round]) -> tuple[_Knockout, list[Match]]:
             if next_round == len(rounds):
                 return state, matches
             lives_left, next_round = state.play(rounds[next_round], lives_left), next_round + 1
+        # A seed without an opponent goes on by itself.
         entrants = [next((x for x in couple if x is not None and x in lives_left), None) for couple in couples]
     return state, []
 
@@ -211,6 +213,7 @@ def _double(n: int, rounds: Sequence[Round]) -> tuple[_Knockout, list[Match]]:
         ]
         matches = [(a, b) for pool in pools for a, b in zip(pool[::2], pool[1::2], strict=False)]
         final = not matches and len(lives_left) == 2
+        # The unbeaten meets the once beaten, in one match that decides.
         if final:
             matches, lives_left = [(pools[0][0], pools[1][0])], dict.fromkeys(lives_left, 1)
         if k == len(rounds) or not matches:
@@ -239,6 +242,7 @@ def _swiss(n: int, rounds: Sequence[Round]) -> list[Match]:
     if len(rounds) == _swiss_rounds(n):
         return []
     rates = _rates(n, rounds)
+    # Nobody meets the same attempt twice, as long as there is another.
     played_pairs = {frozenset(match) for results in rounds for match in results}
     had_bye = [i for i in range(n) for results in rounds if not any(i in match for match in results)]
     standings = sorted(range(n), key=lambda i: (-rates[i], i))
@@ -248,6 +252,7 @@ def _swiss(n: int, rounds: Sequence[Round]) -> list[Match]:
     pairs = []
     while standings:
         i = standings.pop(0)
+        # Everybody else has been met: the next in the standings again.
         j = next((k for k in standings if frozenset((i, k)) not in played_pairs), standings[0])
         standings.remove(j)
         pairs.append((i, j))

@@ -89,14 +89,17 @@ class Writer:
 
     def _add_other(self, value: Any, kind: type, parts: list[str], depth: int) -> None:
         name = f"{kind.__module__}.{kind.__qualname__}"
+        # A time zone may be an object of the program's: such dates travel as foreign ones.
         if name in STANDARD and getattr(value, "tzinfo", None) is None:
             arguments = STANDARD[name](value)
             parts.append(f"x{name};{len(arguments)};")
             for x in arguments:
                 self._add(x, parts, depth - 1)
+        # Numbers of numpy as plain ones: the other side may have no numpy.
         elif kind.__module__ == "numpy" and hasattr(value, "item"):
             self._add(value.item(), parts, depth - 1)
         else:
+            # Subclasses of plain types (an IntEnum, a defaultdict) travel as what they hold.
             base = next((base for base in kind.__mro__ if base in PLAIN), None)
             if base is None or base is kind:
                 parts.append(self.foreign(value))

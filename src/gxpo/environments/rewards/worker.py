@@ -43,6 +43,7 @@ def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
             continue
         if p.name in ARGUMENTS and p.kind is not p.POSITIONAL_ONLY:
             names.append(p.name)
+        # Parameters with a default may stay as they are.
         elif p.default is p.empty:
             known_names = f"a reward is given {', '.join(ARGUMENTS)}{hint(p.name, ARGUMENTS)}"
             raise Unusable(f"it asks for {p.name!r}; {known_names} (other columns of the data are in `info`)")
@@ -84,8 +85,10 @@ def call_each(function: Callable[..., Any], calls: Iterable[Call]) -> list[Reply
     for args, keywords in calls:
         try:
             value = function(*args, **keywords)
+        # The user's Ctrl-C is no failure of a reward.
         except KeyboardInterrupt:
             raise
+        # Too large to be checked counts as wrong, and is told apart from an exception.
         except OverLimit as error:
             replies.append(("limit", one_line(str(error))))
             continue
@@ -154,6 +157,7 @@ def load(source: Mapping[str, Any], index: int = 0) -> Callable[..., Any]:
         if source.get("rehearsal") is not None:
             args, keywords = pickle.loads(source["rehearsal"])
             call_each(function, [(args, keywords)])
+    # BaseException: a file may call sys.exit when it is imported.
     except BaseException as error:
         raise unusable(error) from error
     return function
@@ -175,6 +179,7 @@ def serve(line: Line) -> None:
         line.answer(json.dumps(["loaded", declared]))
     while True:
         for index, call in line.receive():
+            # An argument's class may be missing in this interpreter.
             try:
                 args, keywords = pickle.loads(call)
             except BaseException as error:

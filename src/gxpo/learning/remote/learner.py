@@ -134,6 +134,7 @@ class RemoteLearner:
         # then the slopes row by row; an error in between must leave no part of a gradient in the engine
         row_slopes = {name: rows.scattered(g[entries]) for name, g in slope.items() if bool(g[entries].any())}
         pull_count = 0
+        # what an earlier call may have left there
         self.engine.discard()
         try:
             for chunk in rows.chunks(self.tokens_per_microbatch) if row_slopes else ():

@@ -83,8 +83,10 @@ class TransformersEngine:
     def load(self, path: Path) -> None:
         safetensors: Any = need("safetensors.torch", "train")
         tensors = safetensors.load_file(path / STATE)
+        # checked before anything is copied, so that a wrong file leaves the engine as it was
         if missing := [n for n in self._named if f"parameter/{n}" not in tensors]:
             raise CheckpointError(f"{path / STATE} lacks {missing[0]}: is it of this model?")
+        # moments that the file lacks are those of parameters that have not moved yet
         self.adamw.state.clear()
         with torch.no_grad():
             for name, p in self._named.items():

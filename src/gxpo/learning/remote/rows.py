@@ -67,6 +67,7 @@ class Rows:
         reading_number: dict[tuple[int, float], int] = {}
         rows = []
         for path in _paths(forest.parent.tolist(), by_node):
+            # a row ends with the last token that is read from its deepest node
             last = by_node[path[-1]][-1][0] + 1
             spans = [torch.arange(first[n], last if n == path[-1] else first[n + 1]) for n in path]
             starts = dict(zip(path, _starts([len(x) for x in spans]), strict=True))
@@ -125,6 +126,7 @@ class Rows:
 def _paths(parent: Sequence[int], read: Mapping[int, object]) -> list[list[int]]:
     """Nodes from root to leaf, for each deepest node that is read from."""
     inner: set[int] = set()
+    # a node above another one is on that one's path, and needs no row of its own
     for node in read:
         up = parent[node]
         while up >= 0 and up not in inner:

@@ -144,6 +144,7 @@ class TinkerEngine:
         self._tinker = need("tinker", "tinker")
         self.address, self.base_model, self.adapter = address, base_model, adapter or Adapter()
         self.betas, self.weight_decay, self.eps, self.timeout = betas, weight_decay, 1e-8, timeout
+        # a name of this run's own: two runs may share a server
         self._name, self._save_count = f"gxpo-{uuid.uuid4().hex[:12]}", 0
         _check_reachable(address)
         key = os.environ.get("TINKER_API_KEY") or "tml-none"
@@ -193,6 +194,7 @@ class TinkerEngine:
 
     def _read(self, sequences: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """Log-probs [n - 1] of the tokens after the first of each sequence, requested once between two steps."""
+        # the same sequence is read for its log-probs and again for its slopes
         missing = list(dict.fromkeys(s for s in sequences if s not in self._logprobs))
         if missing:
             data = [self._datum(s, weights=[1.0] * (len(s) - 1)) for s in missing]
@@ -250,6 +252,7 @@ class TinkerEngine:
     def step(self, lr: float, max_grad_norm: float | None, *, eps: float | None = None) -> float:
         if max_grad_norm and not self.clips:
             raise ConfigError(f"{self.address} ignores the limit on the gradient norm: set optim.max_grad_norm=0")
+        # a slope that is nan would break the server's weights, which nothing here can undo
         if not all(math.isfinite(g) for pull in self._pending_pulls for s in pull for g in s.slopes):
             self.discard()
             return math.nan
@@ -275,7 +278,9 @@ class TinkerEngine:
             **({"grad_clip_norm": limit} if limit else {}),
         )
         out = self._request("take an optimiser step", lambda: self._client.optim_step(params))
+        # the log-probs that are held are those of the weights before
         self._forget()
+        # names differ by server and version, with prefixes and suffixes
         norms = {name: x for name, x in (out.metrics or {}).items() if name.split("/")[-1].split(":")[0] in NORMS}
         if not norms:
             metric_names = ", ".join(out.metrics or {}) or "none"
@@ -296,6 +301,7 @@ class TinkerEngine:
         """
         norms = []
         for pulls in experiments(PROBED):
+            # sent as for a sum: how the norms differ from one is the server's reduction
             self._send(pulls, Reduction("sum"))
             norms.append(self._send_step(0.0, 0.0, EPS))
         if not norms[0] > 0:
@@ -353,6 +359,7 @@ class TinkerEngine:
             server_path, base, rank = record["path"], record["base_model"], record["rank"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path / STATE} is no checkpoint of cluster.backend=tinker") from error
+        # a server would load what fits, of another model too
         if (base, rank) != (self.base_model, self.adapter.rank):
             raise CheckpointError(
                 f"{path / STATE} is of {base} with rank {rank}, and this run has {self.base_model} with rank "

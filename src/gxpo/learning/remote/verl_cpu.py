@@ -45,6 +45,7 @@ def _answers() -> dict[str, Any]:
     def nvtx_range(self: Any, message: str) -> Any:
         yield
 
+    # verl asks these of its platform: a CPU is one device, with nothing to set
     constant = {
         "is_available": True,
         "current_device": "cpu",

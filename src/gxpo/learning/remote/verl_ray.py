@@ -46,6 +46,7 @@ class RayVerlEngine:
         verl_rows.check_version()
         self._ray: Any = need("ray", "ray")
         self.model, self.timeout, self.version, self.eps = Path(model), timeout, 0, 1e-8
+        # a connection that is made here is ended here, one of the user's is not
         self._owns_cluster = _connect(self._ray, address)
         # from here on a failure must end the workers that were placed, or the cluster keeps their resources
         self._pool: Any = None
@@ -85,7 +86,9 @@ class RayVerlEngine:
         except errors.GetTimeoutError as error:
             raise ModelError(f"verl's workers did not {what} within {self.timeout:g} seconds") from error
         except errors.RayTaskError as error:
+            # an error of a worker arrives wrapped, with a traceback of another machine
             cause = error.cause if isinstance(error.cause, Exception) else error
+            # gxpo's own messages say what to change, and pass as they are
             if isinstance(cause, GxpoError):
                 raise cause from error
             raise ModelError(f"verl's workers could not {what}: {_last_line(cause)}") from error
@@ -105,6 +108,7 @@ class RayVerlEngine:
         data = self._batch(parts, names=names)
         answers = self._results("run a forward pass", self._group.infer_batch(data).futures)
         outputs = {n: [x for answer in answers for x in answer[NAMES[n]].unbind()] for n in names}
+        # the batch was filled up until every worker had equally many rows: the fillers are left out
         readings = {
             n: [x[part.read - 1].double().tolist() for part, x in zip(parts, outputs[n][: len(parts)], strict=True)]
             for n in names
@@ -162,6 +166,7 @@ class RayVerlEngine:
 
     def close(self) -> None:
         """End the workers, and the cluster if it was started here."""
+        # killed and not asked to end: a worker may hang in a collective
         if self._group is not None:
             for worker in self._group.workers:
                 self._ray.kill(worker)

@@ -83,6 +83,7 @@ def batch(
         },
         batch_size=len(parts),
     )
+    # slopes travel as columns, since verl's loss sees nothing but the batch
     for name, row_slopes in (slopes or {}).items():
         data[f"slope_{name}"] = jagged(_slopes_by_token(parts, row_slopes, len(parts) - repeated))
     # verl's own micro-batching and reductions are off: the rows come cut, and `linear` is the whole loss
@@ -163,6 +164,7 @@ def configuration(settings: EngineSettings, *, packed: bool) -> dict[str, Any]:
     config: Any = need("verl.workers.config", "verl")
     checkpoints: Any = need("verl.trainer.config", "verl")
     saved = ["model", "optimizer"]  # without the state of random numbers and of verl's schedule, which are not used
+    # gradients are summed in float32, whatever the parameters have
     precision = {"param_dtype": DTYPES[settings.dtype], "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     return {
         "model_config": config.HFModelConfig(
@@ -174,6 +176,7 @@ def configuration(settings: EngineSettings, *, packed: bool) -> dict[str, Any]:
         "engine_config": config.FSDPEngineConfig(
             strategy=settings.strategy, model_dtype="fp32", mixed_precision=precision, use_torch_compile=False
         ),
+        # lr and clipping are set anew before each step
         "optimizer_config": config.FSDPOptimizerConfig(
             lr=1e-6, betas=settings.betas, weight_decay=settings.weight_decay, clip_grad=1.0, total_training_steps=1
         ),

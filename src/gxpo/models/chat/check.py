@@ -78,6 +78,7 @@ def _checks(chat: TemplateChat) -> Iterator[Check]:
         _forgery,
         _tags,
     ):
+        # each check plays a conversation of its own, so that one that fails does not hide what the others find
         try:
             yield check(chat)
         except ModelError as error:
@@ -92,13 +93,17 @@ def _canonical(chat: TemplateChat, messages: Sequence[Message], answer: Message,
     """Action that the template itself would write for `answer`, without its end-of-turn token."""
     prompt = chat.template.render(messages, tools)
     full_text = chat.template.render([*messages, answer], tools, answer=False)
+    # some templates rewrite the prompt once an answer follows: where it is not a prefix, only the content itself is
+    # certain
     text = (
         full_text[shared_prefix(prompt, full_text) :]
         if full_text.startswith(prompt.rstrip())
         else str(answer["content"])
     )
+    # a policy samples its end-of-turn token itself, so the text stops before the first one
     ends = [i for e in chat.facts.ends if (i := text.rfind(e)) >= 0]
     text = text[: min(ends)] if ends else text
+    # an opened thought that is not closed would swallow the answer: the reading would find no content
     close = opened_by(prompt)
     return text if close is None or close in text else f"Thinking.\n{close}\n\n{text}"
 
@@ -111,6 +116,7 @@ def _stop(chat: TemplateChat) -> list[int]:
 
 def _play(chat: TemplateChat, answers: Sequence[str], stop: bool = True) -> tuple[TemplateConversation, list[Message]]:
     """Play a conversation in which the policy writes these answers as the template would."""
+    # through the conversation's own act and observe, so that the checks see the contexts that a run would see
     messages = [message("user", "What is two and two?")]
     conversation = chat.start(messages)
     for answer in answers:
@@ -133,6 +139,8 @@ def _ends(chat: TemplateChat) -> Check:
             "ends", "fails", "neither the tokenizer nor the template has a token that ends an action: give stop="
         )
     stops = ", ".join(facts.stops)
+    # a template may end the last message of a history otherwise than a message in its middle: masks and stops then
+    # differ
     if facts.last_end != facts.next_end and facts.ends:
         last, later = facts.last_end or "nothing", facts.next_end or "nothing"
         return Check(
@@ -167,6 +175,7 @@ def _tokens(chat: TemplateChat) -> Check:
 def _cut(chat: TemplateChat) -> Check:
     conversation, _ = _play(chat, ANSWERS[:1], stop=False)
     end = chat.facts.next_end
+    # nothing can be missing where the template writes nothing, but then a cut action runs into the next message
     if end is None:
         return Check("cut", "note", "the template ends an action with nothing, one that was cut included")
     closed = chat.tokens.one_id(end) in conversation.context
@@ -188,6 +197,8 @@ def _blanks(chat: TemplateChat) -> Check:
 def _thinking(chat: TemplateChat) -> Check:
     messages = [message("user", "Two?")]
     key = chat.facts.reasoning_key
+    # a key of its own (reasoning_content) is tested by that key; else thoughts are tags in the content, which a
+    # template may strip
     if key is not None:
         answer = message("assistant", "Four.", **{key: "Q8thought."})
         is_kept = "Q8thought." in chat.template.render([*messages, answer, message("user", "And now?")])
@@ -206,6 +217,7 @@ def _thinking(chat: TemplateChat) -> Check:
 
 def _roles(chat: TemplateChat) -> Check:
     user, reply = message("user", "Two?"), message("assistant", "Four.")
+    # failures here are limits of a task's messages and not of the template's use, so they are notes
     shortcomings = [] if chat.facts.system else ["no system message"]
     probes: list[tuple[str, Callable[[], str | None]]] = [
         ("two user messages in a row", lambda: render_or_none(chat.template, user, reply, user, user)),
@@ -214,6 +226,7 @@ def _roles(chat: TemplateChat) -> Check:
     shortcomings += [f"refuses {what}" for what, text in probes if text() is None]
     plain = render_or_none(chat.template, user, answer=False) or ""
     before = plain.partition("Two?")[0]
+    # a few words are the markup of a role; more is a default system prompt that the task did not write
     if len(before.split()) > 4:
         shortcomings.append("puts words of its own before the first message")
     return Check(
@@ -223,6 +236,7 @@ def _roles(chat: TemplateChat) -> Check:
 
 def _tools(chat: TemplateChat) -> Check:
     facts = chat.facts
+    # without tools in its text the model would not know of them, and without a parser its calls would be lost
     if not facts.shows_tools:
         return Check(
             "tools", "note", "the template shows no tools: they are explained in words, calls are <tool>...</tool>"
@@ -235,6 +249,7 @@ def _tools(chat: TemplateChat) -> Check:
     conversation = chat.start([user], [TOOL])
     if chat.tools_format == "tags":
         return Check("tools", "ok", "calls are <tool>...</tool>, by choice")
+    # sample the call that the template itself would write, and see whether its tokens are read as that call
     text = _canonical(chat, [user], call_message(CALL, facts.arguments_as_json), [TOOL])
     reply = conversation.act([*chat.tokens.encode_after(text), *_stop(chat)])
     conversation.observe([message("tool", "found")])
@@ -267,6 +282,7 @@ def _answers(chat: TemplateChat) -> Check:
 def _bos(chat: TemplateChat) -> Check:
     bos = chat.tokenizer.bos_token_id
     ids = chat.start([message("user", "Two?")]).context
+    # a doubled first token is out of the distribution of every pretrained model, and nothing else shows it
     if bos is not None and ids[:2] == (bos, bos):
         return Check("bos", "fails", "the template writes the first token twice")
     adds = list(chat.tokenizer("a", verbose=False).input_ids)[:1] == [bos] and bos is not None

@@ -106,12 +106,15 @@ def facts_of_template(template: Template, tokens: Tokens) -> Facts:
     user, answer_message = message("user", USER), message("assistant", ASSISTANT)
     # templates of some vision models take contents as parts alone
     template.parts = not _shows_both(template, False) and _shows_both(template, True)
+    # what the generation prompt adds shows where an answer begins
     prompt_text, bare_prompt = template.render([user]), template.render([user], answer=False)
     answered_text = template.render([user, answer_message], answer=False)
     if USER not in prompt_text or ASSISTANT not in answered_text:
         raise ModelError("the chat template does not write the text of a user's or an assistant's message")
+    # what precedes an answer beyond the prompt was not sampled: it is a header of the answer, or blanks
     before_last, _, after_last = answered_text.partition(ASSISTANT)
     lead = before_last[len(prompt_text) :] if before_last.startswith(prompt_text) else ""
+    # the token behind an answer may differ once a message follows, so both histories are rendered
     followed = render_or_none(template, user, answer_message, message("user", NEXT)) or ""
     after_next = followed.partition(ASSISTANT)[2]
     last_end, next_end = tokens.marker_at_start(after_last), tokens.marker_at_start(after_next)
@@ -125,6 +128,7 @@ def facts_of_template(template: Template, tokens: Tokens) -> Facts:
     result_text = render_or_none(
         template, user, answer_message, message("tool", RESULT, tool_call_id=CALL.id, name=CALL.name)
     )
+    # without an end token of the template, the model stops where the next message or a tool's result would begin
     stops = [end] if end else [opener, tokens.marker_at_start((result_text or "").partition(ASSISTANT)[2])]
     tools_text = render_or_none(template, user, tools=[TOOL]) or ""
     system_text = render_or_none(template, message("system", SYSTEM), user) or ""
@@ -134,6 +138,7 @@ def facts_of_template(template: Template, tokens: Tokens) -> Facts:
         stops=_distinct(eos, *stops, tool.get("end")),
         last_end=last_end,
         next_end=next_end,
+        # blanks alone are stripped from answers; a lead with words is part of the header
         lead="" if lead.strip() else lead,
         header="" if any(tag in lead for pair in THINKING_TAGS for tag in pair) else lead,
         opens_reasoning=opened_by(prompt_text) is not None,
@@ -145,6 +150,7 @@ def facts_of_template(template: Template, tokens: Tokens) -> Facts:
         arguments_as_json=bool(tool.get("as_json")),
         writes_calls="as_json" in tool and _writes_answers(template, tool["as_json"]),
         call_end=tool.get("call_end", ""),
+        # tokens that frame messages must not be typed by a user or a tool, so they are guarded (`Tokens.guard`)
         frame=tuple(
             m
             for m in tokens.markers
@@ -187,8 +193,11 @@ def call_message(call: ToolCall, as_json: bool, content: str = "") -> Message:
 def _tool_facts(template: Template, tokens: Tokens, prompt_text: str) -> dict[str, Any]:
     """Format of tool calls: the first parser that reads back the template's own output; without one, the form of
     arguments that it writes."""
+    # the tools change the prompt, so the call begins where this prompt's text ends
     prompt_text = render_or_none(template, message("user", USER), tools=[TOOL]) or prompt_text
     texts = _written_calls(template)
+    # templates take arguments as objects or as JSON text, and only trying shows which: the one that is read back is
+    # right
     for as_json, text in texts.items():
         text_of_call = text[shared_prefix(text, prompt_text) :]
         for form in NATIVE:
@@ -219,7 +228,9 @@ def _reads_back(form: Format, text_of_call: str, tokens: Tokens) -> bool:
     if form.opens not in text_of_call:
         return False
     expected = Reading("", "", "", calls=(CALL,))
+    # Qwen's XML has texts alone: types are needed to read 3 as a number, as they are in a run
     types = {"q_lookup": {"key": "string", "count": "integer"}}
+    # without the end-of-turn token too: the policy's action is read without it
     candidates = [text_of_call, *(text_of_call[:i] for m in tokens.markers if (i := text_of_call.rfind(m)) > 0)]
     for text in candidates:
         reading = read(text, form, types, True)
@@ -230,6 +241,7 @@ def _reads_back(form: Format, text_of_call: str, tokens: Tokens) -> bool:
 
 def _call_end(template: Template, tokens: Tokens, as_json: bool) -> dict[str, Any]:
     """Text after the last argument, up to the end of the action, and the token that ends it."""
+    # one argument, with a value that occurs nowhere else: what follows it is the template's own
     marked = call_message(ToolCall("q_lookup", {"key": "Q6last7Z"}, CALL.id), as_json)
     user = message("user", USER)
     last = render_or_none(template, user, marked, tools=[TOOL], answer=False) or ""
@@ -237,9 +249,11 @@ def _call_end(template: Template, tokens: Tokens, as_json: bool) -> dict[str, An
     followed = render_or_none(template, user, marked, answer, tools=[TOOL]) or last
     tails = [t.partition("Q6last7Z")[2] for t in (last, followed)]
     tail = tails[0].rstrip()
+    # `</tool_call>` may be a special token too, but it belongs to the call's form and does not end the action
     special = [m for m in tokens.markers if tail.endswith(m) and not m.startswith("</")]
     end = max(special, key=len) if special else None
     if tokens.eos is not None and tail.endswith(tokens.text_of(tokens.eos)):
         end = tokens.text_of(tokens.eos)
+    # what both histories write after the call is its closing; what only one of them writes belongs to the next message
     common = tails[0][: shared_prefix(*tails)]
     return {"end": end, "call_end": common[: common.rfind(end)] if end and end in common else common.rstrip()}

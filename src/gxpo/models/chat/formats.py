@@ -43,6 +43,7 @@ def blocks(
     text: str, open_: str, close: str, inside: Callable[[str], list[ToolCall]], lone_end: bool = False
 ) -> Parsed:
     """Parse every `open_ ... close`; with `lone_end` the last one may end where the text ends."""
+    # two texts: the content without any call, and the body, in which unreadable calls stay for the history to show
     content_parts, kept_parts, calls, position = [], [], [], 0
     while (begin := text.find(open_, position)) >= 0:
         inner = begin + len(open_)
@@ -53,9 +54,11 @@ def blocks(
         else:
             block_calls = inside(text[inner : end if end >= 0 else len(text)])
         content_parts.append(text[position:begin])
+        # a call that can't be read stays in the text, so that the model sees its own mistake in the next turn
         kept_parts.append(text[position:begin] if all(c.error is None for c in block_calls) else text[position:after])
         calls += block_calls
         position = after
+    # a text without calls is not stripped: it must stay what was sampled
     if not calls:
         return Parsed(text, text)
     return Parsed(
@@ -69,6 +72,7 @@ def call_of(data: Any) -> ToolCall:
     """Tool call from `{"name": ..., "arguments" | "parameters": {...} or JSON text}`."""
     if not isinstance(data, dict):
         return ToolCall("", error="a call is a JSON object with a name and arguments")
+    # OpenAI nests name and arguments under "function"; other formats have them flat, under names of their own
     inner = data.get("function")
     data = inner if isinstance(inner, dict) else data
     name = data.get("name", data.get("tool_name", inner))
@@ -140,6 +144,7 @@ def qwen_xml(text: str, types: Types) -> Parsed:
             return _unreadable("a call is <function=name>...</function>")
         name = match[1].strip()
         pairs, between = _parameters(body[match.end() :].removesuffix("</function>"))
+        # text between the parameters would be dropped silently: the model has to learn that it is no call
         if between.strip():
             return _unreadable("a parameter is <parameter=key>value</parameter>", name)
         kinds = types.get(name, {})
@@ -157,6 +162,7 @@ def _arguments(block: str) -> tuple[list[tuple[str, str]], str]:
     while (begin := block.find(open_, position)) >= 0:
         middle = BETWEEN.search(block, begin)
         end = block.find(close, middle.end()) if middle is not None else -1
+        # cut off within a pair: what is left counts as text between pairs, which the caller refuses
         if middle is None or end < 0:
             break
         pairs.append((block[begin + len(open_) : middle.start()].strip(), block[middle.end() : end]))
@@ -171,6 +177,7 @@ def glm(text: str, types: Types) -> Parsed:
     def inside(block: str) -> list[ToolCall]:
         name = block.partition("<arg_key>")[0].strip()
         pairs, between = _arguments(block)
+        # any text between the pairs would be dropped silently: the model has to learn that it is no call
         if not name or between.strip() != name:
             return _unreadable("a call is a name and pairs of <arg_key> and <arg_value>")
         kinds = types.get(name, {})
@@ -184,9 +191,11 @@ def llama(text: str, types: Types) -> Parsed:
     head, tag, body = text.partition("<|python_tag|>")
     if not tag:
         head, body = "", text
+        # without the tag only an answer that is an object with such keys is a call: answers in JSON are common
         if not re.match(r'\s*\{\s*"(name|type|function)"', text):
             return Parsed(text, text)
     calls, decoder, position = [], json.JSONDecoder(), 0
+    # several objects follow each other without a list, so that each is decoded where the last one ended
     while position < len(body):
         if body[position] in "; \n\t":
             position += 1
@@ -220,6 +229,7 @@ def mistral(text: str, types: Types) -> Parsed:
     head, marker, body = text.partition("[TOOL_CALLS]")
     if not marker:
         return Parsed(text, text)
+    # older versions of the template write one list behind the marker, later ones a marker for each call
     if body.lstrip().startswith("["):
         calls = _objects(body)
     else:
@@ -254,6 +264,7 @@ def deepseek(text: str, types: Types) -> Parsed:
     parsed = blocks(text, "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>", inside)
     if not parsed.calls:
         return parsed
+    # the markers around all calls are outside of each call's block
     clean = [
         re.sub("<\uff5ctool\u2581calls\u2581(begin|end)\uff5c>", "", t).strip() for t in (parsed.content, parsed.body)
     ]
@@ -265,6 +276,7 @@ def kimi(text: str, types: Types) -> Parsed:
 
     def inside(block: str) -> list[ToolCall]:
         left, _, right = block.partition("<|tool_call_argument_begin|>")
+        # Kimi numbers its calls in the name (functions.NAME:0); the tool's name has neither
         name = left.strip().removeprefix("functions.").rpartition(":")[0] or left.strip()
         return [call_of({"name": name, "arguments": right})]
 
@@ -296,6 +308,7 @@ def harmony(text: str, types: Types) -> Parsed:
         return Parsed(text, text)
     for head, next_ in zip(heads, [*heads[1:], None], strict=True):
         body = text[head.end() : next_.start() if next_ else len(text)]
+        # each segment ends with a token that is part of neither its content nor the JSON of a call
         body = re.sub(r"<\|(end|call|return)\|>$", "", body)
         channel = head[2] or ""
         recipient = RECIPIENT.search(f"{head[1] or ''} {channel}")
@@ -307,6 +320,7 @@ def harmony(text: str, types: Types) -> Parsed:
             reasoning.append(body)
         else:
             content_parts.append(body)
+    # text before the first marker is in no channel: it counts as content, so that nothing sampled is lost
     if heads[0].start() > 0:
         content_parts.insert(0, text[: heads[0].start()])
     text_parts = "".join(content_parts)

@@ -36,8 +36,10 @@ def normal_message(message: Any) -> Message:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         raise ModelError(f"'role' is a text such as user or assistant, not {_short(role)}")
+    # texts are the common case, and the same object again lets callers see that nothing has changed
     if isinstance(content, str) and len(message) == 2:
         return message
+    # data sets from Arrow have every key in every row, null where the message has none; templates test for keys
     normal = {key: value for key, value in message.items() if value is not None}
     if FORMER_CALL in normal:
         raise ModelError(f"{FORMER_CALL!r} is the old form: write the call into 'tool_calls'")
@@ -49,9 +51,11 @@ def normal_message(message: Any) -> Message:
     empty = content is None or (isinstance(content, list | tuple) and not content)
     if empty and not calls and role != "tool":
         raise ModelError("'content' is missing; it may be null beside tool calls alone")
+    # null beside calls is OpenAI's form: a template that joins texts would write "None"
     normal["content"] = "" if empty else join_parts(content)
     if calls:
         normal["tool_calls"] = [_normal_call(call, f"tool call {i}") for i, call in enumerate(calls)]
+    # the same object where nothing had to be changed, which keeps a large data set from being copied
     return message if normal == message else normal
 
 
@@ -92,6 +96,7 @@ def _normal_call(call: Any, where: str) -> dict[str, Any]:
 
 def _arguments(arguments: Any, where: str) -> dict[str, Any]:
     """Parse arguments to an object, from an object, its JSON text, or null or empty text (no arguments)."""
+    # OpenAI's API has JSON text, most templates iterate over an object: history holds objects only
     value = arguments
     if isinstance(arguments, str):
         try:
@@ -139,9 +144,11 @@ def pair_answers(messages: Sequence[Message], renumber: bool = False) -> list[Me
             message = {**message, "tool_calls": calls}
         elif message.get("role") == "tool":
             call_id = message.get("tool_call_id") or (waiting[0] if waiting else None)
+            # an answer with an id of its own may come in any order; without one it belongs to the first that waits
             if call_id in waiting:
                 waiting.remove(call_id)
             if call_id in names:
+                # a name that the data set gives wins over that of the call
                 message = {"name": names[call_id][1], **message, "tool_call_id": names[call_id][0]}
         out.append(message)
     return out
@@ -151,6 +158,7 @@ def padded_arguments(messages: Sequence[Message]) -> set[str]:
     """Names of arguments that are null in all calls of one tool and set in another's: padding by Arrow."""
     tools_by_key: dict[str, set[str]] = {}
     nulls: set[tuple[str, str]] = set()
+    # Arrow gives every call the union of all tools' arguments: a key that only another tool sets was never written
     for function in (call["function"] for m in messages for call in m.get("tool_calls", ())):
         for key, value in function["arguments"].items():
             if value is None:

@@ -47,18 +47,23 @@ class Tokens:
         self.markers: dict[str, int] = {str(t.content): int(i) for i, t in added.items()}
         self.eos: int | None = tokenizer.eos_token_id
         if self.eos is not None:
+            # the end-of-text token need not be among the added ones, and it always ends an action
             self.markers.setdefault(str(tokenizer.eos_token), self.eos)
         special = {t.content: int(i) for i, t in added.items() if t.special}
         special |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
         self._special, self.control = dict(special), special
         self._control = _pattern_of_any(special)
+        # tokens with a role (bos, pad) or of turns are noise in an action; others, such as <search>, are part of what
+        # it says
         roles = {getattr(tokenizer, f"{role}_token_id", None) for role in ROLES}
         self.special_ids = frozenset(special.values())
         self.content = frozenset(i for name, i in special.items() if i not in roles and name not in MARKERS)
         self.frame(())
+        # such tokens eat the blanks beside them when the whole text is encoded; pieces have to do the same
         self._swallow_left = {t.content for t in added.values() if t.lstrip}
         self._swallow_right = {t.content for t in added.values() if t.rstrip}
         self.anchor = self._anchor(added)
+        # only a bos alone is put before a text: other tokens of a tokenizer's post-processing belong to no conversation
         begin = list(tokenizer("", verbose=False).input_ids)[:1]
         self.bos: tuple[int, ...] = tuple(begin) if begin == [tokenizer.bos_token_id] else ()
 
@@ -117,13 +122,17 @@ class Tokens:
         """Token ids of text after `marker` (None: any other token)."""
         if not text:
             return ()
+        # pictures are spans of ids beyond the vocabulary, which no tokenizer knows
         if media.MARK[0] in text:
             return self._with_pictures(text, lambda t: self.encode_after(t, marker))
         if self._control is not None and BREAK in text:
             return self._encode_typed(text, self._control, marker, first=False)
+        # SentencePiece treats the start of a text as the start of a word: with an anchor before it the piece is encoded
+        # as in the middle
         behind = self.anchor if marker is None else (marker, self.text_of(marker))
         if behind is not None:
             ids = self._ids(behind[1] + text)
+            # the anchor's own id is cut off, but only if it was not merged with the text
             if ids and ids[0] == behind[0]:
                 return tuple(ids[1:])
         return tuple(self._ids(text))
@@ -154,7 +163,9 @@ class Tokens:
 
         for piece, after in zip(control.split(text), [*control.findall(text), ""], strict=True):
             if BREAK in piece:
+                # what came before has to be encoded with its neighbours, as the tokenizer would without the typed name
                 ids += encode_ready()
+                # tokens with lstrip or rstrip eat blanks of the whole text, so a piece beside one loses them here
                 piece = piece.lstrip() if before in self._swallow_right else piece
                 piece = piece.rstrip() if after in self._swallow_left else piece
                 ids += self._encode_letters(piece, first and not ids)
@@ -166,6 +177,7 @@ class Tokens:
 
     def _encode_letters(self, text: str, first: bool) -> tuple[int, ...]:
         """Ids of a typed text, none of them a control token."""
+        # a copy of the tokenizer that does not split at special tokens; its ids hold only where none is a control token
         if self._literal_tokenizer is not None:
             anchor_text = "" if first else _ALONE
             literal_ids = self._literal_tokenizer(
@@ -197,10 +209,12 @@ class Tokens:
         if not ids:
             return ""
         text = self._decoded(ids)
+        # text that spells a control token without being one would be read as one when it is encoded again
         if self._control is None or not (control_names := self._control.findall(text)):
             return text
         control = {*self.control.values()}
         places = [n for n, i in enumerate(ids) if i in control]
+        # every name in the text is a token in the ids: nothing was spelled out
         if control_names == [self.text_of(ids[n]) for n in places]:
             return text
         out, begin = "", 0
@@ -262,6 +276,7 @@ def decoder(tokenizer: Any, chat: Any = None) -> Callable[[Sequence[int]], str]:
     Special tokens are left out, but for those that the `chat` format knows as content (`Tokens.content`).
     """
     tokens: Tokens | None = getattr(chat, "tokens", None)
+    # tools' markers such as <tool_call> may be special tokens, and a reward that parses calls needs to see them
     content = frozenset() if tokens is None else tokens.content
 
     def plain(ids: Sequence[int]) -> str:
@@ -272,6 +287,7 @@ def decoder(tokenizer: Any, chat: Any = None) -> Callable[[Sequence[int]], str]:
         noise = tokens.special_ids - content
         return tokenizer.decode([t for t in ids if t not in noise], skip_special_tokens=False)
 
+    # ids of pictures are beyond the vocabulary, and a tokenizer raises on them
     return lambda ids: media.readable(ids, plain) if max(ids, default=0) >= media.FIRST else plain(ids)
 
 
@@ -320,12 +336,14 @@ class PlainConversation:
         self.chat = chat
         messages = normal_messages(messages)
         messages = [m if isinstance(m["content"], str) else media.with_marks(m) for m in messages]
+        # a last message of the assistant's is the beginning of the answer: the policy continues it
         self.messages, self._prefix = without_prefill(messages)  # the context ends in the assistant's text in any case
         self._has_tools = bool(tools)
         self._calls: tuple[ToolCall, ...] = ()
         self._count = 0
         self._waits_for_action = True
         prompt_messages = toolbox.with_instructions(messages, tools, True) if tools else messages
+        # user text may spell control tokens: `typed` has it encoded as letters
         self.context: tuple[int, ...] = chat.tokens.bos + chat.tokens.encode(
             chat.tokens.typed(joined_texts(prompt_messages))
         )
@@ -340,6 +358,7 @@ class PlainConversation:
     def act(self, tokens: Sequence[int]) -> Reply:
         """Append the sampled ids as they are, and return the parsed action."""
         if not self._waits_for_action:
+            # ids of an observation follow each action: without one, two actions would count as one in the tree
             raise GxpoError("two actions in a row: observe() something (an empty list is possible) between them")
         ids = tuple(int(t) for t in tokens)
         text, _ = self.chat.tokens.split_stop(ids, self.chat.stop_ids)
@@ -347,8 +366,10 @@ class PlainConversation:
         plain = self.chat.tokens.plain
         calls = tuple(
             ToolCall(plain(c.name), plain(c.arguments), f"call{self._count + i:05d}", c.error)
+            # names and arguments are the policy's text and may hold broken control tokens: shown as plain text
             for i, c in enumerate(reading.calls)
         )
+        # the sampled ids and not those of the decoded text: encoding is not the inverse of decoding
         self.context += ids
         self._calls, self._count, self._waits_for_action = calls, self._count + len(calls), False
         self.messages.append({"role": "assistant", "content": self._prefix + plain(text)})

@@ -48,6 +48,7 @@ def split_thinking(text: str, opened: str | None = None) -> Thought:
     None
     """
     begin, close = 0, opened
+    # blanks before the tag are allowed: some models write a line break first
     if close is None:
         blank = len(text) - len(text.lstrip())
         for open_, end in THINKING_TAGS:
@@ -57,6 +58,7 @@ def split_thinking(text: str, opened: str | None = None) -> Thought:
         return Thought(None, "", text)
     stop = text.find(close, begin)
     if stop < 0:
+        # a thought that was cut has no answer: all of it is reasoning, and the content is empty
         return Thought(text[begin:].strip("\n"), text, "", close)
     after = stop + len(close)
     return Thought(text[begin:stop].strip("\n"), text[:after], text[after:])
@@ -70,9 +72,11 @@ def answer_opening(prompt: str, prefill: str, header: str) -> str:
     """
     close = opened_by(prompt)
     if close is None:
+        # the header is the template's whitespace: a prefill that brings its own would double it
         return prefill if prefill[0].isspace() and not header.strip() else header + prefill
     open_ = next(o for o, end in THINKING_TAGS if end == close)
     if prefill.lstrip().startswith(open_):
+        # the prompt's own line break after the tag, which the prefill has as well
         return prefill.lstrip().removeprefix(open_).removeprefix("\n" if prompt.endswith("\n") else "")
     if close in prefill:
         return prefill
@@ -101,11 +105,13 @@ class Reading:
 
 def read(text: str, form: Format | None, types: Types, tools: bool, opened: str | None = None) -> Reading:
     """Parse an action. `form`: format of calls (None: without calls); without `tools` nothing is parsed as a call."""
+    # channel formats mark thoughts and calls themselves: the tags of thinking have no meaning there
     if form is not None and form.channels:
         parsed = form.find(text, types)
         calls = parsed.calls if tools else ()
         return Reading(parsed.content, parsed.content, parsed.body, parsed.reasoning, calls=calls)
     thought = split_thinking(text, opened)
+    # the line breaks between thought and answer belong to the template, which writes its own number of them
     rest = thought.rest.lstrip("\n") if thought.lead else thought.rest
     if form is None or not tools:
         return Reading(rest, rest, rest, thought.reasoning, thought.lead, thought.close)
@@ -142,8 +148,10 @@ def value(x: Any) -> Any:
         return {str(k): value(v) for k, v in x.items()}
     if isinstance(x, Sequence) and not isinstance(x, str):
         return [value(v) for v in x]
+    # bool before numbers: True would equal 1, which templates write differently
     if x is None or isinstance(x, bool):
         return {None: "null", True: "true", False: "false"}[x]
+    # templates spell the same value as JSON or as Python: compare what both mean
     text = _squeeze(str(x))
     word = {"True": "true", "False": "false", "None": "null"}.get(text, text)
     try:

@@ -23,6 +23,7 @@ class Endless(ModelError):
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
     """Context manager: raise `Endless` after so many seconds of CPU time; no limit outside of the main thread."""
+    # signals reach the main thread alone, and Windows has no interval timer
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -30,6 +31,7 @@ def _limited(seconds: float) -> Iterator[None]:
     def end(*_: object) -> None:
         raise Endless(f"the chat template comes to no end: it was stopped after {seconds:g} seconds")
 
+    # CPU time and not the clock: a busy machine must not make a good template fail
     previous_handler = signal.signal(signal.SIGVTALRM, end)
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)  # again, should the first be lost in a finaliser
@@ -63,6 +65,8 @@ class Template:
         text = self._apply(messages, tools, answer)
         if not refs:
             return text
+        # a placeholder's k-th occurrence is the k-th picture; a user who types the placeholder would shift them, so
+        # counts must agree
         if self.picture:
             pieces = text.split(self.picture)
             if len(pieces) == len(refs) + 1:
@@ -80,6 +84,8 @@ class Template:
         try:
             with _limited(LONGEST):
                 return self.tokenizer.apply_chat_template(
+                    # transformers renders in a sandbox of Jinja's, which keeps a template from files but not from
+                    # endless loops
                     [self._form(m) for m in messages],
                     tools=[dict(t) for t in tools] or None,
                     chat_template=self.text,
@@ -127,6 +133,7 @@ def in_parts(message: Message, pictures: bool = False) -> dict[str, Any]:
 def source(tokenizer: Any, template: str | Path | None) -> str:
     """Jinja source of `template`: itself, a file's, or (None) the tokenizer's own."""
     if template is None:
+        # several templates by name: "default" is the one for conversations
         own_template = tokenizer.chat_template
         if isinstance(own_template, dict):
             own_template = own_template.get("default")
@@ -136,6 +143,7 @@ def source(tokenizer: Any, template: str | Path | None) -> str:
     if isinstance(template, str) and ("{%" in template or "{{" in template):
         return template
     try:
+        # a pipe or a device would block or never end
         if Path(template).exists() and not Path(template).is_file():
             raise OSError("a named pipe, for one, would be waited for")
         return Path(template).read_text(encoding="utf-8")

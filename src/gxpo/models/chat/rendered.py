@@ -44,6 +44,7 @@ class RenderedChat:
         """Start from one message of the user's: the whole text up to the answer."""
         if tools:
             raise ModelError("chat.template=rendered: tools are part of a rendered prompt, and can't be added to it")
+        # roles and turns are in the text already, so more than one message has no place in it
         if len(messages) != 1 or messages[0].get("role") != "user" or not isinstance(messages[0].get("content"), str):
             raise ModelError(
                 "chat.template=rendered takes prompts that are texts, one each; messages are rendered by a template: "
@@ -96,6 +97,8 @@ class Markup:
 
 def markup_of(text: str, chat: Any = None) -> Markup | None:
     """Markers of a chat template in a text: of the chat's own model, and of well-known families; None without any."""
+    # turns of well-known families are found without a tokenizer, so that a data set can be checked before a model is
+    # chosen
     turns = turns_in(text)
     facts: Facts | None = getattr(chat, "facts", None)
     tokens: Tokens | None = getattr(chat, "tokens", None)
@@ -105,6 +108,7 @@ def markup_of(text: str, chat: Any = None) -> Markup | None:
         return Markup(turns, True)
     if tokens is None:
         return None
+    # single control tokens are weaker evidence than turns: a text may speak about them
     names = tuple(dict.fromkeys(tokens.control_in(text)))
     return Markup(names, False) if names else None
 
@@ -123,6 +127,7 @@ def prompt_warnings(tasks: Iterable[Task], chat: Any = None, template: str = "au
     chat      of the model; None: look for markers of well-known templates alone
     template  chat.template of the run
     """
+    # prompts that are texts and prompts that are messages need different remedies
     markup_by_kind: dict[str, list[tuple[str, Markup | None]]] = {}
     for task in tasks:
         for kind, text in _texts(task):
@@ -157,6 +162,7 @@ def _rendered_warnings(prompts: Sequence[tuple[str, Markup | None]], chat: Any) 
             f"{len(unmarked)} prompt(s) hold no marker of a chat template: {_some(unmarked)}; chat.template=rendered "
             "puts none around them: leave it at auto, or render them"
         )
+    # markers of another family would be letters to this model, and it would answer as to plain text
     foreign = [
         (name, Markup(unknown_names, True))
         for name, markup in prompts

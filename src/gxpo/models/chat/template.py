@@ -91,6 +91,7 @@ class TemplateConversation:
                 "the assistant's message stands alone: a conversation begins with the user's or the system's"
             )
         self.messages: list[Message] = list(messages)
+        # counts of histories that the template changed, which a run reports
         self.rebuilt = self.kept_against_template = self.respelled = 0
         self._types = toolbox.types_of(tools)
         self._has_tools = bool(tools)
@@ -98,6 +99,7 @@ class TemplateConversation:
         self._tools = tuple(typed(list(tools))) if chat.tools_format == "native" else ()  # messages for the template
         self._template_messages, text = self._opening(messages, tools)
         self._prefix = self._prefill(text, prefill)
+        # the prefix is not sampled, but the answer is read with it
         self._text = text + self._prefix
         self._actions: list[Action] = []
         self._action_message: Message = {}  # the last action's message, as given to the template
@@ -114,12 +116,14 @@ class TemplateConversation:
         except ModelError:
             if not any(m.get("tool_calls") for m in opening_messages):
                 raise
+            # the strictest templates (Mistral's) refuse other ids, so they are renumbered only where a template refuses
             # some templates want ids of nine letters and digits
             renumbered = pair_answers(opening_messages, renumber=True)
             text = render_or_none(chat.template, *renumbered, tools=self._tools)
             if text is None:
                 raise
             opening_messages = renumbered
+        # a template that drops calls in silence would show the model results that nobody asked for
         for call in (c for m in opening_messages for c in m.get("tool_calls", ())):
             if call["function"]["name"] not in text:
                 raise ModelError(
@@ -148,6 +152,7 @@ class TemplateConversation:
         ids = tuple(int(t) for t in tokens)
         text, stop = self.chat.tokens.split_stop(ids, self.chat.stop_ids)
         prefix = self._prefix
+        # a thought that the prompt opens has no opening tag in the answer, prefix included
         opened = opened_by(self._text[: len(self._text) - len(prefix)])
         whole_reading = reading = self.chat.read(prefix + text, self._types, self._has_tools, opened)
         if prefix:  # the reply is what was sampled; a thought that the prefix opens is open in it
@@ -155,6 +160,7 @@ class TemplateConversation:
             sampled_reading = self.chat.read(text, self._types, self._has_tools, inside)
             reading = sampled_reading if len(sampled_reading.calls) == len(whole_reading.calls) else whole_reading
         calls = tuple(self._with_id(c) for c in whole_reading.calls)
+        # the ids stay as sampled: the learner must see the very tokens whose log-probabilities were recorded
         self._actions.append(Action(ids, text, stop, whole_reading, prefix))
         self.context += ids
         self._action_message = self._message(self._actions[-1], whole_reading.body, calls)
@@ -173,12 +179,14 @@ class TemplateConversation:
     def _message(self, action: Action, body: str, calls: Sequence[ToolCall]) -> Message:
         """Action in the structured form that templates expect; `body`: its content without thinking."""
         reading, key = action.reading, self.chat.facts.reasoning_key
+        # blanks that the template itself writes before an answer would be doubled when it is rendered again
         message: dict[str, Any] = {"role": "assistant", "content": body.removeprefix(self.chat.facts.lead)}
         if reading.reasoning is not None and key is not None:
             message[key] = reading.reasoning
         elif reading.reasoning is not None and reading.lead:  # the template knows thinking as text only, if at all
             joined = f"{reading.lead}\n\n{body}" if body else reading.lead
             message["content"] = action.full_text if body == reading.raw else joined
+        # only calls that could be read are structured; the others stay as text in the body
         if well_formed := toolbox.structured(calls, self.chat.facts.arguments_as_json):
             message["tool_calls"] = well_formed
         return message
@@ -201,6 +209,7 @@ class TemplateConversation:
             raise GxpoError("observe() comes after act(): messages before the first action belong to start()")
         # render the whole history: the template's text behind the action is the observation
         action = self._actions[-1]
+        # a last message of the assistant's begins the next action
         messages, prefill = without_prefill([media.with_marks(m) for m in normal_messages(messages)])
         messages = toolbox.with_call_ids(messages, self._last_calls())
         form, new, text = self._render_history(self.chat.tokens.typed(self.chat.later_messages(messages)))
@@ -212,11 +221,13 @@ class TemplateConversation:
         if rebuild:
             self.context = ids = self._rebuild_ids(text + prefix)
             self.rebuilt += 1
+        # training on tokens needs a context that is what the policy saw plus the observation, and nothing else
         else:
             ids = self.chat.tokens.encode_after(bridge.text + prefix, action.stop)
             self.context = before + ids
             self.kept_against_template += not bridge.same
             self.respelled += bridge.same == "meaning"
+            # the invariant of the whole class: earlier tokens are a prefix of the new context
             if self.context[: len(before)] != before or before[len(before) - len(action.ids) :] != action.ids:
                 raise GxpoError("a conversation has lost tokens that the policy had seen: please report the template")
         self.messages += messages
@@ -232,14 +243,18 @@ class TemplateConversation:
 
     def _render_history(self, messages: Sequence[Message]) -> tuple[Message, list[Message], str]:
         """Form of the last action that the template accepts, the new messages, and the whole text."""
+        # templates differ in what they accept for one action, so its forms are tried from the most structured to plain
+        # text
         refusals = []
         for form in self._forms():
+            # a template without the role tool gets results in a user message
             bare = "tool_calls" not in form and not self.chat.facts.bare_answers
             new = toolbox.as_user(messages) if bare or self.chat.tools_format == "tags" else list(messages)
             try:
                 return form, new, self._render([form, *new])
             except ModelError as error:
                 refusals.append(error)
+        # the first form is the one that was meant: its refusal names the real reason
         raise refusals[0]
 
     def _render(self, more: Sequence[Message], answer: bool = True) -> str:
@@ -249,10 +264,12 @@ class TemplateConversation:
         """Text between the last action and the next one, if the action is in the history letter by letter."""
         action = self._actions[-1]
         visible_text = self._text + action.text
+        # the usual case: the template writes the action as it was sampled
         if text.startswith(visible_text):
             rest = text[len(visible_text) :]
             if action.stop is None:
                 return Bridge(rest, "text")
+            # the stop token was sampled already, so the template's own one must not be added a second time
             closing = self.chat.closing(action.stop)
             if closing is not None and (end := closing.match(rest)):
                 is_own_stop = end[0] == self.chat.tokens.text_of(action.stop)
@@ -262,14 +279,19 @@ class TemplateConversation:
     def _bridge_by_mark(self, form: Message, new: Sequence[Message], text: str) -> Bridge:
         """Text between the last action and the next one, found with a marker word in the action's place."""
         action = self._actions[-1]
+        # a word that is nowhere else stands for the action, which the template may respell or strip
         tail = self._after_mark(form, new, text)
+        # where the tail is not how the text ends, the template wrote the action otherwise, and its history can't be
+        # compared
         aligned = text.endswith(tail)
         history = text[: len(text) - len(tail)]
         is_kept = aligned and self._has_same_meaning(history)
         closing = self.chat.closing(action.stop)
         end = closing.match(tail) if closing is not None else None
+        # the sampled stop token stands for the template's end of turn
         if action.stop is not None:
             tail = tail[end.end() :] if end else tail
+        # an action cut within a thought has to be closed, or the observation would be part of the thought
         elif action.reading.close is not None:
             tail = self._thought_end(history if is_kept else "") + tail
         return Bridge(tail, "meaning" if is_kept else "")
@@ -278,6 +300,7 @@ class TemplateConversation:
         """Text of the template after an action, found with a marker word at the action's end."""
         mark = unused(MARK, text)
         calls = form.get("tool_calls")
+        # with calls the turn ends after the last argument and not after the content
         if calls:
             marked = self._render([{**form, "tool_calls": [*calls[:-1], self._marked_call(calls[-1], mark)]}, *new])
             _, separator, tail = marked.partition(mark)
@@ -332,8 +355,10 @@ class TemplateConversation:
         ids: tuple[int, ...] = ()
         position = 0
         for action in self._actions:
+            # the header in front makes sure that it is a turn of the assistant's and no quotation of one
             place = text.find(header + action.full_text, position) if action.text else -1
             begin = place + len(header) + len(action.prefix)
+            # dropped or rewritten by the template: its text is encoded like any other
             if place < 0 or begin < position:
                 continue
             ids += self._piece(text[position:begin], position) + action.text_ids
@@ -396,6 +421,7 @@ class TemplateChat:
             raise ModelError(f"the chat template {lacking}: use tools_format='tags'")
         self._tags_by_choice = tools_format == "tags"
         self.tools_format = ("native" if native else "tags") if tools_format == "auto" else tools_format
+        # the task's own stop texts must be one token each: sampling ends by id
         stops = [self.tokens.one_id(t) for t in (*self.facts.stops, *stop)]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
         self.tokens.frame(self.stop_ids)

@@ -51,6 +51,7 @@ def instructions(tools: Sequence[Schema]) -> str:
 def with_instructions(messages: Sequence[Message], tools: Sequence[Schema], system: bool) -> list[Message]:
     """Append the instructions to the system message; in a format without one, insert them before the first message."""
     text, messages = instructions(tools), list(messages)
+    # templates refuse a system message that is not the first, and some refuse any
     if not system:
         first_turn = next((i for i, m in enumerate(messages) if m.get("role") != "system"), 0)
         messages[first_turn] = {**messages[first_turn], "content": f"{text}\n\n{messages[first_turn]['content']}"}
@@ -68,6 +69,7 @@ def result_text(message: Message) -> str:
 def as_user(messages: Sequence[Message]) -> list[Message]:
     """Write tool results as user messages; consecutive ones are merged."""
     out: list[Message] = []
+    # two user messages in a row are refused by templates that want roles to alternate
     joins = False
     for message in messages:
         if message.get("role") != "tool":
@@ -88,6 +90,7 @@ def with_call_ids(messages: Sequence[Message], calls: Sequence[ToolCall]) -> lis
     for message in messages:
         if message.get("role") == "tool":
             call = next(waiting, None)
+            # only results in the order of their calls lack an id; one that names its call keeps it
             if call is not None:
                 message = {"tool_call_id": call.id, "name": call.name, **message}
         out.append(message)

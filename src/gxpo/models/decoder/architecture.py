@@ -224,9 +224,11 @@ def layers_of(causal: Any, family: Family) -> list[Layer]:
     for i, module in enumerate(model.layers):
         # SmolLM3 leaves rotary embeddings out of some layers; Gemma 3 has other ones for windowed layers
         attention = getattr(module, family.attention)
+        # layers may differ: windowed ones, other embeddings, none
         kind = FULL if layer_types is None else layer_types[i]
         rope = kind if isinstance(ropes, dict) else ONE_ROPE
         cap = getattr(attention, family.cap) if family.cap else None
+        # configurations spell the head's size differently: the module's own attribute decides
         size = getattr(attention, "head_dim", None) or attention.head_size
         heads = Heads(config.num_attention_heads, int(size), float(attention.scaling), cap)
         rope = rope if getattr(attention, "use_rope", True) else NO_ROPE
@@ -249,8 +251,10 @@ def why_not(causal: Any) -> str | None:
         return f"{name} is not one of the architectures with a fast forward pass (docs/models.md)"
     if backbone_of(causal) is None or not len(backbone_of(causal).layers):
         return "it has no layers"
+    # fields that change the formula in ways that no family describes
     if set_keys := [key for key in family.must_be_none if getattr(config, key, None) is not None]:
         return f"its {set_keys[0]} is set"
+    # m-RoPE gives all tokens of a picture few positions, and a window is measured in tokens
     if hasattr(backbone_of(causal).rotary_emb, "mrope_section") and any(
         window_of(config, i) is not None for i in range(len(backbone_of(causal).layers))
     ):

@@ -89,15 +89,18 @@ class Plan:
 
 def _visible_rectangle(piece: Chain, window: int, position: Tensor, dtype: torch.dtype) -> Rectangle | None:
     """Select the queries below a piece that see some of it, with a mask if they see only part; None if none does."""
+    # positions of a tree: a window reaches back by depth and not by index in the flat list
     depth = position[piece.end : piece.below]
     visible = (depth < int(position[piece.end - 1]) + window).nonzero().squeeze(1)
     if not visible.numel():
         return None
     rows = slice(piece.end + int(visible[0]), piece.end + int(visible[-1]) + 1)
     keys = position[piece.start : piece.end]
+    # a query sees keys that are less than a window above it
     hidden = keys[None] <= position[rows][:, None] - window
     if not bool(hidden.any()):
         return Rectangle(rows, slice(piece.start, piece.end))
+    # a piece that is seen whole needs no mask, for which the kernel is faster
     mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, lowest(dtype))
     return Rectangle(rows, slice(piece.start, piece.end), mask[None, None])
 
@@ -135,12 +138,14 @@ def kernel_works() -> bool:
     """Return True if this build of torch has the attention kernel, with grouped queries and gradients."""
     if not hasattr(torch.ops.aten, KERNEL):
         return False
+    # small numbers by hand: builds of torch differ in grouped queries and in what the backward kernel takes
     q = torch.linspace(-1, 1, 2 * 3 * 4).reshape(1, 2, 3, 4)
     try:
         output, log_sum = forward(q, q[:, :1], q[:, :1], 0.5, causal=True)
         grads = _backward(torch.ones_like(output), q, q[:, :1], q[:, :1], output, log_sum, True, 0.5)
     except (RuntimeError, TypeError):
         return False
+    # the same by plain products and autograd, which every build has
     leaves = [x.clone().requires_grad_() for x in (q, q[:, :1], q[:, :1])]
     scores = (leaves[0] @ leaves[1].transpose(2, 3)) * 0.5
     mask = torch.ones(3, 3, dtype=torch.bool).triu(1)
@@ -210,6 +215,7 @@ def _backward(
     # with the joined log-sum-exp, p is this block's part of the whole softmax, and output_dot that of all blocks
     scores, tanh_scores = _capped(q, k, scale, causal, mask, cap)
     p = (scores - total[..., None]).exp()
+    # several query heads share a key head: their gradients by it are summed
     grouped = (k.shape[1], -1)
 
     def of_keys(x: Tensor, y: Tensor) -> Tensor:
@@ -217,6 +223,7 @@ def _backward(
         return (x.to(y.dtype).unflatten(1, grouped).transpose(-1, -2) @ y.unflatten(1, grouped)).sum(2)
 
     by_p = (g.unflatten(1, grouped) @ v[:, :, None].transpose(-1, -2)).flatten(1, 2)
+    # the softmax's backward subtracts the row's mean; with capped scores, the slope of tanh comes on top
     output_dot = (g * out).sum(-1, keepdim=True, dtype=p.dtype)
     by_scores = (p * (by_p - output_dot) * (1 - tanh_scores.square()) * scale).to(q.dtype)
     by_q = (by_scores.unflatten(1, grouped) @ k[:, :, None]).flatten(1, 2)
@@ -227,11 +234,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
     """Apply rotary embeddings to the first R of D numbers of x [n, heads, D], into `out`; cos, sin [n, 1, R]. With
     -sin: the inverse rotation. R = 0: a layer without them."""
     size, half = cos.shape[-1], cos.shape[-1] // 2
+    # partial rotary embeddings (GPT-NeoX, Phi): the rest of the numbers pass
     if size < x.shape[-1]:
         out[..., size:] = x[..., size:]
         if not size:
             return out
         x, out = x[..., :size], out[..., :size]
+    # in place and without an intermediate for the rotated half: this runs over all tokens of a batch
     torch.mul(x, cos, out=out)
     out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
     out[..., half:].addcmul_(x[..., :half], sin[..., half:])
@@ -265,6 +274,7 @@ def attend(qkv: Tensor, cos: Tensor, sin: Tensor, plan: Plan, heads: Heads) -> t
     rotated[:, heads.queries + kv :] = x[:, heads.queries + kv :]
     out = x.new_empty(n, heads.queries, size)
     log_sum = x.new_empty(n, heads.queries, dtype=torch.promote_types(x.dtype, torch.float32))
+    # the log-sum-exp is needed to join blocks, and in 16 bits it would lose the small ones
     q, k, v = rotated.split([heads.queries, kv, kv], 1)
     # every token is in exactly one square, which fills `out`; rectangles then join further keys
     for square in plan.squares:
@@ -274,6 +284,7 @@ def attend(qkv: Tensor, cos: Tensor, sin: Tensor, plan: Plan, heads: Heads) -> t
         if square.is_token is None:
             out[at], log_sum[at] = block_out, block_log_sum
         else:
+            # squares of different lengths are padded to one size: only real tokens are written
             out[at[square.is_token]], log_sum[at[square.is_token]] = (
                 block_out[square.is_token],
                 block_log_sum[square.is_token],
@@ -283,6 +294,7 @@ def attend(qkv: Tensor, cos: Tensor, sin: Tensor, plan: Plan, heads: Heads) -> t
         block_out, block_log_sum = forward(
             _slice(q, rows), _slice(k, keys), _slice(v, keys), scale, mask=block.mask, cap=cap
         )
+        # the softmax over two blocks of keys, from each block's result and log-sum-exp
         join(out[rows], log_sum[rows], block_out[0].transpose(0, 1), block_log_sum[0].transpose(0, 1))
     return out, log_sum, rotated
 
@@ -315,6 +327,7 @@ class TreeAttention(Function):
         q_grad, k_grad, v_grad = rotated_grad.split(parts, 1)
         for square in plan.squares:
             at = square.index
+            # a padded query must add nothing to the gradients of its keys
             g_at = g[at] if square.is_token is None else g[at] * square.is_token[..., None, None]
             block_grads = _backward(
                 g_at.transpose(1, 2), _rows(q, at), _rows(k, at), _rows(v, at), _rows(out, at),
@@ -332,6 +345,7 @@ class TreeAttention(Function):
                 log_sum[rows].t()[None], False, scale,
                 None if block.mask is None else block.mask.to(rotated.dtype), cap,
             )  # fmt: skip
+            # a token's keys may be in several rectangles: gradients are added, never assigned
             for grad, place, x in zip((q_grad, k_grad, v_grad), (rows, keys, keys), block_grads, strict=True):
                 grad[place] += x[0].transpose(0, 1)
         # the inverse rotation brings them back to what the linear maps gave

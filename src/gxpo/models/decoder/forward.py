@@ -52,6 +52,7 @@ class Decoder:
         self.family, self.model, self.triples = family, backbone_of(causal), triples_of(causal)
         self.layers = layers_of(causal, family)
         vision = vision_of(causal)
+        # pictures add features behind the first layers too, in models with DeepStack
         self.deep = vision if vision is not None and vision.deep else None
         self.head = Head.of(causal)
         self.recompute = recompute
@@ -77,6 +78,7 @@ class Decoder:
         try:
             decoder = cls(causal, products=products, recompute=recompute)
             agrees = decoder._agrees(causal)
+        # a model whose class has the right name may still be patched or of a newer version: the probe decides
         except (AttributeError, TypeError, RuntimeError, IndexError, KeyError) as error:
             decoder, agrees = None, str(error)[:100]
         if agrees is True:
@@ -93,7 +95,9 @@ class Decoder:
         """Return True if hidden states and logits are the model's on a few tokens, within its windows too."""
         if self.head is None:
             return False
+        # ids spread over the vocabulary by a prime step: small ids alone could hide a wrong embedding
         tokens = torch.arange(1, PROBE + 1) * 7919 % causal.config.get_text_config().vocab_size
+        # windows are longer than the probe: narrow copies show whether they are applied
         for decoder, window in ((self, None), *self._narrowed(causal)):
             with with_window(causal, window):
                 decoder_states = decoder.states(tokens, torch.arange(PROBE), [Chain(0, PROBE, PROBE)])
@@ -101,6 +105,7 @@ class Decoder:
                 if not near(decoder_states, model_states):
                     return False
                 logits = causal(input_ids=tokens[None], use_cache=False).logits[0]
+            # the head by itself, on the model's own states: an error of the layers can't hide one of the head
             if not near(self.head(model_states), logits):
                 return False
         return True
@@ -144,6 +149,7 @@ class Decoder:
         for i, layer in enumerate(self.layers):
             if i in layers:
                 states_by_layer[i] = x
+                # later layers add nothing that was asked for
                 if states_by_layer.keys() >= set(layers):
                     return [states_by_layer[layer] for layer in layers]
             run: Callable[..., Tensor] = partial(self.within, layer.module, self._layer)
@@ -156,6 +162,7 @@ class Decoder:
                 x = run(*arguments)
             x = add_deep(x, i)
         last_states = self.norm(x)
+        # the last layer's states are those behind the final norm, as in transformers
         return [states_by_layer.get(layer, last_states) for layer in layers]
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -214,6 +221,7 @@ class Decoder:
             cos, sin = (table.to(x.dtype) for table in tables[layer.rope])
             qkv = queries_keys_values(layer, x, product)
             out, _, rotated = attend(qkv, cos, sin, plans[layer.window], layer.heads)
+            # the keys as they are after rotation: a sampler attends to them as they are
             keys_and_values.append(rotated[:, layer.heads.queries :])
             x = add_deep(add_mlp(layer, add_attention(layer, x, out.flatten(1), product), product, x), i)
         return self.norm(x), keys_and_values
@@ -231,10 +239,12 @@ def with_window(causal: Any, window: int | None) -> Iterator[None]:
         yield
         return
     backbone = backbone_of(causal)
+    # a vision model's backbone has a text configuration of its own: one narrow copy can't stand for both
     if backbone.config is not causal.config:
         raise RuntimeError("the windows of a vision model are not tried")
     configs = (causal.config, backbone.config)
     try:
+        # a copy, since the model's configuration is shared with whoever loaded it
         causal.config = backbone.config = narrow = copy.copy(configs[1])
         narrow.sliding_window = window
         yield

@@ -35,12 +35,14 @@ def eps_of(norm: Any) -> float:
 def queries_keys_values(layer: Layer, x: Tensor, product: torch.dtype) -> Tensor:
     """[n, (heads + 2 kv) * D] queries, keys and values of a layer's input."""
     norm, maps, size = layer.norm(0), layer.maps, layer.heads.size
+    # one kernel for norm and maps, and its backward recomputes the norm instead of holding it
     if are_plain_linears(*maps) and is_stock_norm(layer, norm, x):
         weights = (m.weight for m in maps)
         out = NormLinears.apply(x, weight_of(layer, norm), eps_of(norm), product, *weights)
     else:
         h = x if norm is None else norm(x)
         out = maps[0](h) if len(maps) == 1 else torch.cat([m(h) for m in maps], 1)
+    # GPT-NeoX lays out queries, keys and values head by head
     if layer.family.by_head:
         out = out.unflatten(1, (layer.heads.queries, 3, size)).transpose(1, 2).flatten(1)
     norms = layer.norms_of_heads
@@ -67,9 +69,11 @@ def add_attention(layer: Layer, x: Tensor, attended: Tensor, product: torch.dtyp
 
 
 def add_mlp(layer: Layer, x: Tensor, product: torch.dtype, before: Tensor) -> Tensor:
+    # a parallel MLP reads the layer's input, a sequential one the attention's output
     """Add the MLP's output to x [n, H]; before: the layer's input, which a parallel MLP reads."""
     norm, inner, mlp_input = layer.norm(2), layer.inner, before if layer.parallel else x
     adds_input = layer.sequential
+    # adapters and other kinds of maps run by their own modules, for autograd to see them
     if inner and are_plain_linears(*inner, layer.mlp.down_proj) and is_stock_norm(layer, norm, x):
         weights = (layer.mlp.down_proj.weight, *(m.weight for m in inner))
         mlp_out = GatedMLP.apply(
@@ -189,13 +193,16 @@ class GatedMLP(Function):
         *weights: Tensor,
     ) -> Tensor:
         rstd = inverse_rms(x, eps)
+        # gate and up projection as one product: fewer and larger matrix products
         inner = times(normed(x, rstd, norm, product), weights)
         a, b = inner.chunk(2, 1)
         gated = act.value(a).mul_(b)
+        # the residual is the accumulator of the product, which saves a pass over [n, H]
         if residual:
             out = torch.addmm(x.to(product), gated, down.to(product).t()).to(x.dtype)
         else:
             out = (gated @ down.to(product).t()).to(x.dtype)
+        # hold the projections and not what the activation makes of them: it is cheap to compute again
         ctx.save_for_backward(x, rstd, norm, down, inner.to(x.dtype), *weights)
         ctx.product, ctx.act, ctx.residual = product, act, residual
         return out
@@ -207,6 +214,7 @@ class GatedMLP(Function):
         g, (a, b) = grads[0].to(product), inner.to(product).chunk(2, 1)
         gate = ctx.act.value(a)
         by_act, (by_down,) = times_backward(g, gate * b, (down,), (needs_grad[6],))
+        # both halves side by side, so that one product gives the gradient by the normed input
         by_inner = inner.new_empty(inner.shape, dtype=product)
         by_a, by_b = by_inner.chunk(2, 1)
         torch.mul(by_act, gate, out=by_b)

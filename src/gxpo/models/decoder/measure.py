@@ -57,6 +57,7 @@ def products(
     laid_out = not update and copies_fit(decoder, torch.float32)
     rows = min(rows, ROWS) if update or laid_out else ROWS
     flops = (6 if update else 2) * rows * sum(w.numel() for w in weights)
+    # a share of each matrix is enough: time is proportional to its rows
     share = min(1.0, WORK / flops)
     weights = [w.detach()[: max(1, round(share * w.shape[0]))].requires_grad_(w.requires_grad) for w in weights]
     runs_by_name = {
@@ -67,6 +68,7 @@ def products(
     best = {name: [float("inf")] * len(runs) for name, runs in runs_by_name.items()}
     start_time, tries = clock(), 0
     with torch.no_grad():
+        # at least twice: the first run also pays for touching the memory
         while tries < 2 or (clock() - start_time < SECONDS and (tries < TRIES or not _is_clear(best))):
             for name, runs in runs_by_name.items():
                 for i, run in enumerate(runs):
@@ -93,6 +95,7 @@ def _product(w: Tensor, rows: int, product: torch.dtype, update: bool, laid_out:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(rows, w.shape[1], generator=draw).to(w.dtype)
     g = torch.randn(rows, w.shape[0], generator=draw).to(w.dtype)
+    # sampling holds its copies in this layout (`Stepper._fused`), so the trial multiplies in it too
     if laid_out:
         copy = w.detach().to(product).t().contiguous()
         return lambda: (x.to(product) @ copy).to(w.dtype)

@@ -62,6 +62,7 @@ class Stepper:
                 return None
             return torch.cat([each.weight.detach().to(self.product) for each in maps]).t().contiguous()
 
+        # layers with parallel branches or norms after them are run by the decoder's own code
         if not layer.sequential:
             return Weights(None, None, None, None)
         simple = not (layer.norms_of_heads or layer.family.by_head)
@@ -95,6 +96,7 @@ class Stepper:
             x = add_linear(layer.out, x, attended, self.product)
         else:
             x = torch.addmm(x.to(self.product), attended.to(self.product), w.out).to(x.dtype)
+        # without copies (adapters, or no memory for them) the layer's modules are used
         if w.inner is None or w.down is None:
             return add_mlp(layer, x, self.product, before)
         assert layer.act is not None
@@ -145,12 +147,14 @@ class Branches:
         n, columns = owner.numel(), prompts.mask.shape[1]
         copied = columns if columns <= short else 0
         caches = []
+        # one cache of keys and values for each layer: a step appends one column at the same place for all samples
         for keys, values in prompts.layers:
             cache = keys.new_empty(n, copied + room, 2 * keys.shape[1], keys.shape[3])
             if copied:
                 cache[:, :columns] = torch.cat([keys, values], 1).transpose(1, 2)[owner]
             caches.append(cache)
         mask = None
+        # right-aligned prompts have padding at the left, which must not be attended to
         if copied and not bool(prompts.mask.all()):
             low = torch.finfo(caches[0].dtype).min
             mask = caches[0].new_zeros(n, 1, 1, copied + room)
@@ -162,6 +166,7 @@ class Branches:
         """Subset of samples; prompts without samples are dropped."""
         owner, prompts = self.owner[rows], self.prompts
         if prompts is not None:
+            # prompts of which all samples have ended need not be attended to any more
             prompt_rows, new_owner = torch.unique(owner, return_inverse=True)
             if prompt_rows.numel() < prompts.mask.shape[0]:
                 prompts, owner = prompts.select(prompt_rows), new_owner
@@ -179,12 +184,14 @@ class Branches:
         """Copies of keys and values [kv, tokens, D] of a sample, from the first of its `prompt` tokens on."""
         out = []
         for i, cache in enumerate(self.caches):
+            # copied prompts are right-aligned in the cache, just before the samples' own tokens
             if self.prompts is None:
                 keys_and_values = cache[row, self.begun - prompt : self.begun - prompt + tokens].transpose(0, 1)
             else:
                 shared = torch.cat([x[self.owner[row], :, x.shape[2] - prompt :] for x in self.prompts.layers[i]])
                 keys_and_values = torch.cat([shared, cache[row, : tokens - prompt].transpose(0, 1)], 1)
             keys, values = keys_and_values.chunk(2, 0)
+            # clones, since the cache is written on, and a view would keep all of it in memory
             out.append((keys.clone(), values.clone()))
         return out
 
@@ -192,6 +199,7 @@ class Branches:
         """Branches after one more token [n] of each sample."""
         stepper, decoder = self.stepper, self.stepper.decoder
         x = decoder.embed(token)
+        # positions go on from the prompt's end, whatever its padding
         tables = decoder.tables(x, self.start + self.filled - self.begun)
         rotations = {key: Turn.of(cos.to(x.dtype), sin.to(x.dtype)) for key, (cos, sin) in tables.items()}
         place = None if self.prompts is None else Placement.of(self.owner, self.prompts.mask, x.dtype)
@@ -200,6 +208,7 @@ class Branches:
             qkv = stepper.qkv(i, x).view(token.numel(), -1, size)
             rotated, values = rotations[layer.rope](qkv[:, :-kv]), qkv[:, -kv:]
             q, keys = rotated.split([layer.heads.queries, kv], 1)
+            # written before attending: a token sees itself
             cache[:, self.filled, :kv] = keys
             cache[:, self.filled, kv:] = values
             x = stepper.finish(i, x, self._attend(i, layer, q, place).flatten(1))
@@ -219,6 +228,7 @@ class Branches:
             q.reshape(n, kv, -1, size), visible[:, :kv], visible[:, kv:], heads.scale, mask=mask, cap=heads.cap
         )
         out, log_sum = out.reshape(n, -1, size), log_sum.reshape(n, -1)
+        # the prompt is in the cache already, as a copy
         if place is None or self.prompts is None:
             return out
         keys, values = self.prompts.layers[i]
@@ -271,6 +281,7 @@ class Placement:
         """owner [n] ascending; counts [C, columns]: valid columns of each prompt."""
         sizes = torch.bincount(owner, minlength=counts.shape[0])
         most, slot = int(sizes.max()), None
+        # samples of a prompt are queries of one block, so that they are padded to the largest group
         if bool((sizes != most).any()):
             rank = torch.arange(owner.numel()) - (sizes.cumsum(0) - sizes)[owner]
             slot = owner * most + rank

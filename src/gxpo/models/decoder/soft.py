@@ -52,10 +52,12 @@ def mixed_embeddings(embedding: Any, rows: Tensor, ids: Tensor, weight: Tensor) 
 
     def mixed(module: Any, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
         embeddings = nn.functional.embedding(ids.clamp_min(0).to(out.device), module.weight)
+        # an id of -1 is padding: it reads row 0 with weight 0
         share = torch.where(ids < 0, 0.0, weight).to(embeddings)
         mean = (share[..., None] * embeddings).sum(1).to(out.dtype)
         return out.reshape(-1, out.shape[-1]).index_copy(0, rows.to(out.device), mean).view_as(out)
 
+    # a hook on the embedding, since the fast pass and transformers both take ids and look them up themselves
     hook = embedding.register_forward_hook(mixed)
     try:
         yield

@@ -104,6 +104,7 @@ class Vision:
 
     def _through_tower(self, pictures: Sequence[Pixels]) -> list[Tensor]:
         prepared, like = self.processor.inputs(pictures), next(self.model.parameters())
+        # the processor gives float32 on the CPU: the tower takes floats in its own dtype, grids as they are
         tower_inputs = {
             k: x.to(like.device, like.dtype if x.is_floating_point() else None) for k, x in prepared.items()
         }
@@ -111,6 +112,7 @@ class Vision:
         first = [x.reshape(-1, x.shape[-1]) for x in output.pooler_output]  # a tensor, or one a picture
         if not self.deep:
             return first
+        # deep features lie beside the first ones in one row, and are taken apart at their layers
         return [torch.cat(features, -1) for features in zip(first, *output.deepstack_features, strict=True)]
 
     def _blank_runs(self, runs: int) -> list[Tensor]:
@@ -145,6 +147,7 @@ class Vision:
     def rows(self, ids: Tensor) -> Tensor:
         """[n, H] rows of pictures by id [n], as of `features`; n may be 0."""
         row_number = ids.cpu() - media.FIRST
+        # each picture goes through the tower once, however often the batch shows it
         keys, picture_index = torch.unique(row_number // media.ROWS, return_inverse=True)
         runs = -(-len(keys) // self.at_once)
         extra_runs = 0 if self.runs is None else self.runs(runs) - runs  # a collective, so before any run
@@ -226,8 +229,10 @@ def install(causal: Any, processor: Processor) -> Vision:
     inner = tower_of(causal)
     embedding, head = causal.get_input_embeddings(), causal.get_output_embeddings()
     vision = Vision(inner, processor, causal.config, triples=_has_triples(causal))
+    # the class is changed in place: the module keeps its parameters, hooks and place in the model
     embedding.__class__, head.__class__ = PictureEmbedding, TextHead
     cast("PictureEmbedding", embedding).vision = vision
+    # placeholders of pictures mean nothing in an answer: the head gives them no probability
     cast("TextHead", head).banned = vision.banned
     if vision.deep:
         register_hooks(inner, backbone_of(causal))
@@ -278,6 +283,7 @@ def mrope_steps(ids: Tensor, grid_of: Callable[[int], Grid]) -> tuple[Tensor, Te
     keys, which = torch.unique(picture_row // media.ROWS, return_inverse=True)
     row = picture_row % media.ROWS
     _, high, wide = torch.tensor([grid_of(key) for key in keys.tolist()], device=ids.device)[which].unbind(1)
+    # m-RoPE moves on by the longest side of a picture, once: by its first row
     longest = torch.maximum(high, wide)
     is_first_row = row == 0
     advance[picture_index] = torch.where(is_first_row, longest, 0)
@@ -340,6 +346,7 @@ def _before_model(module: Any, args: Any, keywords: dict[str, Any]) -> tuple[Any
     if not _has_picture_rows(module, keywords):
         return None
     vision, tokens = module.get_input_embeddings().vision, keywords["input_ids"]
+    # transformers accepts no id beyond its vocabulary: it fills placeholders with the rows of the tower
     rows = tokens >= media.FIRST
     first, *later = vision.rows(tokens[rows]).chunk(1 + vision.deep, -1)
     tower_outputs = SimpleNamespace(pooler_output=[first], deepstack_features=[[x] for x in later])

@@ -218,7 +218,7 @@ class AdaptiveGroupSize(Rollout):
         object.__setattr__(self, "memory", TaskMemory(self.discount, self.window, whole=True))
         if (self.solver == "fallback") != (self.window is not None):
             raise ConfigError("rollout.solver=fallback and rollout.window belong together: set both or neither")
-        object.__setattr__(self, "value", functions.named(self.value, group_values.__name__, "rollout.value"))
+        object.__setattr__(self, "value", functions.look_up(self.value, group_values.__name__, "rollout.value"))
         if signature(self.value).columns != ("n", "rate"):
             raise ConfigError(f"rollout.value={self.value.__name__} must be a function of (n, rate)")
         if not 1 <= self.least <= self.group_size <= self.most:

@@ -93,6 +93,7 @@ def _minilm() -> Embedder:
     origin = need("all_minilm_l6_v2", "embedding").__file__ if spec is None else spec.origin
     archive = Path(str(origin)).with_name("model.zip")
     transformers = need("transformers", "train")
+    # A temporary folder: transformers loads from files, and holds the model afterwards.
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(archive) as packed:
         packed.extractall(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

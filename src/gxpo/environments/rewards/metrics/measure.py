@@ -44,6 +44,7 @@ class Measure:
     ) -> dict[str, float]:
         try:
             answer = answer_of(text, self.pattern)
+        # The policy's own text first: an answer that can't be read is malformed whatever the reference is.
         except Unreadable:
             return {"malformed": 1.0}
         if reference_is_text:
@@ -52,6 +53,7 @@ class Measure:
             except Unreadable:
                 return {"incomparable": 1.0}
         try:
+            # A metric may find only while comparing that it can't read the answer.
             score = float(self.function(answer, reference, **options))
         except Unreadable:
             return {"malformed": 1.0}

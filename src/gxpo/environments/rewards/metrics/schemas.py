@@ -27,6 +27,7 @@ def check_schema(schema: Any) -> None:
         _kind_of(schema).check_schema(schema)
         validator = _validator(schema)
         _resolve_references(validator, schema)
+        # Recursive references that go nowhere deeper show only when values are validated.
         for value in TRIALS:
             validator.is_valid(value)
     except (library.SchemaError, RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -92,6 +93,7 @@ def _kind_of(schema: Any) -> Any:
     if isinstance(dialect, str):
         if dialect.rstrip("#") in LATEST:
             return library.Draft202012Validator
+        # Drafts are named by http, and many write https.
         for name in (dialect, dialect.replace("https:", "http:", 1)):
             kind = library.validators.validator_for({"$schema": name}, default=None)
             if kind is not None:

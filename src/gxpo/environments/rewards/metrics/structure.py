@@ -70,6 +70,7 @@ def _declared(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tup
     keys = keys or list(properties)
     schema_by_path = {}
     for key in keys:
+        # A property without a schema may have any value.
         inner = properties[key] if isinstance(properties[key], Mapping) else {}
         schema_by_path |= _declared(inner, (*path, key))
     return schema_by_path

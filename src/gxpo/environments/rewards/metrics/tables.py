@@ -56,11 +56,13 @@ class _Html(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
         if tag == "table" and self.table is None:
+            # The first table counts: later ones are not what was asked for.
             self.table, self._open = Node("table"), True
         elif self._open and tag == "tr" and self.table is not None:
             self.table.children.append(Node("tr"))
             self._inside = False
         elif self._open and tag in ("td", "th") and self.table is not None:
+            # A cell without a row opens one, as in browsers.
             if not self.table.children:
                 self.table.children.append(Node("tr"))
             columns, rows = (_span(next((v for k, v in attrs if k == name), None)) for name in ("colspan", "rowspan"))
@@ -117,6 +119,7 @@ def _laid_out(rows: Sequence[Sequence[Node]]) -> list[Node]:
     grid = []
     for cells in rows:
         column, is_free, row = 0, [n == 0 for n in rows_taken], Node("tr")
+        # Cells of several rows take their places in the rows below.
         rows_taken = [max(0, n - 1) for n in rows_taken]
         for cell in cells:
             # LaTeX needs an empty cell below one of several rows: it is a place holder, not a cell of the table.
@@ -202,6 +205,7 @@ def teds(answer: str, reference: Any, *, structure_only: bool = False) -> float:
     class Costs(apted.Config):
         def rename(self, node1: Node, node2: Node) -> float:
             a, b = node1, node2
+            # Tag and spans first: cells that span differently are different places.
             if (a.tag, a.columns, a.rows) != (b.tag, b.columns, b.rows):
                 return 1.0
             return 0.0 if structure_only or a.tag != "td" else Levenshtein.normalized_distance(a.text, b.text)
