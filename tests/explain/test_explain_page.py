@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from gxpo.explain.words import Words, pseudo_tokens
 from tests import command_line
 
 from gxpo.base.errors import GxpoError
@@ -23,7 +24,6 @@ from gxpo.explain.group_figures import chosen, figures
 from gxpo.explain.outlook import look
 from gxpo.explain.rollout_columns import of_tokens, packed
 from gxpo.explain.rollout_source import Source, read
-from gxpo.explain.words import Words, pseudo_tokens
 from gxpo.forest.forest import Forest
 
 HOSTILE = (

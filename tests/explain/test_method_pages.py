@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+from gxpo.explain.method_pictures import effect_figure, number, svg
 from tests import started
 
 import gxpo
 from gxpo.explain.effect import Effect, effect
 from gxpo.explain.method_page import INDICES, pages
-from gxpo.explain.method_pictures import effect_figure, number, svg
 from gxpo.explain.reference_pages import reference
 from gxpo.methods import METHODS
 

@@ -3,11 +3,11 @@
 import math
 
 import pytest
+from gxpo.explain.method_pictures import surrogate_figure
+from gxpo.explain.surrogate_effect import RATIOS, SAMPLED, TOLD, SurrogateEffect, surrogate_effect, weights
 
 import gxpo
 from gxpo.algorithms.objectives import PolicyGradient
-from gxpo.explain.method_pictures import surrogate_figure
-from gxpo.explain.surrogate_effect import RATIOS, SAMPLED, TOLD, SurrogateEffect, surrogate_effect, weights
 from gxpo.methods import METHODS
 
 

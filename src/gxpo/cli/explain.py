@@ -10,7 +10,7 @@ import typer
 
 from gxpo.cli.options import Json, app, fail, say
 
-PAGE = Path("explain.html")  # written where neither --out nor --json is given
+PAGE = Path("explain.html")  # page_text where neither --out nor --json is given
 
 
 @app.command()
@@ -38,18 +38,17 @@ def explain(
 
     Example: gxpo explain runs/arithmetic --json
     """
-    from gxpo.explain.rollout_data import as_data
-    from gxpo.explain.rollout_page import looks_of, written
+    from gxpo.explain.rollout_page import as_data, looks_of, page_text
     from gxpo.explain.rollout_source import read
 
     source = read(path, step)
     looks = looks_of(source, [name.strip() for name in methods.split(",") if name.strip()])
     if out is not None or not as_json:
-        page, to = written(source, looks), out or PAGE
+        page, to = page_text(source, looks), out or PAGE
         try:
             to.write_text(page, encoding="utf-8", errors="replace")
         except OSError as error:
-            fail(f"--out {to}: {error.strerror}; give a file in a directory that exists and can be written")
+            fail(f"--out {to}: {error.strerror}; give a file in a directory that exists and can be page_text")
         if not as_json:
             say(f"{to}: {len(page.encode('utf-8', 'replace')) / 1e6:.1f} MB; open it in a browser")
     if as_json:

@@ -87,8 +87,7 @@ def _show_cluster(
     """The plan of a cluster; no file that the configuration names is run, and no model loaded."""
     from gxpo.base.errors import ConfigError
     from gxpo.base.usercode import unexecuted
-    from gxpo.explain.cluster_plan import cluster_plan, load_of
-    from gxpo.explain.cluster_text import cluster_text
+    from gxpo.explain.cluster_plan import cluster_plan, cluster_text, load_of
     from gxpo.models.shape import shape_of, stated_shape
 
     if sizes["parameters"] is None and (alone := [k for k, v in sizes.items() if v is not None]):
