@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import started
 
 from gxpo.base.errors import ConfigError
 from gxpo.conformance import check, golden, names
 from gxpo.methods import METHODS
-
-NAMED = "\n".join(
-    [
-        "def advantages(method, rewards, groups, **given):",
-        "    if method != 'dr_grpo' or None in rewards:",
-        "        raise NotImplementedError('no ' + method)",
-        "    own = {g: [r for r, h in zip(rewards, groups) if h == g] for g in groups}",
-        "    return [r - sum(own[g]) / len(own[g]) + WRONG for r, g in zip(rewards, groups)]",
-    ]
-)
 
 
 def grpo(
@@ -134,48 +121,6 @@ def test_gxpos_own_methods(method: str) -> None:
 def test_functions_that_can_not_be_loaded(path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check(path)
-
-
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """pytest as a user runs it, in a folder of his own."""
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gxpo.conformance.plugin"]
-    command += ["--pyargs", "gxpo.conformance", *arguments]
-    return started.run(command, cwd=folder, env={**os.environ, "PYTEST_ADDOPTS": ""}, timeout=120)
-
-
-def written(folder: Path, wrong: str) -> None:
-    (folder / "trainer.py").write_text(NAMED.replace("WRONG", wrong))
-
-
-def test_pytest_on_a_function_of_the_readers(tmp_path: Path) -> None:
-    written(tmp_path, "0.0")
-    done = run(tmp_path, "--impl", "trainer:advantages", "--method", "dr_grpo", "-rx")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "xfailed" in done.stdout and "not supported: no dr_grpo" in done.stdout
-
-
-def test_pytest_fails_a_wrong_function(tmp_path: Path) -> None:
-    written(tmp_path, "0.25")
-    done = run(tmp_path, "--impl", "trainer.py:advantages", "--method", "dr_grpo")
-    assert done.returncode == 1 and "should be 0.75 and is 1" in done.stdout
-
-
-def test_pytest_fails_where_nothing_is_supported(tmp_path: Path) -> None:
-    written(tmp_path, "0.0")
-    done = run(tmp_path, "--impl", "trainer:advantages", "--method", "opo")
-    assert done.returncode == 1 and "opo: no vector of it is supported" in done.stdout
-
-
-def test_pytest_says_what_it_does_not_know(tmp_path: Path) -> None:
-    done = run(tmp_path, "--method", "grop")
-    assert done.returncode == 4 and "no golden vectors of 'grop'" in done.stderr
-
-
-def test_options_are_added_to_no_other_run(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("def test_it(): pass\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py", "--impl", "x:y"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 4 and "unrecognized arguments" in done.stderr
 
 
 def test_without_pytest_it_says_what_to_install() -> None:

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gxpo.base.errors import ConfigError, TaskError
-from gxpo.explain import trials
 from gxpo.explain.check_reward import check, spearman
-from gxpo.parts.protocols import Task
 
 REWARDS = r"""
 import os, re, time
@@ -142,26 +140,6 @@ def test_what_can_not_be_tried(file: Path, data: Path, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- the texts
-def test_texts_of_a_task() -> None:
-    tasks = [Task(str(i), f"ask {i}", answer) for i, answer in enumerate(("7", "7", "8", "9"))]
-    found = {t.kind: t.text for t in trials.others(tasks, trials.FORMS["tags"]) if t.task.id == "0"}
-    assert (
-        found["wrong"] == "<answer>8</answer>"
-        and found["echo"] == "ask 0"
-        and found["empty form"] == "<answer></answer>"
-    )
-    assert found["all answers"].split() == ["<answer>8</answer>", "<answer>7</answer>", "<answer>9</answer>"]
-    assert found["right, then wrong"].split() == ["<answer>7</answer>", "<answer>8</answer>"]
-    assert len(found["long"]) == 20_000 and not any(c.isdigit() for c in found["long"])
-    assert set(trials.EXPLOITS) | set(trials.HEDGED) | {"wrong", "repeated"} <= set(found)
-    two = {t.kind for t in trials.others(tasks[1:3], trials.FORMS["bare"], empty=False)}
-    assert "all answers" not in two and "empty form" not in two
-
-
-def test_prompts_of_messages_and_of_ids() -> None:
-    messages = ({"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}, {"role": "tool"})
-    assert trials.prompt_text(Task("a", messages)) == "be brief\n1+1"
-    assert trials.prompt_text(Task("a", (1, 2, 3))) == ""
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=3, max_size=12))

@@ -6,22 +6,12 @@ import math
 
 import pytest
 import torch
+from tests.explain.rollout_pages import forest_of
 
 import gxpo
-from gxpo.explain.derivation import ALONE, EQUAL, INPUTS, SHOWN, Watched, formula_of
-from gxpo.explain.outlook import Outlook, look
+from gxpo.explain.derivation import ALONE, EQUAL, INPUTS, SHOWN, RecordedCredit, formula_of
+from gxpo.explain.outlook import look
 from gxpo.forest.forest import Forest
-from gxpo.methods import METHODS
-
-
-def forest_of(*groups: list[float], tokens: int = 2, logprob: float = -0.5) -> Forest:
-    return Forest.from_completions(
-        [[i + 1] for i in range(len(groups))],
-        [[[7] * tokens for _ in group] for group in groups],
-        [r for group in groups for r in group],
-        success=[float(r > 0) for group in groups for r in group],
-        logprobs=[[[logprob] * tokens for _ in group] for group in groups],
-    )
 
 
 def compared(method: str, forest: Forest, part: int = 0) -> dict[str, list[float]]:
@@ -89,8 +79,8 @@ def test_watching_a_credit_changes_nothing() -> None:
         def __call__(self, forest: Forest, signals: object, step: int) -> torch.Tensor:
             return torch.arange(forest.n_entries, dtype=torch.float64)
 
-    watched = Watched(Odd())
-    assert watched(forest_of([1, 0]), {}, 0).tolist() == [0, 1, 2, 3] and watched.found[0].compared is None
+    watched = RecordedCredit(Odd())
+    assert watched(forest_of([1, 0]), {}, 0).tolist() == [0, 1, 2, 3] and watched.summands[0].compared is None
 
 
 # ---- turns and states
@@ -115,36 +105,4 @@ def test_gigpo_compares_returns_of_turns_in_the_same_state() -> None:
     assert whole is not None and whole[0] == pytest.approx(1.154698433 + 0.707105781, abs=1e-8)
 
 
-def test_what_rollouts_lack_is_said() -> None:
-    forest = forest_of([1, 0])
-    assert "states" in look("gigpo", forest).missing and "forks" in look("tree_rl", forest).missing
-    assert "needs the signal 'entropy'" in look("gtpo", forest).missing
-    for name in METHODS:
-        found = look(name, forest)
-        assert isinstance(found, Outlook) and "pass it as" not in found.missing
-
-
 # ---- weight, share and gradient
-def test_share_of_the_loss_and_pull() -> None:
-    forest = forest_of([1, 0, 0, 1], tokens=3)
-    found = look("grpo", forest)
-    assert found.share is not None and found.pull is not None and found.gradient_share is not None
-    assert found.share.tolist() == pytest.approx([1 / 12] * 12)  # 4 rollouts of 3 tokens
-    assert found.pull.tolist() == pytest.approx([0.866023904] * 3 + [-0.866023904] * 6 + [0.866023904] * 3)
-    assert found.gradient_share.tolist() == pytest.approx([1.0] * 12)
-    assert look("dr_grpo", forest, horizon=10.0).share.tolist() == pytest.approx([1 / 40] * 12)  # type: ignore[union-attr]
-
-
-def test_the_clip_cuts_where_the_ratio_has_gone_the_advantages_way() -> None:
-    forest = forest_of([1, 0], tokens=2)
-    ratio = torch.tensor([1.5, 0.5, 1.5, 0.5], dtype=torch.float64)
-    found = look("grpo", forest, logprob=forest.path_behaviour_logprob + ratio.log())
-    assert found.gradient_share is not None and found.gradient_share.tolist() == pytest.approx([0.0, 1.0, 1.0, 0.0])
-
-
-def test_unknown_log_probs_are_no_obstacle_where_nothing_depends_on_them() -> None:
-    forest = forest_of([1, 0], logprob=float("nan"))
-    found = look("grpo", forest)
-    assert found.gradient_share is not None and found.gradient_share.tolist() == pytest.approx([1.0] * 4)
-    depends = look("disco", forest_of([1, 0, 0], logprob=float("nan")))
-    assert depends.pull is None and "log-probs" in depends.without["surrogate"]

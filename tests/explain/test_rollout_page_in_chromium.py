@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.explain.test_explain_page import HOSTILE, record, write
+from tests.explain.rollout_pages import HOSTILE, record, write
 
 from gxpo.explain import rollout_page
 

@@ -4,12 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from gxpo.explain.method_pictures import effect_figure, number, svg
 from tests import started
 
 import gxpo
-from gxpo.explain.effect import Effect, effect
-from gxpo.explain.method_page import INDICES, pages
+from gxpo.explain.effect import RATIOS, Effect, SurrogateEffect, effect, surrogate_effect
+from gxpo.explain.method_page import INDICES, effect_figure, number, pages, surrogate_figure, svg
 from gxpo.explain.reference_pages import reference
 from gxpo.methods import METHODS
 
@@ -94,3 +93,19 @@ def test_what_is_beyond_the_picture_is_a_number_at_its_edge():
     assert {y for _, y in lines(figure)["far, a right one"]} == {8.0}
     assert [t.get_text() for t in figure.axes[0].texts] == ["1000"] * 8
     assert [number(x) for x in (1142.9, -0.33333, 2.0, -1e-9)] == ["1143", "-0.333", "2", "0"]
+
+
+def test_a_picture_has_the_curve_of_each_sign_over_the_bases():
+    base, cispo = (surrogate_effect(gxpo.method(name)) for name in ("grpo", "cispo"))
+    drawn = lines(surrogate_figure(cispo, base, "cispo"))
+    right, wrong = drawn["cispo, A > 0"], drawn["A < 0"]
+    assert right == wrong and [x for x, _ in right] == list(RATIOS)
+    assert right[0] == pytest.approx((0.02, 0.02)) and right[-1] == pytest.approx((4.0, 1.28))
+    assert drawn["grpo"][-1] == pytest.approx((4.0, 4.0))  # A < 0: no bound above
+
+
+def test_what_pulls_back_is_drawn_below_zero_and_held_at_the_edge():
+    base = surrogate_effect(gxpo.method("grpo"))
+    pulled = SurrogateEffect(tuple(1 - 3 * (r - 1) for r in RATIOS), tuple(r for r in RATIOS))
+    right = lines(surrogate_figure(pulled, base, "x"))["x, A > 0"]
+    assert right[-1][1] == -2.0 and right[0][1] == pytest.approx(1 + 3 * 0.98)  # 1 - 3 (4 - 1) = -8 is held at -2
