@@ -23,12 +23,12 @@ def grpo(
         raise NotImplementedError(method)
     out = []
     for r, g in zip(rewards, groups, strict=True):
-        own = [x for x, h in zip(rewards, groups, strict=True) if h == g and x is not None]
-        if r is None or max(own) - min(own) <= 1e-12 * max(map(abs, own)):
+        scored_rewards = [x for x, h in zip(rewards, groups, strict=True) if h == g and x is not None]
+        if r is None or max(scored_rewards) - min(scored_rewards) <= 1e-12 * max(map(abs, scored_rewards)):
             out.append(0.0)
             continue
-        std = statistics.pstdev(own) if ddof == 0 else statistics.stdev(own)
-        out.append((r - statistics.fmean(own)) / (std + eps))
+        std = statistics.pstdev(scored_rewards) if ddof == 0 else statistics.stdev(scored_rewards)
+        out.append((r - statistics.fmean(scored_rewards)) / (std + eps))
     return out
 
 
@@ -37,15 +37,15 @@ def failed(function: Callable[..., list[float]], methods: list[str] | None = Non
 
 
 def test_a_right_function_passes_everything() -> None:
-    found = check(grpo, ["grpo"])
-    assert len(found) == len(golden("grpo").vectors) + len(golden("grpo").properties)
-    assert {r.status for r in found} == {"passed"}, [r for r in found if r.status != "passed"]
+    results = check(grpo, ["grpo"])
+    assert len(results) == len(golden("grpo").vectors) + len(golden("grpo").properties)
+    assert {r.status for r in results} == {"passed"}, [r for r in results if r.status != "passed"]
 
 
 def test_what_is_not_there_is_not_passed() -> None:
-    found = check(grpo)
-    assert {r.status for r in found if r.method != "grpo"} == {"not supported"}
-    assert {r.method for r in found} == set(names())
+    results = check(grpo)
+    assert {r.status for r in results if r.method != "grpo"} == {"not supported"}
+    assert {r.method for r in results} == set(names())
 
 
 def test_a_fixed_constant_fails_where_another_is_asked_for() -> None:
@@ -64,15 +64,17 @@ def test_groups_by_position_are_found() -> None:
         mean = statistics.fmean(r for r in rewards if r is not None)
         return [0.0 if r is None else r - mean for r in rewards]
 
-    found = failed(one_row, ["dr_grpo"])
-    assert {"groups of two and three", "groups mingled", "property separate", "property zero_sum"} <= set(found)
-    assert "one of four" not in found  # nothing is wrong with one group
+    failures = failed(one_row, ["dr_grpo"])
+    assert {"groups of two and three", "groups mingled", "property separate", "property zero_sum"} <= set(failures)
+    assert "one of four" not in failures  # nothing is wrong with one group
 
 
 def test_raw_rewards_of_single_members_are_found() -> None:
     def raw(method: str, rewards: Any, groups: Any, **given: Any) -> list[float]:
-        found = grpo(method, rewards, groups, **given)
-        return [float(r or 0) if groups.count(g) == 1 else a for a, r, g in zip(found, rewards, groups, strict=True)]
+        advantages = grpo(method, rewards, groups, **given)
+        return [
+            float(r or 0) if groups.count(g) == 1 else a for a, r, g in zip(advantages, rewards, groups, strict=True)
+        ]
 
     assert failed(raw, ["grpo"]) == ["rule: a group of one is given 0", "property one"]
 
@@ -106,8 +108,8 @@ def test_tolerance_for_float32() -> None:
 
 @pytest.mark.parametrize("method", [m for m in names() if m in METHODS])
 def test_gxpos_own_methods(method: str) -> None:
-    found = check(None, [method])
-    assert {r.status for r in found} == {"passed"}, [r for r in found if r.status != "passed"]
+    results = check(None, [method])
+    assert {r.status for r in results} == {"passed"}, [r for r in results if r.status != "passed"]
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def test_every_file_is_whole(objective: str) -> None:
 
 
 def test_gxpos_own_objectives_pass_all_of_them() -> None:
-    found = check_losses()
-    assert [r for r in found if r.status != "passed"] == [] and len(found) > 60
+    results = check_losses()
+    assert [r for r in results if r.status != "passed"] == [] and len(results) > 60
 
 
 def reinforce(objective, logprobs, old, advantages, rows, aggregate, **constants):

@@ -76,5 +76,5 @@ def test_loss_option_runs_the_loss_tests_alone(tmp_path: Path) -> None:
         done = started.run([*command, *options], cwd=tmp_path)
         return done.returncode, done.stdout + done.stderr
 
-    code, said = run("--loss", "mine:loss", "--objective", "gpg")
-    assert code == 0 and " passed" in said and "xfailed" in said and "deselected" in said, said
+    code, output = run("--loss", "mine:loss", "--objective", "gpg")
+    assert code == 0 and " passed" in output and "xfailed" in output and "deselected" in output, output

@@ -67,8 +67,8 @@ def numbers(x: dict, n: int) -> list[float]:
     if "c" in x:
         return [x["c"]] * n
     kind = {"f4": "<f4", "f8": "<f8", "u1": "u1", "i1": "i1", "u2": "<u2", "i2": "<i2", "i4": "<i4"}[x["k"]]
-    found = np.frombuffer(base64.b64decode(x["d"]), dtype=kind)
-    return (np.frombuffer(base64.b64decode(x["v"]), dtype="<f8")[found] if "v" in x else found).tolist()
+    values = np.frombuffer(base64.b64decode(x["d"]), dtype=kind)
+    return (np.frombuffer(base64.b64decode(x["v"]), dtype="<f8")[values] if "v" in x else values).tolist()
 
 
 def many(groups: int, size: int, tokens: int = 2) -> Source:

@@ -70,10 +70,10 @@ def test_conflicts_are_those_that_composing_finds():
 
 
 def test_a_conflict_is_the_same_from_both_sides():
-    found = {name: conflicts(d, list(METHODS.values())) for name, d in METHODS.items()}
-    for a, keys in found.items():
+    conflicts_by_name = {name: conflicts(d, list(METHODS.values())) for name, d in METHODS.items()}
+    for a, keys in conflicts_by_name.items():
         for key, others in keys.items():
-            assert all(a in found[b][key] for b in others) and a not in others
+            assert all(a in conflicts_by_name[b][key] for b in others) and a not in others
 
 
 # ---------------------------------------------------------------- conditions

@@ -107,9 +107,9 @@ def test_a_sound_reward(file: Path, data: Path) -> None:
     ],
 )
 def test_findings(file: Path, data: Path, name: str, message: str) -> None:
-    found = findings(file, name, data)
-    assert any(message in finding for finding in found), found
-    assert all("\n" not in finding for finding in found)
+    lines = findings(file, name, data)
+    assert any(message in finding for finding in lines), lines
+    assert all("\n" not in finding for finding in lines)
 
 
 def test_hangs_end_the_trial_early(file: Path, data: Path) -> None:
@@ -145,11 +145,11 @@ def test_what_can_not_be_tried(file: Path, data: Path, tmp_path: Path) -> None:
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=3, max_size=12))
 def test_spearman(pairs: list[tuple[int, int]]) -> None:
     x, y = [float(a) for a, _ in pairs], [float(b) for _, b in pairs]
-    found = spearman(x, y)
+    correlation = spearman(x, y)
     if len(set(x)) < 2 or len(set(y)) < 2:
-        assert found is None
+        assert correlation is None
     else:
-        assert found is not None and math.isclose(found, stats.spearmanr(x, y).statistic, abs_tol=1e-12)
+        assert correlation is not None and math.isclose(correlation, stats.spearmanr(x, y).statistic, abs_tol=1e-12)
 
 
 def test_a_form_that_pays_whatever_is_in_it_is_found(tmp_path: Path) -> None:

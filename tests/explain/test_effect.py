@@ -1,4 +1,4 @@
-"""Weights on a token's gradient by its ratio, and their picture."""
+"""Effect of a method: advantage by group composition, equal groups, gradient weight by ratio."""
 
 import math
 
@@ -34,12 +34,12 @@ def test_grpo_on_nine_groups():
 
     c = 1: std .353553, .875 / .353554 = 2.474867, -.125 / .353554 = -.353552;   c = 4: std .534522, .935413
     """
-    found = effect(gxpo.method("grpo"))
-    assert isinstance(found, Effect) and not found.by_gradient
-    assert found.right[0] is None and found.wrong[8] is None and found.wrong[0] == found.right[8] == 0
-    assert found.right[1] == pytest.approx(2.474867, abs=1e-6) and found.wrong[1] == pytest.approx(-0.353552, abs=1e-6)
-    assert found.right[4] == -found.wrong[4] == pytest.approx(0.935413, abs=1e-6)
-    assert found.wrong[7] == -found.right[1]
+    grpo = effect(gxpo.method("grpo"))
+    assert isinstance(grpo, Effect) and not grpo.by_gradient
+    assert grpo.right[0] is None and grpo.wrong[8] is None and grpo.wrong[0] == grpo.right[8] == 0
+    assert grpo.right[1] == pytest.approx(2.474867, abs=1e-6) and grpo.wrong[1] == pytest.approx(-0.353552, abs=1e-6)
+    assert grpo.right[4] == -grpo.wrong[4] == pytest.approx(0.935413, abs=1e-6)
+    assert grpo.wrong[7] == -grpo.right[1]
 
 
 def test_methods_that_change_no_credit_push_as_grpo_does():
@@ -53,9 +53,9 @@ def test_methods_that_change_no_credit_push_as_grpo_does():
 def test_an_objective_without_credit_is_shown_by_its_gradient():
     """GVPO at D = 0, beta .1: -dL / dlogp = (r - mean) beta / (G - 1) / groups; 9 groups of 8 times 4 tokens are 288
     entries: (r - mean) .1 / 7 / 9 * 288 = .457143 (r - mean), at c = 1 .4 and -.057143."""
-    found = effect(gxpo.method("gvpo"))
-    assert isinstance(found, Effect) and found.by_gradient
-    assert found.right[1] == pytest.approx(0.4) and found.wrong[1] == pytest.approx(-0.4 / 7)
+    gvpo = effect(gxpo.method("gvpo"))
+    assert isinstance(gvpo, Effect) and gvpo.by_gradient
+    assert gvpo.right[1] == pytest.approx(0.4) and gvpo.wrong[1] == pytest.approx(-0.4 / 7)
 
 
 def test_own_rewards_take_the_place_of_the_given_ones():
@@ -149,8 +149,8 @@ def test_every_method_is_drawn_or_says_why_not():
         made = gxpo.method(name)
         effect = surrogate_effect(made)
         if type(made.terms["policy"]) is PolicyGradient and made.terms["policy"].beside != "step":
-            drawn = isinstance(effect, SurrogateEffect)
-            right = drawn and all(math.isfinite(x) for curve in (effect.rising, effect.falling) for x in curve)
+            is_drawn = isinstance(effect, SurrogateEffect)
+            right = is_drawn and all(math.isfinite(x) for curve in (effect.rising, effect.falling) for x in curve)
         else:
             right = isinstance(effect, str) and effect
         if not right:

@@ -18,23 +18,23 @@ from gxpo.explain.outlook import look
 def test_groups_are_chosen_whole_from_all_kinds() -> None:
     source = many(400, 4)
     looks = [look(m, source.forest) for m in ("grpo", "dr_grpo")]
-    found = figures(source.forest, looks, source.recorded)
-    taken = choose_groups(found, rollouts=80)
+    group_figures = figures(source.forest, looks, source.recorded)
+    taken = choose_groups(group_figures, rollouts=80)
     assert len(taken) == 20 and taken.tolist() == sorted(set(taken.tolist()))
-    silent = found.zero_signal["grpo"][taken]
-    assert 3 <= silent.sum() <= 10 and found.spread[taken].max() == 1
-    differ = found.disagreement["grpo", "dr_grpo"]
+    silent = group_figures.zero_signal["grpo"][taken]
+    assert 3 <= silent.sum() <= 10 and group_figures.spread[taken].max() == 1
+    differ = group_figures.disagreement["grpo", "dr_grpo"]
     assert np.argmax(differ) in taken
-    assert choose_groups(found).tolist() == list(range(400))
+    assert choose_groups(group_figures).tolist() == list(range(400))
     page = Parsed(rollout_page.page_text(source, looks, rollouts=80))
     assert len(page.data["groups"]["name"]) == 20 and "20 of 400 groups are shown (80 of 1,600 rollouts)" in page.text
     assert re.search(r"left out: \d+ zero-signal under grpo, \d+ others", page.text)
 
 
 def test_the_spread_over_a_long_list_is_even() -> None:
-    found = figures(many(64, 2).forest, [], np.full(128, np.nan))
-    found.low[:], found.high[:] = 0.0, 0.0
-    taken = choose_groups(found, rollouts=16)
+    group_figures = figures(many(64, 2).forest, [], np.full(128, np.nan))
+    group_figures.low[:], group_figures.high[:] = 0.0, 0.0
+    taken = choose_groups(group_figures, rollouts=16)
     assert len(taken) == 8 and taken.min() < 16 and taken.max() >= 48
 
 

@@ -17,10 +17,12 @@ def rows():
 
 
 def test_every_method_has_a_section(rows):
-    found = methods.sections(rows)
-    assert sum(map(len, found.values())) == len(METHODS)
-    assert next(iter(found)) == "base" and [*found][-1] == "reconstruction"
-    assert {r["evidence"] for section in [*found][:-1] for r in found[section]} == set(EVIDENCE[:-1])
+    rows_by_section = methods.sections(rows)
+    assert sum(map(len, rows_by_section.values())) == len(METHODS)
+    assert next(iter(rows_by_section)) == "base" and [*rows_by_section][-1] == "reconstruction"
+    assert {r["evidence"] for section in [*rows_by_section][:-1] for r in rows_by_section[section]} == set(
+        EVIDENCE[:-1]
+    )
     assert set(methods.SECTIONS) == {"base", *STAGES, "reconstruction"}
 
 

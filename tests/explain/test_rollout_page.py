@@ -86,8 +86,8 @@ def test_hostile_texts_are_data(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     path = write(tmp_path / "some.jsonl", [record(i, r) for i, r in enumerate([1, 0])])
     out = tmp_path / "page.html"
-    code, said, error = command_line.run(["explain", path, "--methods", "grpo,rloo", "--out", out])
-    assert code == 0 and "MB" in said, error
+    code, output, error = command_line.run(["explain", path, "--methods", "grpo,rloo", "--out", out])
+    assert code == 0 and "MB" in output, error
     assert "rloo" in out.read_text()
 
 

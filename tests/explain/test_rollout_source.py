@@ -15,13 +15,13 @@ from gxpo.explain.rollout_source import pseudo_tokens, read
 
 def test_errors_are_one_line(tmp_path: Path) -> None:
     cut = json.dumps(record(0, 1.0)) + "\n{"
-    for name, text, said in (
+    for name, text, message in (
         ("a.jsonl", "", "is empty"),
         ("b.txt", "hello\n", "no rollouts that can be read"),
         ("c.jsonl", cut, "line 2 is not JSON"),
     ):
         (tmp_path / name).write_text(text)
-        with pytest.raises(GxpoError, match=said) as error:
+        with pytest.raises(GxpoError, match=message) as error:
             read(tmp_path / name)
         assert "\n" not in str(error.value)
     with pytest.raises(GxpoError, match="no such file"):
@@ -66,7 +66,7 @@ def test_files_that_a_configuration_names_are_not_run(tmp_path: Path) -> None:
     assert page.data["methods"][0]["name"] == "grpo" and "is not run here" in page.text
 
 
-def test_a_pipe_in_the_place_of_a_file_is_an_error_and_nothing_waits_for_it(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_a_file_is_an_error_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rollouts.jsonl")
     with pytest.raises(GxpoError, match=r"rollouts\.jsonl: is a pipe, not a regular file"):
         read(tmp_path / "rollouts.jsonl")

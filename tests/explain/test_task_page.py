@@ -55,8 +55,8 @@ def test_rewards_by_form_and_warnings():
         "empty": 0.0,
         "wrong": None,
     }
-    shown = text(REPORT | {"reward": reward, "warnings": ["one", "two"]})
-    assert "reward correct on 4 tasks, mean: reference answer 1, written as '\\\\boxed{3}'; empty 0, wrong -" in shown
-    assert "  in other forms: bare 0.25, hash unscored" in shown
-    assert shown.endswith("warning: one\nwarning: two")
+    page = text(REPORT | {"reward": reward, "warnings": ["one", "two"]})
+    assert "reward correct on 4 tasks, mean: reference answer 1, written as '\\\\boxed{3}'; empty 0, wrong -" in page
+    assert "  in other forms: bare 0.25, hash unscored" in page
+    assert page.endswith("warning: one\nwarning: two")
     assert "asks a server" in text(REPORT | {"reward": {"skipped": "reward judge asks a server"}})

@@ -31,27 +31,27 @@ def settings(reward):
 
 
 def test_a_reward_of_bare_answers(figures):
-    found = figures("float(completion == answer)")
-    assert (found["form"], found["full"], found["empty"], found["wrong"]) == ("bare", 1.0, 0.0, 0.0)
-    assert found["forms"]["boxed"] == 0.0 and found["unpaid"] == [] and found["failures"] == {}
-    assert found["tasks"] == 4 and found["example"] == "2" and found["of_the_task"] is False
+    report = figures("float(completion == answer)")
+    assert (report["form"], report["full"], report["empty"], report["wrong"]) == ("bare", 1.0, 0.0, 0.0)
+    assert report["forms"]["boxed"] == 0.0 and report["unpaid"] == [] and report["failures"] == {}
+    assert report["tasks"] == 4 and report["example"] == "2" and report["of_the_task"] is False
 
 
 def test_the_form_is_that_which_earns_most(figures):
-    found = figures("float(completion == '#' + answer) + 0.5 * (completion == answer)")
-    assert (found["form"], found["forms"]["hash"], found["forms"]["bare"]) == ("hash", 1.0, 0.5)
-    assert found["example"] == "#2"
+    report = figures("float(completion == '#' + answer) + 0.5 * (completion == answer)")
+    assert (report["form"], report["forms"]["hash"], report["forms"]["bare"]) == ("hash", 1.0, 0.5)
+    assert report["example"] == "#2"
 
 
 def test_answers_that_are_not_paid_in_full_are_named(figures):
-    found = figures("(0.5 if answer == '4' else 1.0) * (completion == answer)")
-    assert found["full"] == 1.0 and found["unpaid"] == [{"id": "2", "answer": "4", "pays": 0.5}]
+    report = figures("(0.5 if answer == '4' else 1.0) * (completion == answer)")
+    assert report["full"] == 1.0 and report["unpaid"] == [{"id": "2", "answer": "4", "pays": 0.5}]
 
 
 def test_a_failing_reward_is_described(figures):
-    found = figures("1 / 0")
-    assert found["full"] is None and found["empty"] is None and len(found["unpaid"]) == 4
-    assert "ZeroDivisionError" in found["failures"]["raises"]
+    report = figures("1 / 0")
+    assert report["full"] is None and report["empty"] is None and len(report["unpaid"]) == 4
+    assert "ZeroDivisionError" in report["failures"]["raises"]
 
 
 def test_nothing_to_try_without_answers_or_with_a_judge(figures):

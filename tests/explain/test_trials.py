@@ -8,16 +8,16 @@ from gxpo.parts.protocols import Task
 
 def test_texts_of_a_task() -> None:
     tasks = [Task(str(i), f"ask {i}", answer) for i, answer in enumerate(("7", "7", "8", "9"))]
-    found = {t.kind: t.text for t in trials.cheating_trials(tasks, trials.FORMS["tags"]) if t.task.id == "0"}
+    text_by_kind = {t.kind: t.text for t in trials.cheating_trials(tasks, trials.FORMS["tags"]) if t.task.id == "0"}
     assert (
-        found["wrong"] == "<answer>8</answer>"
-        and found["echo"] == "ask 0"
-        and found["empty form"] == "<answer></answer>"
+        text_by_kind["wrong"] == "<answer>8</answer>"
+        and text_by_kind["echo"] == "ask 0"
+        and text_by_kind["empty form"] == "<answer></answer>"
     )
-    assert found["all answers"].split() == ["<answer>8</answer>", "<answer>7</answer>", "<answer>9</answer>"]
-    assert found["right, then wrong"].split() == ["<answer>7</answer>", "<answer>8</answer>"]
-    assert len(found["long"]) == 20_000 and not any(c.isdigit() for c in found["long"])
-    assert set(trials.EXPLOITS) | set(trials.HEDGES) | {"wrong", "repeated"} <= set(found)
+    assert text_by_kind["all answers"].split() == ["<answer>8</answer>", "<answer>7</answer>", "<answer>9</answer>"]
+    assert text_by_kind["right, then wrong"].split() == ["<answer>7</answer>", "<answer>8</answer>"]
+    assert len(text_by_kind["long"]) == 20_000 and not any(c.isdigit() for c in text_by_kind["long"])
+    assert set(trials.EXPLOITS) | set(trials.HEDGES) | {"wrong", "repeated"} <= set(text_by_kind)
     two = {t.kind for t in trials.cheating_trials(tasks[1:3], trials.FORMS["bare"], empty=False)}
     assert "all answers" not in two and "empty form" not in two
 
