@@ -133,9 +133,8 @@ def _comparison(part: Relative, forest: Forest, signals: Any, advantage_P: Tenso
     # All entries of a row have one advantage, so the first is read. Flipped: of several writes the last one stays.
     first_entry = torch.full((len(x),), -1, dtype=torch.int64)
     first_entry[rows.own.flip(0)] = torch.arange(forest.n_entries).flip(0)
-    readable_P = (
-        advantage_P if len(advantage_P) else torch.full((1,), torch.nan)
-    )  # of actions that are all empty there is none
+    # where all actions are empty there is no entry to index
+    readable_P = advantage_P if len(advantage_P) else torch.full((1,), torch.nan)
     actual = torch.where(first_entry >= 0, readable_P[first_entry.clamp_min(0)], torch.nan).numpy()
     # a rollout that is not `compared` is measured against the others and enters none of their statistics
     counted = rows.take(forest.compared, "R").numpy() & (set_ids >= 0).numpy()

@@ -68,8 +68,13 @@ def reward_figures(s: RunSettings, source: Any, tasks: Sequence[Task]) -> dict[s
 
 
 def _failure_verb(kind: str) -> str:
-    return {"raised": "raises", "nonsense": "returns no finite number", "timeout": "takes too long",
-            "died": "ends its process", "limit": "finds an expression too large"}[kind]  # fmt: skip
+    return {
+        "raised": "raises",
+        "nonsense": "returns no finite number",
+        "timeout": "takes too long",
+        "died": "ends its process",
+        "limit": "finds an expression too large",
+    }[kind]
 
 
 def _reward_name(s: RunSettings, source: Any) -> str:
