@@ -143,7 +143,7 @@ def test_readable_of_a_file_that_is_no_text(tmp_path):
     assert readable(tmp_path / "x.jsonl") == ([], [])
 
 
-def test_warnings_of_templates_control_tokens_and_padded_calls(tmp_path):
+def test_warnings_of_markers_control_tokens_and_padded_calls(tmp_path):
     rows = [{"prompt": f"<|im_start|>user\nwhat is {i}?<|im_end|>\n<|im_start|>assistant\n"} for i in range(40)]
 
     def warnings(name, rows, model=None, **keys):
