@@ -46,7 +46,7 @@ def test_messages_and_token_ids():
 
 
 def test_too_many_for_all_pairs_is_said(monkeypatch):
-    monkeypatch.setattr(module, "LARGEST", 3)
+    monkeypatch.setattr(module, "MAX_COMPARED", 3)
     words = ["apple", "mountain", "river", "quickly"]
     assert not overlap(tasks(*((w, "1") for w in words)), []).compared
     assert overlap(tasks(*((w, "1") for w in words[:3])), []).compared
