@@ -26,7 +26,7 @@ class Overlap:
     conflicts    one prompt, different answers
     near         prompts that differ in spelling alone, with the same numbers and the same answer
     leaks        a training and a held-out task of the same or nearly the same prompt
-    compared     False where more than `LARGEST` prompts have the same numbers, so that not all pairs were compared
+    compared     False where more than `MAX_COMPARED` prompts have the same numbers, so that not all pairs were compared
     """
 
     duplicates: list[tuple[str, str]] = field(default_factory=list)

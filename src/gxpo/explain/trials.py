@@ -33,7 +33,7 @@ REPEATS = 20
 class Trial:
     """A text, scored as if it were a completion of `task`.
 
-    kind  "reference: FORM", "wrong", "wrong: FORM", or a name of `EXPLOITS`, `HEDGED`, "repeated", "right after N",
+    kind  "reference: FORM", "wrong", "wrong: FORM", or a name of `EXPLOITS`, `HEDGES`, "repeated", "right after N",
           "wrong after N"
     """
 
