@@ -394,7 +394,7 @@ def _gb(size: float) -> str:
 def _rounded_count(n: float) -> str:
     """Format a count: 7.6e9 as `7.6 billion`.
 
-    >>> _many(7615616512), _many(1e6), _many(640)
+    >>> _rounded_count(7615616512), _rounded_count(1e6), _rounded_count(640)
     ('7.6 billion', '1 million', '640')
     """
     for size, name in ((1e9, "billion"), (1e6, "million")):

@@ -277,7 +277,7 @@ def spread(lengths: Sequence[int]) -> dict[str, float] | None:
 def first_names(names: Sequence[Any]) -> str:
     """Join the first names, and count the others.
 
-    >>> some(["a", "b"]), some(list("abcdefg"))
+    >>> first_names(["a", "b"]), first_names(list("abcdefg"))
     ('a, b', 'a, b, c, d, e and 2 more')
     """
     texts = [" and ".join(n) if isinstance(n, tuple) else str(n) for n in names[:MAX_NAMED]]
