@@ -11,7 +11,7 @@ import pytest
 
 from gxpo.base.errors import ConfigError
 from gxpo.conformance import golden, names
-from gxpo.conformance.properties import FIELDS, PROPERTIES, made_up
+from gxpo.conformance.properties import FIELDS, PROPERTIES
 from gxpo.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -145,16 +145,6 @@ def test_every_file_is_whole(method: str) -> None:
         assert all(len(value) == n for name, value in vector.fields.items() if name in per_row)
     if method in METHODS:
         assert entry.arxiv == METHODS[method].arxiv
-
-
-@pytest.mark.parametrize("method", names())
-def test_made_up_batches_have_what_the_method_reads(method: str) -> None:
-    batch = made_up(golden(method), "seed")
-    assert set(batch.fields) >= set(golden(method).fields)
-    assert sorted(batch.groups.count(g) for g in set(batch.groups)) == [2, 3, 4, 5]
-    for group in set(batch.groups):
-        assert len({r for r, g in zip(batch.rewards, batch.groups, strict=True) if g == group}) > 1
-    assert batch == made_up(golden(method), "seed") != made_up(golden(method), "another")
 
 
 def test_an_unknown_method_is_an_error_with_the_nearest() -> None:

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gxpo.base.errors import ConfigError, TaskError
-from gxpo.explain import trials
 from gxpo.explain.check_reward import check, spearman
-from gxpo.parts.protocols import Task
 
 REWARDS = r"""
 import os, re, time
@@ -109,9 +107,9 @@ def test_a_sound_reward(file: Path, data: Path) -> None:
     ],
 )
 def test_findings(file: Path, data: Path, name: str, message: str) -> None:
-    found = findings(file, name, data)
-    assert any(message in finding for finding in found), found
-    assert all("\n" not in finding for finding in found)
+    lines = findings(file, name, data)
+    assert any(message in finding for finding in lines), lines
+    assert all("\n" not in finding for finding in lines)
 
 
 def test_hangs_end_the_trial_early(file: Path, data: Path) -> None:
@@ -142,36 +140,16 @@ def test_what_can_not_be_tried(file: Path, data: Path, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- the texts
-def test_texts_of_a_task() -> None:
-    tasks = [Task(str(i), f"ask {i}", answer) for i, answer in enumerate(("7", "7", "8", "9"))]
-    found = {t.kind: t.text for t in trials.others(tasks, trials.FORMS["tags"]) if t.task.id == "0"}
-    assert (
-        found["wrong"] == "<answer>8</answer>"
-        and found["echo"] == "ask 0"
-        and found["empty form"] == "<answer></answer>"
-    )
-    assert found["all answers"].split() == ["<answer>8</answer>", "<answer>7</answer>", "<answer>9</answer>"]
-    assert found["right, then wrong"].split() == ["<answer>7</answer>", "<answer>8</answer>"]
-    assert len(found["long"]) == 20_000 and not any(c.isdigit() for c in found["long"])
-    assert set(trials.EXPLOITS) | set(trials.HEDGED) | {"wrong", "repeated"} <= set(found)
-    two = {t.kind for t in trials.others(tasks[1:3], trials.FORMS["bare"], empty=False)}
-    assert "all answers" not in two and "empty form" not in two
-
-
-def test_prompts_of_messages_and_of_ids() -> None:
-    messages = ({"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}, {"role": "tool"})
-    assert trials.prompt_text(Task("a", messages)) == "be brief\n1+1"
-    assert trials.prompt_text(Task("a", (1, 2, 3))) == ""
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=3, max_size=12))
 def test_spearman(pairs: list[tuple[int, int]]) -> None:
     x, y = [float(a) for a, _ in pairs], [float(b) for _, b in pairs]
-    found = spearman(x, y)
+    correlation = spearman(x, y)
     if len(set(x)) < 2 or len(set(y)) < 2:
-        assert found is None
+        assert correlation is None
     else:
-        assert found is not None and math.isclose(found, stats.spearmanr(x, y).statistic, abs_tol=1e-12)
+        assert correlation is not None and math.isclose(correlation, stats.spearmanr(x, y).statistic, abs_tol=1e-12)
 
 
 def test_a_form_that_pays_whatever_is_in_it_is_found(tmp_path: Path) -> None:

@@ -65,22 +65,22 @@ def test_publication():
     assert formulas.publication_seconds(QWEN.parameters, 1, 200) == pytest.approx(0.6, abs=0.05)
     assert formulas.publication_seconds(LLAMA.parameters, 1, 200) == pytest.approx(5.6, abs=0.05)
     assert formulas.publication_seconds(LLAMA.parameters, 8, 200) == pytest.approx(0.7, abs=0.05)
-    found = cluster_plan(QWEN, cluster(), LOAD)["publication"]
-    assert found["bytes"] / GB == pytest.approx(15, abs=0.5)
+    publication = cluster_plan(QWEN, cluster(), LOAD)["publication"]
+    assert publication["bytes"] / GB == pytest.approx(15, abs=0.5)
     assert cluster_plan(LLAMA, cluster(), LOAD)["publication"]["bytes"] / GB == pytest.approx(141, abs=0.5)
 
 
 def test_gpu_seconds_and_split_of_a_million_tokens():
-    found = cluster_plan(QWEN, cluster(sample={"replicas": 20}), LOAD)
-    assert found["train"]["gpu_s"] == pytest.approx(154, abs=0.5)
-    assert found["sample"]["gpu_s"] == pytest.approx(400, abs=1)
-    assert found["split"]["sample_per_train"] == pytest.approx(2.6, abs=0.01)
+    plan = cluster_plan(QWEN, cluster(sample={"replicas": 20}), LOAD)
+    assert plan["train"]["gpu_s"] == pytest.approx(154, abs=0.5)
+    assert plan["sample"]["gpu_s"] == pytest.approx(400, abs=1)
+    assert plan["split"]["sample_per_train"] == pytest.approx(2.6, abs=0.01)
     # 8 trainers: 19.25 s, 20 samplers: 20.04 s, publication 0.61 s
-    assert found["step"]["asynchronous_s"] == pytest.approx(20.65, abs=0.01)
-    assert found["step"]["synchronous_s"] == pytest.approx(39.9, abs=0.01)
-    assert found["publication"]["share_of_step"] == pytest.approx(0.0295, abs=0.0001)
-    assert found["split"] == {"sample_per_train": found["split"]["sample_per_train"], "train_gpus": 8, "gpus": 28}
-    assert [line for line in found["advice"] if "GPUs" in line or "publication" in line] == []
+    assert plan["step"]["asynchronous_s"] == pytest.approx(20.65, abs=0.01)
+    assert plan["step"]["synchronous_s"] == pytest.approx(39.9, abs=0.01)
+    assert plan["publication"]["share_of_step"] == pytest.approx(0.0295, abs=0.0001)
+    assert plan["split"] == {"sample_per_train": plan["split"]["sample_per_train"], "train_gpus": 8, "gpus": 28}
+    assert [line for line in plan["advice"] if "GPUs" in line or "publication" in line] == []
 
 
 def advice(shape=QWEN, load=LOAD, **sections):
@@ -140,10 +140,10 @@ def test_experts_and_layers_without_a_cache(tmp_path):
         vocab_size=100, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2,
     ).save_pretrained(tmp_path)  # fmt: skip
-    found = shape_of(str(tmp_path))
+    shape = shape_of(str(tmp_path))
     # 2 layers of 8 experts of 3 x 16 x 32; a token goes through 2 of 8
-    assert found.parameters - found.active == 2 * 6 * 3 * 16 * 32
-    assert (found.kv_layers, found.kv_heads, found.head_dim) == (2, 2, 4)
+    assert shape.parameters - shape.active == 2 * 6 * 3 * 16 * 32
+    assert (shape.kv_layers, shape.kv_heads, shape.head_dim) == (2, 2, 4)
 
 
 def test_names():
@@ -158,8 +158,8 @@ def test_the_command(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("model: qwen2.5-7b\ncluster:\n  sample: {replicas: 16}\n")
     code, text, _ = run("plan", path, "--context", "32768", "--tokens", "1e6", "--json")
-    found = json.loads(text)["cluster"]
-    assert code == 0 and found["sample"]["gpus"] == 16 and found["sample"]["streams_that_fit"] == 28
+    plan = json.loads(text)["cluster"]
+    assert code == 0 and plan["sample"]["gpus"] == 16 and plan["sample"]["streams_that_fit"] == 28
     code, text, _ = run("plan", path, "--context", "32768", "--tokens", "1e6")
     assert code == 0 and "15.2 GB in 0.61 s, every step" in text and "137 GB if each process held all" in text
 

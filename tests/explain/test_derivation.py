@@ -6,39 +6,29 @@ import math
 
 import pytest
 import torch
+from tests.explain.rollout_pages import forest_of
 
 import gxpo
-from gxpo.explain.derivation import ALONE, EQUAL, INPUTS, SHOWN, Watched, formula_of
-from gxpo.explain.outlook import Outlook, look
+from gxpo.explain.derivation import ALONE, EQUAL, INPUTS, SHOWN, RecordedCredit, formula_of
+from gxpo.explain.outlook import look
 from gxpo.forest.forest import Forest
-from gxpo.methods import METHODS
-
-
-def forest_of(*groups: list[float], tokens: int = 2, logprob: float = -0.5) -> Forest:
-    return Forest.from_completions(
-        [[i + 1] for i in range(len(groups))],
-        [[[7] * tokens for _ in group] for group in groups],
-        [r for group in groups for r in group],
-        success=[float(r > 0) for group in groups for r in group],
-        logprobs=[[[logprob] * tokens for _ in group] for group in groups],
-    )
 
 
 def compared(method: str, forest: Forest, part: int = 0) -> dict[str, list[float]]:
-    found = look(method, forest)
-    assert not found.missing
-    c = found.summands[part].compared
+    outlook = look(method, forest)
+    assert not outlook.missing
+    c = outlook.summands[part].compared
     assert c is not None
     return {k: getattr(c, k).tolist() for k in ("value", "center", "spread", "result", "status")}
 
 
 def test_grpo_of_two_right_in_four() -> None:
     # mean (1 + 0 + 0 + 1) / 4 = 0.5; std sqrt(4 * 0.25 / 3) = 0.5773502692; (0 - 0.5) / 0.5773512692 = -0.866023904
-    found = compared("grpo", forest_of([1, 0, 0, 1]))
-    assert found["center"] == [0.5] * 4
-    assert found["spread"] == pytest.approx([0.5773502691896258 + 1e-6] * 4, abs=1e-15)
-    assert found["result"] == pytest.approx([0.866023904, -0.866023904, -0.866023904, 0.866023904], abs=5e-10)
-    assert found["status"] == [SHOWN] * 4
+    rows = compared("grpo", forest_of([1, 0, 0, 1]))
+    assert rows["center"] == [0.5] * 4
+    assert rows["spread"] == pytest.approx([0.5773502691896258 + 1e-6] * 4, abs=1e-15)
+    assert rows["result"] == pytest.approx([0.866023904, -0.866023904, -0.866023904, 0.866023904], abs=5e-10)
+    assert rows["status"] == [SHOWN] * 4
 
 
 def test_other_centres_and_scales() -> None:
@@ -52,34 +42,36 @@ def test_other_centres_and_scales() -> None:
 
 
 def test_equal_groups_and_lone_rollouts_say_why_they_are_zero() -> None:
-    found = compared("grpo", forest_of([0.95, 0.95, 0.95], [1.0], [0, 1]))
-    assert found["status"] == [EQUAL] * 3 + [ALONE] + [SHOWN] * 2
-    assert found["result"][:4] == [0.0] * 4
+    rows = compared("grpo", forest_of([0.95, 0.95, 0.95], [1.0], [0, 1]))
+    assert rows["status"] == [EQUAL] * 3 + [ALONE] + [SHOWN] * 2
+    assert rows["result"][:4] == [0.0] * 4
 
 
 @pytest.mark.parametrize("method", ["grpo", "dr_grpo", "rloo", "maxrl", "lite_ppo", "dgpo_math", "mc_grpo"])
 def test_all_rows_are_shown_and_add_up(method: str) -> None:
     forest = forest_of([1, 0, 0.25, 1], [0.1, 0.9, 0.3, 0.3], [1, 1, 1, 0])
-    found = look(method, forest)
-    assert found.credit is not None and found.summands[0].compared is not None
-    assert not (found.summands[0].compared.status == INPUTS).any()
-    assert torch.equal(found.credit, gxpo.method(method).fill(horizon=2.0).advantages(forest))
+    outlook = look(method, forest)
+    assert outlook.credit is not None and outlook.summands[0].compared is not None
+    assert not (outlook.summands[0].compared.status == INPUTS).any()
+    assert torch.equal(outlook.credit, gxpo.method(method).fill(horizon=2.0).advantages(forest))
 
 
 def test_tokens_as_the_unit_weigh_the_mean_by_length() -> None:
     forest = Forest.from_completions([[1]], [[[7, 7, 7], [7]]], [1.0, 0.0])
-    found = look(gxpo.method("grpo", {"credit.unit": "token", "credit.scale": "none"}), forest).summands[0].compared
+    comparison = (
+        look(gxpo.method("grpo", {"credit.unit": "token", "credit.scale": "none"}), forest).summands[0].compared
+    )
     # (1 + 1 + 1 + 0) / 4
-    assert found is not None and found.axis == "P" and found.center.tolist() == [0.75] * 4
-    assert found.result.tolist() == [0.25, 0.25, 0.25, -0.75] and found.status.tolist() == [SHOWN] * 4
+    assert comparison is not None and comparison.axis == "P" and comparison.center.tolist() == [0.75] * 4
+    assert comparison.result.tolist() == [0.25, 0.25, 0.25, -0.75] and comparison.status.tolist() == [SHOWN] * 4
 
 
 def test_a_part_of_another_kind_has_inputs_alone() -> None:
-    found = look("ngrpo", forest_of([0, 0, 0]))
-    assert found.summands[0].compared is None
+    outlook = look("ngrpo", forest_of([0, 0, 0]))
+    assert outlook.summands[0].compared is None
     # three zeros and a virtual 1: mean 0.25, std 0.5, so -0.25 / 0.500001
-    assert found.credit is not None and found.credit[0] == pytest.approx(-0.499999, abs=1e-9)
-    assert formula_of(found.summands[0]) != ""
+    assert outlook.credit is not None and outlook.credit[0] == pytest.approx(-0.499999, abs=1e-9)
+    assert formula_of(outlook.summands[0]) != ""
 
 
 def test_watching_a_credit_changes_nothing() -> None:
@@ -89,8 +81,8 @@ def test_watching_a_credit_changes_nothing() -> None:
         def __call__(self, forest: Forest, signals: object, step: int) -> torch.Tensor:
             return torch.arange(forest.n_entries, dtype=torch.float64)
 
-    watched = Watched(Odd())
-    assert watched(forest_of([1, 0]), {}, 0).tolist() == [0, 1, 2, 3] and watched.found[0].compared is None
+    watched = RecordedCredit(Odd())
+    assert watched(forest_of([1, 0]), {}, 0).tolist() == [0, 1, 2, 3] and watched.summands[0].compared is None
 
 
 # ---- turns and states
@@ -102,12 +94,12 @@ def walk(i: int, states: list[str], reward: float) -> dict:
 def test_gigpo_compares_returns_of_turns_in_the_same_state() -> None:
     # t0: A, B, then the goal; t1: A, A, B, failure. Discount 0.95: returns 0.95, 1 and 0, 0, 0.
     forest = Forest.from_records([walk(0, ["A", "B"], 1.0), walk(1, ["A", "A", "B"], 0.0)])
-    found = compared("gigpo", forest, part=1)
-    assert found["value"] == pytest.approx([0.95, 1.0, 0.0, 0.0, 0.0])
+    rows = compared("gigpo", forest, part=1)
+    assert rows["value"] == pytest.approx([0.95, 1.0, 0.0, 0.0, 0.0])
     # state A: 0.95, 0, 0: mean 0.3166667, std 0.5484827558; state B: 1, 0: mean 0.5, std 0.7071067812
-    assert found["center"] == pytest.approx([0.95 / 3, 0.5, 0.95 / 3, 0.95 / 3, 0.5])
-    assert found["spread"][0] == pytest.approx(0.95 / math.sqrt(3) + 1e-6)
-    assert found["result"] == pytest.approx(
+    assert rows["center"] == pytest.approx([0.95 / 3, 0.5, 0.95 / 3, 0.95 / 3, 0.5])
+    assert rows["spread"][0] == pytest.approx(0.95 / math.sqrt(3) + 1e-6)
+    assert rows["result"] == pytest.approx(
         [1.154698433, 0.707105781, -0.577349217, -0.577349217, -0.707105781], abs=5e-9
     )
     whole = look("gigpo", forest).credit
@@ -115,36 +107,4 @@ def test_gigpo_compares_returns_of_turns_in_the_same_state() -> None:
     assert whole is not None and whole[0] == pytest.approx(1.154698433 + 0.707105781, abs=1e-8)
 
 
-def test_what_rollouts_lack_is_said() -> None:
-    forest = forest_of([1, 0])
-    assert "states" in look("gigpo", forest).missing and "forks" in look("tree_rl", forest).missing
-    assert "needs the signal 'entropy'" in look("gtpo", forest).missing
-    for name in METHODS:
-        found = look(name, forest)
-        assert isinstance(found, Outlook) and "pass it as" not in found.missing
-
-
 # ---- weight, share and gradient
-def test_share_of_the_loss_and_pull() -> None:
-    forest = forest_of([1, 0, 0, 1], tokens=3)
-    found = look("grpo", forest)
-    assert found.share is not None and found.pull is not None and found.kept is not None
-    assert found.share.tolist() == pytest.approx([1 / 12] * 12)  # 4 rollouts of 3 tokens
-    assert found.pull.tolist() == pytest.approx([0.866023904] * 3 + [-0.866023904] * 6 + [0.866023904] * 3)
-    assert found.kept.tolist() == pytest.approx([1.0] * 12)
-    assert look("dr_grpo", forest, horizon=10.0).share.tolist() == pytest.approx([1 / 40] * 12)  # type: ignore[union-attr]
-
-
-def test_the_clip_cuts_where_the_ratio_has_gone_the_advantages_way() -> None:
-    forest = forest_of([1, 0], tokens=2)
-    ratio = torch.tensor([1.5, 0.5, 1.5, 0.5], dtype=torch.float64)
-    found = look("grpo", forest, logprob=forest.path_behaviour_logprob + ratio.log())
-    assert found.kept is not None and found.kept.tolist() == pytest.approx([0.0, 1.0, 1.0, 0.0])
-
-
-def test_unknown_log_probs_are_no_obstacle_where_nothing_depends_on_them() -> None:
-    forest = forest_of([1, 0], logprob=float("nan"))
-    found = look("grpo", forest)
-    assert found.kept is not None and found.kept.tolist() == pytest.approx([1.0] * 4)
-    depends = look("disco", forest_of([1, 0, 0], logprob=float("nan")))
-    assert depends.pull is None and "log-probs" in depends.without["surrogate"]

@@ -22,31 +22,31 @@ def test_each_kind_of_pair_is_found_once():
         ("What is 2 * 3?", "6"),
     )
     held_out = tasks(("WHAT IS 2+3?", "5"), ("What is  2 * 3 ?", "6"), ("What is 7 * 3?", "21"), start=6)
-    found = overlap(training, held_out)
-    assert found.duplicates == [("0", "1")]
-    assert found.conflicts == [("0", "2")]
-    assert found.near == [("3", "4")]
-    assert sorted(found.leaks) == [("0", "6"), ("5", "7")]
-    assert found.compared
+    pairs = overlap(training, held_out)
+    assert pairs.duplicates == [("0", "1")]
+    assert pairs.conflicts == [("0", "2")]
+    assert pairs.near == [("3", "4")]
+    assert sorted(pairs.leaks) == [("0", "6"), ("5", "7")]
+    assert pairs.compared
 
 
 def test_other_numbers_or_answers_are_other_tasks():
     train, cats = "A train goes {} miles in 2 hours, how fast is it?", "Is it true that {} cats are black?"
     training = tasks((train.format(40), "20"), (cats.format("all"), "no"))
-    found = overlap(training, tasks((train.format(60), "30"), (cats.format("old"), "yes"), start=2))
-    assert (found.duplicates, found.conflicts, found.near, found.leaks) == ([], [], [], [])
+    pairs = overlap(training, tasks((train.format(60), "30"), (cats.format("old"), "yes"), start=2))
+    assert (pairs.duplicates, pairs.conflicts, pairs.near, pairs.leaks) == ([], [], [], [])
 
 
 def test_messages_and_token_ids():
     chat = ({"role": "user", "content": "Name a colour."},)
-    found = overlap(
+    pairs = overlap(
         [Task("a", chat, "red"), Task("b", (5, 6), "x")], [Task("c", chat, "red"), Task("d", (5, 6, 7), "x")]
     )
-    assert found.leaks == [("a", "c")] and found.near == []
+    assert pairs.leaks == [("a", "c")] and pairs.near == []
 
 
 def test_too_many_for_all_pairs_is_said(monkeypatch):
-    monkeypatch.setattr(module, "LARGEST", 3)
+    monkeypatch.setattr(module, "MAX_COMPARED", 3)
     words = ["apple", "mountain", "river", "quickly"]
     assert not overlap(tasks(*((w, "1") for w in words)), []).compared
     assert overlap(tasks(*((w, "1") for w in words[:3])), []).compared
@@ -55,5 +55,5 @@ def test_too_many_for_all_pairs_is_said(monkeypatch):
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), unique=True, max_size=12))
 def test_distinct_sums_never_overlap(pairs):
     rows = tasks(*((f"What is {a} + {b}?", str(a + b)) for a, b in pairs if a <= b))
-    found = overlap(rows[::2], rows[1::2])
-    assert not (found.duplicates or found.conflicts or found.near or found.leaks)
+    overlaps = overlap(rows[::2], rows[1::2])
+    assert not (overlaps.duplicates or overlaps.conflicts or overlaps.near or overlaps.leaks)

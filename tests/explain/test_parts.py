@@ -60,7 +60,7 @@ def test_json():
     assert len(json.loads(run("--json").output)) == len(entries())
 
 
-def test_methods_that_use_a_part_are_those_whose_composition_has_it():
+def test_users_of_a_part_are_methods_whose_composition_has_it():
     """Against what the methods resolve to, not against their definitions."""
     by_name = {row["name"]: row for row in entries() if row["stage"] == "rollout"}
     for name in METHODS:

@@ -20,16 +20,16 @@ def pages():
 
 def test_every_part_is_named_once_under_its_key(pages):
     sections = re.split(r"^## ", pages["parts.md"], flags=re.M)[1:]
-    found = {text.split("\n")[0]: re.findall(r"^### (\w+)$", text, re.M) for text in sections}
-    assert found == {slot: sorted(table) for _, slot, table in PLACES}
+    names_by_key = {text.split("\n")[0]: re.findall(r"^### (\w+)$", text, re.M) for text in sections}
+    assert names_by_key == {slot: sorted(table) for _, slot, table in PLACES}
 
 
 def test_a_part_has_its_options_ranges_and_users(pages):
     text = pages["parts.md"]
-    own = text[text.index("### bonus\n") :].split("\n### ")[0]
-    assert "| `credit.share` | number | above 0, up to 1 | `0.2` |" in own
-    assert "| `credit.at` | word | `all`, `last`, `labelled` | `all` |" in own
-    assert "Used by: [aapo](aapo.md)" in own and "all others" not in own
+    bonus_section = text[text.index("### bonus\n") :].split("\n### ")[0]
+    assert "| `credit.share` | number | above 0, up to 1 | `0.2` |" in bonus_section
+    assert "| `credit.at` | word | `all`, `last`, `labelled` | `all` |" in bonus_section
+    assert "Used by: [aapo](aapo.md)" in bonus_section and "all others" not in bonus_section
     assert "all others." in text[text.index("### relative\n") :].split("\n### ")[0]
 
 

@@ -48,7 +48,7 @@ def test_there_are_few_for_each_and_the_strongest_come_first():
     for name, symptom in SYMPTOMS.items():
         assert 1 <= len(symptom.advice) <= 8, name
         assert len({a.method for a in symptom.advice}) == len(symptom.advice), name
-        tiers = [EVIDENCE.index(row["evidence"]) for row in recommendations(name, found=[])]
+        tiers = [EVIDENCE.index(row["evidence"]) for row in recommendations(name, measurements=[])]
         assert tiers == sorted(tiers) and len(tiers) == len(symptom.advice)
     assert {a.claim for _, a in ALL} - {""} == set(CLAIMS) == set(CHECKS)
 

@@ -30,8 +30,8 @@ def sums(n, **more):
 
 
 def test_a_sound_set_has_no_warning(tmp_path):
-    data, held = write(tmp_path / "t.jsonl", sums(20, level=1)), write(tmp_path / "h.jsonl", sums(60)[20:])
-    r = report(settings(task=data, tasks__options={"held_out": held}))
+    data, held_out_path = write(tmp_path / "t.jsonl", sums(20, level=1)), write(tmp_path / "h.jsonl", sums(60)[20:])
+    r = report(settings(task=data, tasks__options={"held_out": held_out_path}))
     assert r["warnings"] == [] and (r["training"], r["held_out"]) == (20, 40)
     assert r["columns"]["level"] == {"tasks": 20, "kinds": {"number": 20}, "example": "1"}
     # "What is 0 plus 1?" has 17 characters; from 10 on 19, "9 plus 10" 18: 9 of 17, 1 of 18, 50 of 19
@@ -51,8 +51,8 @@ def test_prompts_as_the_model_sees_them(tmp_path):
     data = write(tmp_path / "t.jsonl", [*sums(40), {"prompt": [{"role": "user", "content": "Hi"}], "answer": "1"}])
     s = settings(task=data, chat__template=TEMPLATE, chat__system="Short.", tasks__options={"held_out_fraction": 0.5})
     r = report(s, model="tiny:cold")
-    shown = {p["text"] for p in r["prompts"]}
-    assert any(t.startswith("<s>system: Short.</s><s>user: What is ") and t.endswith("?</s><s>") for t in shown)
+    texts = {p["text"] for p in r["prompts"]}
+    assert any(t.startswith("<s>system: Short.</s><s>user: What is ") and t.endswith("?</s><s>") for t in texts)
     # characters of "<s>system: Short.</s><s>user: Hi</s><s>" in which each character is a token: the shortest prompt
     assert r["prompt_lengths"]["min"] == len("<s>system: Short.</s><s>user: Hi</s><s>")
     assert r["unit"] == "tokens" and r["context_limit"] == 2048
@@ -66,9 +66,12 @@ def test_lengths_against_the_context_and_the_action(tmp_path):
     )
     r = report(s, model="tiny:cold")
     assert r["no_room"] == ["t/41"] and r["over_limit"] == ["t/42"]
-    said = "\n".join(r["warnings"])
-    assert "fill the context of 100 tokens: t/42" in said and "leave less than sampling.max_new_tokens=11" in said
-    assert "reference answers have up to 12 tokens" in said
+    warning_text = "\n".join(r["warnings"])
+    assert (
+        "fill the context of 100 tokens: t/42" in warning_text
+        and "leave less than sampling.max_new_tokens=11" in warning_text
+    )
+    assert "reference answers have up to 12 tokens" in warning_text
 
 
 def test_characters_that_the_tokenizer_does_not_know(tmp_path):
@@ -94,11 +97,13 @@ def test_every_line_at_fault_is_named_and_the_others_are_read(tmp_path):
 
 def test_pairs_and_few_tasks(tmp_path):
     rows = [*sums(7), {"prompt": "what is 1 plus 2", "answer": "3"}, {"prompt": "What is 1 plus 2?", "answer": "4"}]
-    said = report(settings(task=write(tmp_path / "t.jsonl", rows), tasks__options={"held_out_fraction": 0.5}))[
+    warnings = report(settings(task=write(tmp_path / "t.jsonl", rows), tasks__options={"held_out_fraction": 0.5}))[
         "warnings"
     ]
-    assert any("tasks.per_step=16" in w for w in said) and any("held-out task(s): the 95% interval" in w for w in said)
-    assert any("t/2 and t/8" in w for w in said)
+    assert any("tasks.per_step=16" in w for w in warnings) and any(
+        "held-out task(s): the 95% interval" in w for w in warnings
+    )
+    assert any("t/2 and t/8" in w for w in warnings)
 
 
 def test_a_reward_that_pays_for_nothing_and_not_for_every_answer(tmp_path):
@@ -110,9 +115,9 @@ def test_a_reward_that_pays_for_nothing_and_not_for_every_answer(tmp_path):
     r = report(s)
     assert r["reward"]["form"] == "tags" and r["reward"]["empty"] == 0.5 and r["reward"]["wrong"] == 0
     assert r["reward"]["unpaid"] == [{"id": "t/3", "answer": "5", "pays": 0.0}]
-    said = "\n".join(r["warnings"])
-    assert "an empty completion earns 0.5, a wrong answer 0" in said and "t/3 (answer '5': 0)" in said
-    assert "a bare answer earns 0, one written as '<answer>" in said
+    warning_text = "\n".join(r["warnings"])
+    assert "an empty completion earns 0.5, a wrong answer 0" in warning_text and "t/3 (answer '5': 0)" in warning_text
+    assert "a bare answer earns 0, one written as '<answer>" in warning_text
 
 
 def test_generated_tasks(tmp_path, hardly_warm):
@@ -138,20 +143,20 @@ def test_readable_of_a_file_that_is_no_text(tmp_path):
     assert readable(tmp_path / "x.jsonl") == ([], [])
 
 
-def test_rendered_prompts_names_of_control_tokens_and_padded_arguments_are_told(tmp_path):
+def test_warnings_of_markers_control_tokens_and_padded_calls(tmp_path):
     rows = [{"prompt": f"<|im_start|>user\nwhat is {i}?<|im_end|>\n<|im_start|>assistant\n"} for i in range(40)]
 
     def warnings(name, rows, model=None, **keys):
         return report(settings(task=write(tmp_path / f"{name}.jsonl", rows), **keys), model=model)["warnings"]
 
     for model in (None, "tiny:cold"):
-        (said,) = [w for w in warnings("r", rows, model) if "template" in w]
-        assert said.startswith(
+        (warning,) = [w for w in warnings("r", rows, model) if "template" in w]
+        assert warning.startswith(
             "40 prompt(s) hold a rendered chat template already (<|im_start|>user, <|im_start|>assist"
         )
-        assert "set chat.template=rendered" in said
-    (said,) = [w for w in warnings("r", [*rows, *sums(3)], chat__template="rendered") if "template" in w]
-    assert said.startswith("3 prompt(s) hold no marker of a chat template: r/41, r/42, r/43;")
+        assert "set chat.template=rendered" in warning
+    (warning,) = [w for w in warnings("r", [*rows, *sums(3)], chat__template="rendered") if "template" in w]
+    assert warning.startswith("3 prompt(s) hold no marker of a chat template: r/41, r/42, r/43;")
     rows = [{"prompt": row["prompt"]} for row in sums(40)]
     rows[4]["prompt"] = "What does <eos> mean?"
     assert any(
@@ -161,8 +166,8 @@ def test_rendered_prompts_names_of_control_tokens_and_padded_arguments_are_told(
     calls = [{"function": {"name": n, "arguments": a}} for n, a in (("get", {"x": 1, "y": None}), ("add", '{"y": 2}'))]
     prompt = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": calls}]
     rows[7]["prompt"] = [*prompt, {"role": "tool", "content": "1"}]
-    said = warnings("c", rows[:4] + rows[7:])
-    assert any("tool calls with null for arguments of other tools (y): c/5" in w for w in said)
+    warning = warnings("c", rows[:4] + rows[7:])
+    assert any("tool calls with null for arguments of other tools (y): c/5" in w for w in warning)
 
 
 def test_a_prompt_that_a_template_refuses_is_named(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gxpo
-from gxpo.explain import method_text
+from gxpo.explain.methods import labelled, method_text
 from gxpo.methods import _MODULES, METHODS, PAPERS
 from gxpo.methods.bibliography import FILE, parse
 from gxpo.parts.definition import Definition, Paper, show
@@ -113,9 +113,9 @@ def test_formulas_of_several_lines_are_shown_line_by_line():
 
 
 def test_the_text_of_a_method_has_its_formula_line_by_line():
-    assert "\nformula\n  A_i = r_i - mean_g r\n  L   = mean_i" in method_text.one("dr_grpo")
+    assert "\nformula\n  A_i = r_i - mean_g r\n  L   = mean_i" in method_text("dr_grpo")
     for name in METHODS:
-        assert max(map(len, method_text._field("formula", METHODS[name].formula).splitlines())) <= 120, name
+        assert max(map(len, labelled("formula", METHODS[name].formula).splitlines())) <= 120, name
 
 
 def test_a_part_and_its_name_are_one_setting():

@@ -19,8 +19,8 @@ from gxpo.doctor.evidence import Measured, OfTask  # noqa: E402
 from gxpo.doctor.finding import Diagnosis  # noqa: E402
 from gxpo.doctor.remedies import SOURCES, remedies, remedy_table  # noqa: E402
 from gxpo.doctor.text import text  # noqa: E402
-from gxpo.explain import method_text  # noqa: E402
 from gxpo.explain.advice import recommendations  # noqa: E402
+from gxpo.explain.methods import advice_text  # noqa: E402
 from gxpo.parts.definition import Stated  # noqa: E402
 from gxpo.training import config  # noqa: E402
 from study_rows import digest  # noqa: E402
@@ -239,7 +239,7 @@ def test_recommendations_quote_it_and_are_ordered_by_it():
     found = [remedy("lens", GOOD), remedy("ghpo", BAD), remedy("ar3po", (0.3, 0.2, 0.4))]
     rows = recommendations("all-wrong groups", found)
     assert [r["method"] for r in rows][:2] == ["ar3po", "lens"] and rows[-1]["method"] == "ghpo"
-    said = method_text.advised("all-wrong groups", rows)
+    said = advice_text("all-wrong groups", rows)
     assert "measured, helped: +.30 (95 % +.20 to +.40), 1 task, 20 seeds" in said
     assert "measured, did harm: -.10 (95 % -.15 to -.05)" in said and said.count(evidence.LIMITS) == 1
 

@@ -93,15 +93,14 @@ def explain(
 
     Example: gxpo explain runs/arithmetic --json
     """
-    from gxpo.explain.rollout_data import as_data
-    from gxpo.explain.rollout_page import looks_of, written
+    from gxpo.explain.rollout_page import as_data, looks_of, page_text
     from gxpo.explain.rollout_source import read
 
     # The page is written by default; with --json alone the data take its place.
     source = read(path, step)
     looks = looks_of(source, [name.strip() for name in methods.split(",") if name.strip()])
     if out is not None or not as_json:
-        page, to = written(source, looks), out or EXPLAIN_PAGE
+        page, to = page_text(source, looks), out or EXPLAIN_PAGE
         try:
             to.write_text(page, encoding="utf-8", errors="replace")
         except OSError as error:

@@ -96,8 +96,7 @@ def _show_cluster(
     """Show the plan of a cluster, without running files that the configuration names or loading a model."""
     from gxpo.base.errors import ConfigError
     from gxpo.base.usercode import unexecuted
-    from gxpo.explain.cluster_plan import cluster_plan, load_of
-    from gxpo.explain.cluster_text import cluster_text
+    from gxpo.explain.cluster_plan import cluster_plan, cluster_text, load_of
     from gxpo.models.shape import shape_of, stated_shape
 
     # Sizes are those of a model without a name: half of them given would be joined with another model's.

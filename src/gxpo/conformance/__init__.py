@@ -1,4 +1,4 @@
-"""Golden vectors of outcome advantages, and tests to run them against any implementation.
+"""Golden vectors of outcome advantages, and tests that run them against any implementation.
 
     pytest --pyargs gxpo.conformance --impl my_trainer:advantages --method grpo
 

@@ -9,7 +9,7 @@ from gxpo.base.terminal import say
 
 
 def main(arguments: list[str]) -> int:
-    """pytest's exit code; 2 where pytest is not installed."""
+    """Run the conformance tests; returns pytest's exit code, 2 where pytest is not installed."""
     try:
         pytest = need("pytest", "dev")
     except MissingExtra as error:

@@ -17,7 +17,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a check. status: "passed", "failed" or "not supported"; `detail` says why it is not the first."""
+    """Result of a check. status: "passed", "failed" or "not supported"; `detail` is the reason unless it passed."""
 
     method: str
     name: str
@@ -26,14 +26,16 @@ class Result:
 
 
 def load(path: str | None) -> Callable[..., Sequence[float]]:
-    """Load `module:function` or `file.py:function`; gxpo's own for None. Raises ConfigError."""
+    """Load `module:function` or `file.py:function`; None: gxpo's own methods. Raises ConfigError."""
     try:
-        found = object_at(path or OWN)
+        function = object_at(path or OWN)
     except Unusable as error:
         raise ConfigError(f"--impl {path}: {error}") from None
-    if not callable(found):
-        raise ConfigError(f"--impl {path} is a {type(found).__name__}; give a function (method, rewards, groups, ...)")
-    return cast("Callable[..., Sequence[float]]", found)
+    if not callable(function):
+        raise ConfigError(
+            f"--impl {path} is a {type(function).__name__}; give a function (method, rewards, groups, ...)"
+        )
+    return cast("Callable[..., Sequence[float]]", function)
 
 
 @dataclass(frozen=True)
@@ -51,19 +53,19 @@ class Implementation:
         constants: Mapping[str, Any],
         fields: Mapping[str, Any],
     ) -> list[float]:
-        """Its advantages. NotImplementedError is passed on; AssertionError for the wrong number of them."""
-        found = [float(x) for x in self.function(method, list(rewards), list(groups), **constants, **fields)]
-        if len(found) != len(rewards):
-            raise AssertionError(f"{method}: {len(found)} numbers for {len(rewards)} trajectories")
-        return found
+        """Compute advantages; raises AssertionError for the wrong number of them, and passes NotImplementedError on."""
+        advantages = [float(x) for x in self.function(method, list(rewards), list(groups), **constants, **fields)]
+        if len(advantages) != len(rewards):
+            raise AssertionError(f"{method}: {len(advantages)} numbers for {len(rewards)} trajectories")
+        return advantages
 
     def vector(self, method: str, index: int) -> None:
-        """Raises AssertionError if vector `index` gives other numbers."""
+        """Compare with vector `index`; raises AssertionError for other numbers."""
         v = golden(method).vectors[index]
         v.compare(self.call(method, v.rewards, v.groups, v.constants, v.fields), self.tolerance)
 
     def property(self, method: str, name: str) -> None:
-        """Raises AssertionError if the property does not hold."""
+        """Test a property; raises AssertionError if it does not hold."""
 
         def call(*arguments: Any) -> list[float]:
             return self.call(method, *arguments)
@@ -74,7 +76,7 @@ class Implementation:
             raise AssertionError(f"{method}: {name} ({PROPERTIES[name].__doc__}) {error}") from None
 
     def supports(self, method: str) -> bool:
-        """Whether it gives numbers for any vector of the method."""
+        """Return True if it gives numbers for any vector of the method."""
         for v in golden(method).vectors:
             try:
                 self.call(method, v.rewards, v.groups, v.constants, v.fields)
@@ -85,7 +87,7 @@ class Implementation:
 
 
 def trials(entry: Golden) -> Iterator[tuple[str, Callable[[Implementation], None]]]:
-    """All checks of a method, by name."""
+    """Yield (name, check) of all vectors and properties of a method."""
     for index, v in enumerate(entry.vectors):
         yield v.name, lambda tried, index=index: tried.vector(entry.method, index)
     for name in entry.properties:
@@ -108,16 +110,19 @@ def check(
     >>> sorted({result.status for result in found})
     ['not supported', 'passed']
     """
-    tried = Implementation(load(function) if function is None or isinstance(function, str) else function, tolerance)
-    found: list[Result] = []
+    implementation = Implementation(
+        load(function) if function is None or isinstance(function, str) else function, tolerance
+    )
+    results: list[Result] = []
     for method in names() if methods is None else methods:
         for name, trial in trials(golden(method)):
+            # "not supported" is a result of its own: counted as passed it would hide what was never tried
             try:
-                trial(tried)
+                trial(implementation)
             except NotImplementedError as error:
-                found.append(Result(method, name, "not supported", str(error)))
+                results.append(Result(method, name, "not supported", str(error)))
             except AssertionError as error:
-                found.append(Result(method, name, "failed", str(error)))
+                results.append(Result(method, name, "failed", str(error)))
             else:
-                found.append(Result(method, name, "passed"))
-    return found
+                results.append(Result(method, name, "passed"))
+    return results

@@ -1,4 +1,4 @@
-"""Conformance of training engines: log-probs, gradients and scale against gxpo's own learner, on a forest with forks.
+"""Conformance of training engines: log-probs, gradients and loss scale against gxpo's learner, on rollouts with forks.
 
 from gxpo.conformance.engines import check
 for result in check(my_engine, TorchLearner(same_model, lr=0.0)): print(result)
@@ -22,13 +22,13 @@ from gxpo.methods.compose import method
 from gxpo.parts.protocols import LossFunction, PolicyTokens, TrainEngine
 
 METHODS = ("grpo", "gspo", "dr_grpo", "gvpo", "cispo")  # losses that couple tokens, trajectories and groups
-BY_STEP = 1e-3  # least tolerance of a gradient that is known by its step alone: AdamW divides it by |g| + eps
-MOVED = 0.05  # nats, root mean square, by which the tokens are to move in the step that is compared
+STEP_TOLERANCE = 1e-3  # least tolerance of a gradient that only an AdamW step shows, divided by |g| + eps
+MOVE_RMS = 0.05  # nats, root mean square over tokens, of the step that is compared
 
 
 @dataclass(frozen=True)
 class EngineResult:
-    """One comparison: `error` is relative to the standard's norm, or nats for log-probs."""
+    """Result of one comparison: `error` is relative to the standard's norm, or in nats for log-probs."""
 
     name: str
     error: float
@@ -43,10 +43,11 @@ class EngineResult:
 
 
 def forest(vocabulary: int, *, temperature: float = 1.0) -> Forest:
-    """Two groups of four rollouts: a fork inside an action, two turns with an observation, unequal lengths.
+    """Make two groups of four rollouts with a fork inside an action, two turns with an observation, unequal lengths.
 
-    vocabulary  ids from 2 up to it are used; at least 32
+    vocabulary  number of token ids, at least 32; ids from 2 on are used
     """
+    # a generator of its own: the rollouts are the same with every version of torch, in every process
     state = 12345
 
     def ids(n: int) -> list[int]:
@@ -60,6 +61,7 @@ def forest(vocabulary: int, *, temperature: float = 1.0) -> Forest:
     def turn(n: int, **more: Any) -> dict[str, Any]:
         return {**more, "action": ids(n), "logprob": [-1.0] * n}
 
+    # per group three rollouts of two turns, and one that leaves the second of them after two tokens
     rows = []
     for k in range(2):
         prompt, common = (
@@ -76,24 +78,30 @@ def forest(vocabulary: int, *, temperature: float = 1.0) -> Forest:
     return Forest.from_records(rows)
 
 
-def losses(given: Forest, now: Tensor) -> dict[str, LossFunction]:
-    """L(x) of each of `METHODS`, for a policy that has moved away from its proximal one.
+def losses(rollouts: Forest, logprob_P: Tensor) -> dict[str, LossFunction]:
+    """Make L(x) of each of `METHODS`, for a policy that has moved away from its proximal one.
 
-    now [P]  the policy's log-probs
+    logprob_P  log-probs of the policy
     """
-    noise = torch.randn(now.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    return {name: _loss(name, given, now + 0.1 * noise) for name in METHODS}
+    # away from ratio 1, where no clip acts and the gradients of most methods are alike
+    noise = torch.randn(logprob_P.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    return {name: _loss(name, rollouts, logprob_P + 0.1 * noise) for name in METHODS}
 
 
-def _loss(name: str, given: Forest, proximal: Tensor) -> LossFunction:
-    made = method(name).fill(horizon=16.0, max_length=16, total_steps=1)
-    credit = made.advantages(given)
+def _loss(name: str, rollouts: Forest, proximal: Tensor) -> LossFunction:
+    composed = method(name).fill(horizon=16.0, max_length=16, total_steps=1)
+    credit = composed.advantages(rollouts)
 
     def loss(x: Mapping[str, Tensor]) -> Tensor:
         policy = PolicyTokens(
-            x["logprob"], given.path_behaviour_logprob, x.get("reference"), None, proximal_logprob=proximal, outputs=x
+            x["logprob"],
+            rollouts.path_behaviour_logprob,
+            x.get("reference"),
+            None,
+            proximal_logprob=proximal,
+            outputs=x,
         )
-        return made.loss(given, policy, advantages=credit).value
+        return composed.loss(rollouts, policy, advantages=credit).value
 
     return loss
 
@@ -109,69 +117,77 @@ def check(
 ) -> list[EngineResult]:
     """Compare an engine with a learner that holds the same weights.
 
-    engine     put back as it was at the end (`save`, `load`)
+    engine     the engine under test; it is put back as it was at the end (`save`, `load`)
     standard   `gxpo.learning.torch.TorchLearner` of the same model and adapters, with any learning rate
-    tolerance  of gradients, relative; log-probs in nats
+    tolerance  relative, of gradients; in nats, of log-probs
     move       nats by which the probe moves a token; 0.2 where log-probs are rounded to bfloat16
-    names      of a parameter of the standard in the engine's gradients, if it has `gradients()`; an engine without it
-               is compared by what a step of plain gradient descent (AdamW with eps 1000) does to all log-probs
+    names      name of a parameter of the standard in the engine's `gradients()`; an engine without that method is
+               compared by the effect of a step of plain gradient descent (AdamW with eps 1000) on all log-probs
     """
-    given = forest(standard.vocabulary, temperature=temperature)
+    rollouts = forest(standard.vocabulary, temperature=temperature)
     learner = RemoteLearner(engine, lr=0.0, tokens_per_microbatch=24)  # several pulls
-    own, theirs = standard.outputs(given)["logprob"], learner.outputs(given)["logprob"]
-    out = [EngineResult("log-probs", float((own - theirs).abs().max()), tolerance)]
-    rows = Rows.of(given, torch.arange(given.n_entries))
-    found = probe(engine, rows.rows[0], move=move)
-    wanted = {"scale": 1.0, "twice": 2.0, "apart": 2.0, "cancelled": 0.0}
-    out += [EngineResult(f"probe: {k}", abs(getattr(found, k) - v), max(tolerance, 2e-2)) for k, v in wanted.items()]
+    standard_logprob, engine_logprob = standard.outputs(rollouts)["logprob"], learner.outputs(rollouts)["logprob"]
+    out = [EngineResult("log-probs", float((standard_logprob - engine_logprob).abs().max()), tolerance)]
+    rows = Rows.of(rollouts, torch.arange(rollouts.n_entries))
+    probed = probe(engine, rows.rows[0], move=move)
+    # the probe measures the engine's own scale of a loss: doubled or accumulated it must be 2, with its negative 0
+    expected_by_figure = {"scale": 1.0, "twice": 2.0, "apart": 2.0, "cancelled": 0.0}
+    out += [
+        EngineResult(f"probe: {k}", abs(getattr(probed, k) - v), max(tolerance, 2e-2))
+        for k, v in expected_by_figure.items()
+    ]
     token = int((rows.reading == 0).nonzero()[0])
-    norm = _norm(standard.gradient(given, lambda x: x["logprob"][token]).values())
-    out.append(EngineResult("probe: norm", abs(found.norm / norm - 1), max(tolerance, 2e-2)))
-    for name, loss in losses(given, own).items():
-        error = _gradient_error(learner, standard, given, loss, names, found)
+    norm = _norm(standard.gradient(rollouts, lambda x: x["logprob"][token]).values())
+    out.append(EngineResult("probe: norm", abs(probed.norm / norm - 1), max(tolerance, 2e-2)))
+    # gradients of real losses: one for each way in which a loss couples its tokens
+    for name, loss in losses(rollouts, standard_logprob).items():
+        error = _gradient_error(learner, standard, rollouts, loss, names, probed)
         exact = getattr(engine, "gradients", None) is not None
-        out.append(EngineResult(f"gradient of {name}", error, tolerance if exact else max(tolerance, BY_STEP)))
+        out.append(EngineResult(f"gradient of {name}", error, tolerance if exact else max(tolerance, STEP_TOLERANCE)))
     return out
 
 
 def _gradient_error(
     learner: RemoteLearner,
     standard: Any,
-    given: Forest,
+    rollouts: Forest,
     loss: LossFunction,
     names: Callable[[str], str],
     probed: Probe,
 ) -> float:
-    expected = standard.gradient(given, loss)
+    expected = standard.gradient(rollouts, loss)
     gradients: Callable[[], Mapping[str, Tensor]] | None = getattr(learner.engine, "gradients", None)
     if gradients is None:
-        return _moved_error(learner, standard, given, loss, probed)
-    learner.accumulate(given, loss)
-    found = gradients()
+        return _moved_error(learner, standard, rollouts, loss, probed)
+    learner.accumulate(rollouts, loss)
+    engine_gradients = gradients()
     learner.engine.discard()
-    pairs = [(found[names(n)].to("cpu", torch.float64), g.to("cpu", torch.float64)) for n, g in expected.items()]
+    pairs = [
+        (engine_gradients[names(n)].to("cpu", torch.float64), g.to("cpu", torch.float64)) for n, g in expected.items()
+    ]
     return _norm(a - b for a, b in pairs) / _norm(b for _, b in pairs)
 
 
-def _moved_error(learner: RemoteLearner, standard: Any, given: Forest, loss: LossFunction, probed: Probe) -> float:
-    """Relative difference of what a step of plain descent does to all log-probs, in the engine and here."""
-    before, start = standard.outputs(given)["logprob"], standard.snapshot()
-    gradient = standard.gradient(given, loss)
+def _moved_error(learner: RemoteLearner, standard: Any, rollouts: Forest, loss: LossFunction, probed: Probe) -> float:
+    """Return the relative difference of a plain descent step's effect on all log-probs, in the engine and here."""
+    before, start = standard.outputs(rollouts)["logprob"], standard.snapshot()
+    gradient = standard.gradient(rollouts, loss)
+    # the step's length is chosen for its effect: large enough to rise above rounding, small enough to be linear
     norm = _norm(gradient.values()) + 1e-15
-    factor = MOVED / norm**2
-    how = Descent.by(factor, norm, probed.fixed_eps)
+    factor = MOVE_RMS / norm**2
+    descent = Descent.by(factor, norm, probed.fixed_eps)
     standard.restore({n: x - factor * gradient[n].to(x) for n, x in start.items()})
-    expected = standard.outputs(given)["logprob"] - before
+    expected = standard.outputs(rollouts)["logprob"] - before
     standard.restore(start)
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "engine"
         learner.engine.save(saved)
-        old = learner.outputs(given)["logprob"]
-        learner.accumulate(given, lambda x: how.slope * loss(x))
-        learner.engine.step(how.lr, None, eps=how.eps)
-        found = learner.outputs(given)["logprob"] - old
+        engine_before = learner.outputs(rollouts)["logprob"]
+        learner.accumulate(rollouts, lambda x: descent.slope * loss(x))
+        learner.engine.step(descent.lr, None, eps=descent.eps)
+        actual = learner.outputs(rollouts)["logprob"] - engine_before
         learner.engine.load(saved)
-    return float((found - expected).norm() / expected.norm())
+    return float((actual - expected).norm() / expected.norm())
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""Golden files: for each method its formula, constants, properties, and vectors with expected numbers."""
+"""Golden files: formula, constants, properties and vectors with expected advantages of each method."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Vector:
     def id(self) -> str:
         return f"{self.method}: {self.name}"
 
-    def compare(self, found: Sequence[float], tolerance: float | None = None) -> None:
-        """Raises AssertionError with the input, the expected and the actual numbers."""
+    def compare(self, actual: Sequence[float], tolerance: float | None = None) -> None:
+        """Compare with the expected numbers; raises AssertionError with input, expected and actual ones."""
         note = f" ({self.note})" if self.note else ""
         about = f"{self.id}{note}: rewards {list(self.rewards)}, groups {list(self.groups)}, "
         about += ", ".join(f"{k} {v}" for k, v in {**self.constants, **self.fields}.items())
-        close(found, self.expected, self.tolerance if tolerance is None else tolerance, about)
+        close(actual, self.expected, self.tolerance if tolerance is None else tolerance, about)
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,18 @@ class Golden:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields that every vector has."""
+        """Return the fields that every vector has."""
         return tuple(k for k in self.vectors[0].fields if all(k in v.fields for v in self.vectors))
 
 
 def close(
-    found: Sequence[float], expected: Sequence[float], tolerance: float, about: str, each: str = "trajectory"
+    actual: Sequence[float], expected: Sequence[float], tolerance: float, about: str, each: str = "trajectory"
 ) -> None:
-    """Raises AssertionError if a number is off by more than `tolerance` x max(1, |expected|), or is nan."""
-    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+    """Compare numbers; raises AssertionError if one is off by more than `tolerance` x max(1, |expected|), or is nan."""
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
+        # "not <=", since a nan is neither
         if not abs(a - b) <= tolerance * max(1.0, abs(b)):
-            raise AssertionError(f"{about}: {each} {i} should be {b:.9g} and is {a:.9g}; all: {_short(found)}")
+            raise AssertionError(f"{about}: {each} {i} should be {b:.9g} and is {a:.9g}; all: {_short(actual)}")
 
 
 def _short(xs: Sequence[float]) -> str:
@@ -91,14 +92,14 @@ def _short(xs: Sequence[float]) -> str:
 
 @cache
 def names() -> tuple[str, ...]:
-    """Methods with a golden file, in alphabetical order."""
+    """List the methods with a golden file, in alphabetical order."""
     files = (resources.files("gxpo.conformance") / "data").iterdir()
     return tuple(sorted(f.name.removesuffix(".json") for f in files if f.name.endswith(".json")))
 
 
 @cache
 def golden(method: str) -> Golden:
-    """Golden file of a method. Raises ConfigError for one that has none.
+    """Read the golden file of a method; raises ConfigError for a method without one.
 
     >>> golden("dr_grpo").vectors[0].expected
     (0.75, -0.25, -0.25, -0.25)

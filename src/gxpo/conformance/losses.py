@@ -1,4 +1,4 @@
-"""Golden vectors of losses: tokens, and the expected value and gradient of an objective."""
+"""Golden vectors of losses: tokens with the expected value and gradient of an objective."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gxpo.conformance.checking import Result, load
 from gxpo.conformance.golden import close
 
 SCHEMA = "gxpo.losses/1"
-OWN = "gxpo.conformance.own_losses:loss"
+OWN = "gxpo.conformance.own:loss"
 LossFunction = Callable[..., tuple[float, Sequence[float]]]
 
 
@@ -48,16 +48,16 @@ class LossVector:
         return f"{self.objective}: {self.name}"
 
     def check(self, function: LossFunction, tolerance: float | None = None) -> None:
-        """Raises AssertionError if the function gives other numbers; NotImplementedError is passed on."""
+        """Compare value and gradient; raises AssertionError for other numbers, and passes NotImplementedError on."""
         columns = (list(x) for x in (self.logprobs, self.old, self.advantages, self.rows))
         value, gradient = function(self.objective, *columns, self.aggregate, **self.constants)
-        within = self.tolerance if tolerance is None else tolerance
+        allowed = self.tolerance if tolerance is None else tolerance
         about = f"{self.id}, {', '.join(f'{k} {v}' for k, v in self.constants.items())}"
-        found = [float(x) for x in gradient]
-        if len(found) != len(self.gradient):
-            raise AssertionError(f"{about}: {len(found)} slopes for {len(self.gradient)} tokens")
-        close([float(value)], [self.value], within, about, "the value of batch")
-        close(found, self.gradient, within, about, "the slope of token")
+        slopes = [float(x) for x in gradient]
+        if len(slopes) != len(self.gradient):
+            raise AssertionError(f"{about}: {len(slopes)} slopes for {len(self.gradient)} tokens")
+        close([float(value)], [self.value], allowed, about, "the value of batch")
+        close(slopes, self.gradient, allowed, about, "the slope of token")
 
 
 @dataclass(frozen=True)
@@ -74,21 +74,23 @@ class Losses:
 
 @cache
 def objectives() -> tuple[str, ...]:
-    """Objectives with golden losses, in alphabetical order: names of methods."""
+    """List the objectives with golden losses, in alphabetical order: names of methods."""
     files = (resources.files("gxpo.conformance") / "data_losses").iterdir()
     return tuple(sorted(f.name.removesuffix(".json") for f in files if f.name.endswith(".json")))
 
 
 @cache
 def losses(objective: str) -> Losses:
-    """Golden losses of an objective. Raises ConfigError for one that has none.
+    """Read the golden losses of an objective; raises ConfigError for an objective without any.
 
     >>> [round(x, 6) for x in losses("grpo").vectors[0].gradient]
     [0.0, -0.180967, 0.0, 0.244281, 0.329744]
     """
     if objective not in objectives():
-        known = ", ".join(objectives())
-        raise ConfigError(f"no golden losses of {objective!r}{hint(objective, objectives())}; there are {known}")
+        objective_names = ", ".join(objectives())
+        raise ConfigError(
+            f"no golden losses of {objective!r}{hint(objective, objectives())}; there are {objective_names}"
+        )
     path = resources.files("gxpo.conformance") / "data_losses" / f"{objective}.json"
     entry = json.loads(path.read_text(encoding="utf-8"))
     if entry.pop("schema") != SCHEMA:
@@ -106,18 +108,20 @@ def check_losses(
     names: Sequence[str] | None = None,
     tolerance: float | None = None,
 ) -> list[Result]:
-    """Check `function` (or `module:function`, or gxpo's own objectives) against every vector of the objectives
-    (default: all)."""
-    tried: Any = load(function or OWN) if function is None or isinstance(function, str) else function
-    found: list[Result] = []
+    """Check a function (or `module:function`, or gxpo's own objectives) against every vector of objectives.
+
+    names  objectives; default: all
+    """
+    loss_function: Any = load(function or OWN) if function is None or isinstance(function, str) else function
+    results: list[Result] = []
     for name in objectives() if names is None else names:
         for vector in losses(name).vectors:
             try:
-                vector.check(tried, tolerance)
+                vector.check(loss_function, tolerance)
             except NotImplementedError as error:
-                found.append(Result(name, vector.name, "not supported", str(error)))
+                results.append(Result(name, vector.name, "not supported", str(error)))
             except AssertionError as error:
-                found.append(Result(name, vector.name, "failed", str(error)))
+                results.append(Result(name, vector.name, "failed", str(error)))
             else:
-                found.append(Result(name, vector.name, "passed"))
-    return found
+                results.append(Result(name, vector.name, "passed"))
+    return results

@@ -1,7 +1,7 @@
-"""pytest options of the conformance tests, only for `pytest --pyargs gxpo.conformance`.
+"""pytest plugin with the options of `pytest --pyargs gxpo.conformance`.
 
-An entry point of pytest's, imported by every run of pytest: so nothing but the standard library is imported
-here, and no option is added to a run that does not name gxpo.conformance.
+Every run of pytest imports it as an entry point, so it imports nothing but the standard library, and adds no option to
+a run that does not name gxpo.conformance.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def pytest_load_initial_conftests(early_config: Any, parser: Any, args: list[str]) -> None:
-    """--impl, --method for advantages; --loss, --objective for losses; --tolerance."""
+    """Add --impl, --method for advantages; --loss, --objective for losses; --tolerance."""
     if not any("gxpo.conformance" in str(a) or "gxpo/conformance" in str(a).replace("\\", "/") for a in args):
         return
     group = parser.getgroup("gxpo conformance")
@@ -33,7 +33,7 @@ def pytest_load_initial_conftests(early_config: Any, parser: Any, args: list[str
 
 
 def pytest_configure(config: Any) -> None:
-    """Unknown methods and functions that can't be loaded are command line errors."""
+    """Turn unknown methods and functions that can't be loaded into errors of the command line."""
     options = ("gxpo_methods", "gxpo_impl", "gxpo_loss", "gxpo_objectives")
     if all(config.getoption(name, None) is None for name in options):
         return
@@ -44,9 +44,10 @@ def pytest_configure(config: Any) -> None:
     from gxpo.conformance.golden import golden
     from gxpo.conformance.losses import losses
 
-    here = str(config.invocation_params.dir)
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    invocation_folder = str(config.invocation_params.dir)
+    # a user's module is found from where pytest was called, as with `python -m`
+    if invocation_folder not in sys.path:
+        sys.path.insert(0, invocation_folder)
     try:
         load(config.getoption("gxpo_impl", None))
         for method in config.getoption("gxpo_methods", None) or ():
@@ -60,12 +61,13 @@ def pytest_configure(config: Any) -> None:
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Deselect the advantage tests if only losses are tested, and the other way round."""
-    losses = any(config.getoption(name, None) is not None for name in ("gxpo_loss", "gxpo_objectives"))
-    credit = any(config.getoption(name, None) is not None for name in ("gxpo_impl", "gxpo_methods"))
-    if losses == credit:
+    has_losses = any(config.getoption(name, None) is not None for name in ("gxpo_loss", "gxpo_objectives"))
+    has_advantages = any(config.getoption(name, None) is not None for name in ("gxpo_impl", "gxpo_methods"))
+    # options of neither or of both kinds: all tests run
+    if has_losses == has_advantages:
         return
-    unasked = "gxpo.conformance.test_advantages" if losses else "gxpo.conformance.test_losses"
-    left = [item for item in items if getattr(getattr(item, "module", None), "__name__", "") == unasked]
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in left]
+    module = "gxpo.conformance.test_advantages" if has_losses else "gxpo.conformance.test_losses"
+    deselected = [item for item in items if getattr(getattr(item, "module", None), "__name__", "") == module]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if item not in deselected]

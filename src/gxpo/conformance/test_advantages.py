@@ -1,4 +1,4 @@
-"""Test golden vectors and properties against `--impl module:function` or gxpo's own methods."""
+"""Tests of golden vectors and properties on `--impl module:function`, or on gxpo's own methods."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ def _methods(config: Any) -> tuple[str, ...]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test for each vector, each property and each method."""
-    chosen = [golden(name) for name in _methods(metafunc.config)]
+    """Make a test for each vector, each property and each method."""
+    golden_files = [golden(name) for name in _methods(metafunc.config)]
     if "index" in metafunc.fixturenames:
-        rows = [(g.method, i) for g in chosen for i in range(len(g.vectors))]
-        metafunc.parametrize("method,index", rows, ids=[v.id for g in chosen for v in g.vectors])
+        rows = [(g.method, i) for g in golden_files for i in range(len(g.vectors))]
+        metafunc.parametrize("method,index", rows, ids=[v.id for g in golden_files for v in g.vectors])
     elif "property_" in metafunc.fixturenames:
-        rows = [(g.method, p) for g in chosen for p in g.properties]
+        rows = [(g.method, p) for g in golden_files for p in g.properties]
         metafunc.parametrize("method,property_", rows, ids=[f"{m}: {p}" for m, p in rows])
     elif "method" in metafunc.fixturenames:
-        metafunc.parametrize("method", [g.method for g in chosen])
+        metafunc.parametrize("method", [g.method for g in golden_files])
 
 
 @pytest.fixture(scope="module")
 def implementation(request: pytest.FixtureRequest) -> Implementation:
-    """The implementation under test."""
+    """Return the implementation under test."""
     config = request.config
     return Implementation(load(config.getoption("gxpo_impl", None)), config.getoption("gxpo_tolerance", None))
 
 
 def test_vector(implementation: Implementation, method: str, index: int) -> None:
-    """The numbers of the formula."""
+    """Compare with the numbers of the formula."""
     try:
         implementation.vector(method, index)
     except NotImplementedError as error:
@@ -43,7 +43,7 @@ def test_vector(implementation: Implementation, method: str, index: int) -> None
 
 
 def test_property(implementation: Implementation, method: str, property_: str) -> None:
-    """The properties of the formula."""
+    """Test a property of the formula."""
     try:
         implementation.property(method, property_)
     except NotImplementedError as error:
@@ -51,7 +51,7 @@ def test_property(implementation: Implementation, method: str, property_: str) -
 
 
 def test_method_is_supported(implementation: Implementation, request: pytest.FixtureRequest, method: str) -> None:
-    """A method named on the command line must be supported; others may be missing, and are listed."""
+    """Fail for a method of the command line that is not supported; xfail, and so list, other missing methods."""
     if not implementation.supports(method):
         if request.config.getoption("gxpo_methods", None):
             pytest.fail(f"{method}: no vector of it is supported")
@@ -59,6 +59,6 @@ def test_method_is_supported(implementation: Implementation, request: pytest.Fix
 
 
 def test_some_method_is_supported(implementation: Implementation, request: pytest.FixtureRequest) -> None:
-    """A run without any supported method fails."""
+    """Fail a run without any supported method: it would have tested nothing."""
     methods = _methods(request.config)
     assert any(implementation.supports(m) for m in methods), f"none of {', '.join(methods)} is supported"

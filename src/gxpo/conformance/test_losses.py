@@ -1,4 +1,4 @@
-"""Test golden losses against `--loss module:function` or gxpo's own objectives."""
+"""Tests of golden losses on `--loss module:function`, or on gxpo's own objectives."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ def _objectives(config: Any) -> tuple[str, ...]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test for each vector."""
+    """Make a test for each vector."""
     if "place" in metafunc.fixturenames:
-        chosen = [losses(name) for name in _objectives(metafunc.config)]
-        rows = [(entry.objective, i) for entry in chosen for i in range(len(entry.vectors))]
-        ids = [vector.id for entry in chosen for vector in entry.vectors]
+        golden_files = [losses(name) for name in _objectives(metafunc.config)]
+        rows = [(entry.objective, i) for entry in golden_files for i in range(len(entry.vectors))]
+        ids = [vector.id for entry in golden_files for vector in entry.vectors]
         metafunc.parametrize("objective,place", rows, ids=ids)
 
 
 @pytest.fixture(scope="module")
 def tried(request: pytest.FixtureRequest) -> LossFunction:
-    """The implementation under test."""
-    found: Any = load(request.config.getoption("gxpo_loss", None) or OWN)
-    return found
+    """Return the function under test."""
+    function: Any = load(request.config.getoption("gxpo_loss", None) or OWN)
+    return function
 
 
 def test_loss(tried: LossFunction, request: pytest.FixtureRequest, objective: str, place: int) -> None:
-    """The value and the gradient of the formula."""
+    """Compare value and gradient with the formula's."""
     try:
         losses(objective).vectors[place].check(tried, request.config.getoption("gxpo_tolerance", None))
     except NotImplementedError as error:
@@ -39,7 +39,7 @@ def test_loss(tried: LossFunction, request: pytest.FixtureRequest, objective: st
 
 
 def test_some_loss_is_supported(tried: LossFunction, request: pytest.FixtureRequest) -> None:
-    """A run without any supported objective fails; so does one with a named objective that is not supported."""
+    """Fail a run without any supported objective, or with an objective of the command line that is not supported."""
     missing = []
     for name in _objectives(request.config):
         supported = 0

@@ -1,4 +1,4 @@
-"""Find methods for a symptom of training: match the user's words, list recommendations."""
+"""Recommend methods for a symptom of training: match the user's words to a symptom, rank its recommendations."""
 
 from __future__ import annotations
 
@@ -13,63 +13,66 @@ from gxpo.explain.symptoms import SYMPTOMS, Advice
 from gxpo.methods import METHODS
 from gxpo.parts.definition import EVIDENCE
 
-PLACE = ("helped", "", "mixed", "undecided", "harmed")  # "": not measured
-CERTAIN, CLOSE = 75, 3  # of 100: the score from which a name is taken for a symptom, and what tells two apart
+VERDICT_ORDER = ("helped", "", "mixed", "undecided", "harmed")  # best first; "": not measured
+MIN_SCORE, TIE_MARGIN = 75, 3  # of 100: least score of a match; symptoms within the margin of the best are a tie
 
 
 def find(words: str) -> str:
-    """Look up a symptom's name. ConfigError, listing the known ones, for words that match none or several."""
+    """Look up a symptom's name; raises ConfigError, listing the symptoms, for words that match none or several."""
     from rapidfuzz import fuzz
 
-    asked = _plain(words)
-    called = {name: [_plain(text) for text in (name, *symptom.also)] for name, symptom in SYMPTOMS.items()}
-    if exact := [name for name, texts in called.items() if asked in texts]:
+    query = _normalise(words)
+    texts_by_name = {name: [_normalise(text) for text in (name, *symptom.also)] for name, symptom in SYMPTOMS.items()}
+    if exact := [name for name, texts in texts_by_name.items() if query in texts]:
         return exact[0]
-    scores = {name: max(fuzz.WRatio(asked, text) for text in texts) for name, texts in called.items()}
+    scores = {name: max(fuzz.WRatio(query, text) for text in texts) for name, texts in texts_by_name.items()}
     best = max(scores.values())
-    if best < CERTAIN:
-        known = ", ".join(map(repr, SYMPTOMS))
-        raise ConfigError(f"no symptom is called {words!r}{did_you_mean(words, SYMPTOMS)}; there is {known}")
-    near = [repr(name) for name, score in scores.items() if score >= best - CLOSE]
-    if len(near) > 1:
-        raise ConfigError(f"{words!r} may be {' or '.join(near)}: say which")
+    if best < MIN_SCORE:
+        symptom_names = ", ".join(map(repr, SYMPTOMS))
+        raise ConfigError(f"no symptom is called {words!r}{did_you_mean(words, SYMPTOMS)}; there is {symptom_names}")
+    close_names = [repr(name) for name, score in scores.items() if score >= best - TIE_MARGIN]
+    if len(close_names) > 1:
+        raise ConfigError(f"{words!r} may be {' or '.join(close_names)}: say which")
     return max(scores, key=lambda name: scores[name])
 
 
-def _plain(text: str) -> str:
+def _normalise(text: str) -> str:
     return " ".join(text.lower().replace("-", " ").replace("_", " ").split())
 
 
-def recommendations(symptom: str, found: Sequence[Measured] | None = None) -> list[dict[str, Any]]:
-    """Recommendations of `gxpo methods --for` for a symptom.
+def recommendations(symptom: str, measurements: Sequence[Measured] | None = None) -> list[dict[str, Any]]:
+    """Rank the recommendations of `gxpo methods --for` for a symptom.
 
-    What helped in our measurements comes first, the largest difference before the others; then what was not measured,
-    the strongest evidence of its reading first and reconstructions last; then what did not help here. A composition has
+    Methods that helped in our measurements come first, the largest difference before the others; then those that were
+    not measured, the strongest evidence first and reconstructions last; then those that did not help. A composition has
     the evidence of its weakest method, and the costs of all.
 
-    found   measurements; None: those that gxpo comes with
+    measurements  default: those that gxpo comes with
     """
-    known = evidence.read() if found is None else found
-    placed = []
+    measurements_read = evidence.read() if measurements is None else measurements
+    rows_by_rank = []
     for advice in SYMPTOMS[symptom].advice:
         definitions = [METHODS[name] for name in advice.method.split("+")]
         costs = list(dict.fromkeys(d.cost for d in definitions))
         tier = max((d.evidence for d in definitions), key=EVIDENCE.index)
-        m = measured(symptom, advice, known)
+        measurement = measurement_of(symptom, advice, measurements_read)
         row = {
             "method": advice.method,
             "evidence": tier,
             "cost": "; ".join([c for c in costs if c != FREE] or [FREE]),
             "why": advice.why,
             "line": advice.line,
-            "measured": None if m is None else {"verdict": m.verdict, "said": m.figures},
+            "measured": None if measurement is None else {"verdict": measurement.verdict, "said": measurement.figures},
         }
-        place = PLACE.index(m.verdict if m else "")
-        placed.append(((place, -m.difference if m else 0.0, EVIDENCE.index(tier)), row))
-    return [row for _, row in sorted(placed, key=lambda pair: pair[0])]
+        # sorted by verdict, then by the size of the effect (only among measured ones), then by evidence
+        verdict_rank = VERDICT_ORDER.index(measurement.verdict if measurement else "")
+        rows_by_rank.append(
+            ((verdict_rank, -measurement.difference if measurement else 0.0, EVIDENCE.index(tier)), row)
+        )
+    return [row for _, row in sorted(rows_by_rank, key=lambda pair: pair[0])]
 
 
-def measured(symptom: str, advice: Advice, found: Sequence[Measured]) -> Measured | None:
-    """What was measured of the advice's keys for the symptom; None where nothing was."""
+def measurement_of(symptom: str, advice: Advice, measurements: Sequence[Measured]) -> Measured | None:
+    """Return the measurement of the advice's keys for the symptom; None where there is none."""
     keys = {"method": advice.method, **{k: v for k, _, v in (s.partition("=") for s in advice.sets)}}
-    return evidence.measured_for_keys(SYMPTOMS[symptom].sicknesses, keys, found)
+    return evidence.measured_for_keys(SYMPTOMS[symptom].sicknesses, keys, measurements)

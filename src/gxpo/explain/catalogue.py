@@ -1,4 +1,4 @@
-"""Catalogue of methods for `gxpo methods`: entries as data, and filters."""
+"""Catalogue of methods for `gxpo methods`: entries as data, conflicts between methods, filters."""
 
 from __future__ import annotations
 
@@ -17,22 +17,32 @@ from gxpo.methods.method import Method
 from gxpo.parts.definition import EVIDENCE, STAGES, Definition, same, show, stage_of
 from gxpo.parts.registry import part_at
 
-FREE = str(next(f.default for f in dataclasses.fields(Definition) if f.name == "cost"))  # nothing beyond the base
-EXPLAINED = {
+FREE = str(next(f.default for f in dataclasses.fields(Definition) if f.name == "cost"))  # text of no cost beyond GRPO
+EVIDENCE_MEANING = {
     "reference-code": "the authors' own code was read",
     "paper": "the paper's equations were read",
     "secondary": "somebody else's port or summary was read",
     "reconstruction": "made from an abstract and general knowledge; not verified, and may change without notice",
 }
-# the first that it changes
+# A method is listed under the first of these that it changes.
 HOMES = ("rollout", "update", "credit", "reward", "weight", "objective", "signal", "segment", "tasks.sampler")
-_OBJECTIVE = ("surrogate", "kl", "entropy", "add", "context")  # what follows "objective." and is no field of its part
+OBJECTIVE_SLOTS = (
+    "surrogate",
+    "kl",
+    "entropy",
+    "add",
+    "context",
+)  # keys below "objective." that are no field of its part
 
 
-def entry(definition: Definition, known: Sequence[Definition] = ()) -> dict[str, Any]:
-    """Catalogue entry of one method; `known`: all methods, if they were already loaded."""
-    known = known or list(METHODS.values())
-    made = method(definition.name)
+def entry(definition: Definition, all_methods: Sequence[Definition] = ()) -> dict[str, Any]:
+    """Describe one method as plain values.
+
+    all_methods  methods in which aliases and conflicts are looked for; default: the whole catalogue
+    """
+    all_methods = all_methods or list(METHODS.values())
+    # composed: a definition has only the keys in which it differs from the base, needs and options are of all parts
+    composed = method(definition.name)
     return {
         "name": definition.name,
         "title": definition.title,
@@ -43,56 +53,58 @@ def entry(definition: Definition, known: Sequence[Definition] = ()) -> dict[str,
         "formula": definition.formula,
         "evidence": definition.evidence,
         "code": list(definition.code_links),
-        "defaults": _typed(definition.keys),
-        "paper_defaults": _typed(definition.paper_defaults),
-        "options": options(definition, made),
-        "needs": list(made.needs),
-        "computes": [name for part in made.signals.values() for name in part.provides],
-        "requires": list(made.requires),
+        "defaults": _typed_values(definition.keys),
+        "paper_defaults": _typed_values(definition.paper_defaults),
+        "options": options(definition, composed),
+        "needs": list(composed.needs),
+        "computes": [name for part in composed.signals.values() for name in part.provides],
+        "requires": list(composed.requires),
         "cost": definition.cost,
-        "on_equal": on_equal(made),
+        "on_equal": on_equal(composed),
         "choices": definition.choices,
         "alias_of": definition.alias_of,
-        "aliases": [d.name for d in known if d.alias_of == definition.name],
+        "aliases": [d.name for d in all_methods if d.alias_of == definition.name],
         "refuses": [f"{k}={show(v)}" for k, values in definition.refuses.items() for v in values],
-        "conflicts": conflicts(definition, known),
+        "conflicts": conflicts(definition, all_methods),
     }
 
 
-def options(definition: Definition, made: Method) -> dict[str, Any]:
-    """Further keys of a method's own parts (of every part, for the base), with their defaults."""
-    found: dict[str, Any] = {}
-    for key, stated in made.keys.items():
-        part = part_at(key, stated.value)
+def options(definition: Definition, method: Method) -> dict[str, Any]:
+    """List further keys of a method's own parts (of every part, for the base), with their defaults."""
+    values_by_key: dict[str, Any] = {}
+    for key, setting in method.keys.items():
+        part = part_at(key, setting.value)
         if not dataclasses.is_dataclass(part) or (definition.keys and key not in definition.keys):
             continue
         slot = "objective" if key == "objective.surrogate" else key
         names = [f"{slot}.{field.name}" for field in dataclasses.fields(part)]
-        found |= {name: made.keys[name].value for name in names if name in made.keys and name not in definition.keys}
-    return _typed({name: value for name, value in found.items() if not dataclasses.is_dataclass(value)})
+        values_by_key |= {
+            name: method.keys[name].value for name in names if name in method.keys and name not in definition.keys
+        }
+    return _typed_values({name: value for name, value in values_by_key.items() if not dataclasses.is_dataclass(value)})
 
 
 def entries() -> list[dict[str, Any]]:
-    """Entries of all methods, those with the weakest evidence last."""
-    known = list(METHODS.values())
-    return [entry(d, known) for d in sorted(known, key=lambda d: (EVIDENCE.index(d.evidence), d.name))]
+    """List the entries of all methods, those with the weakest evidence last."""
+    all_methods = list(METHODS.values())
+    return [entry(d, all_methods) for d in sorted(all_methods, key=lambda d: (EVIDENCE.index(d.evidence), d.name))]
 
 
-def free(cost: str) -> bool:
-    """Whether a method costs nothing beyond the base."""
+def is_free(cost: str) -> bool:
+    """Return True if a method costs nothing beyond the base."""
     return cost == FREE or cost.startswith(f"{FREE};")
 
 
-def _typed(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys as they are typed; numbers stay numbers."""
+def _typed_values(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Format values as they are typed on the command line; numbers stay numbers."""
     return {k: v if isinstance(v, (int, float)) else show(v) for k, v in keys.items()}
 
 
 def home(definition: Definition) -> str:
-    """Stage under which a method is listed: the first of HOMES in which it has a part, or any key of credit; else the
-    first of STAGES in which it sets a key.
+    """Return the stage under which a method is listed.
 
-    Where a credit reads a signal of the method's own, its rollouts only serve that: it is listed under credit.
+    That is the first of HOMES in which it has a part, or any key of credit; else the first of STAGES in which it sets a
+    key. A credit with a signal of the method's own is listed under credit: its rollouts only serve that signal.
     """
     if "phases" in definition.keys:
         return "update"
@@ -104,30 +116,35 @@ def home(definition: Definition) -> str:
 
 
 # ---------------------------------------------------------------- composition
-def conflicts(definition: Definition, known: Sequence[Definition]) -> dict[str, list[str]]:
-    """Key -> the `known` methods with which this one merges only after the caller sets that key."""
-    found: dict[str, list[str]] = {}
-    for other in known:
+def conflicts(definition: Definition, others: Sequence[Definition]) -> dict[str, list[str]]:
+    """Map each key to the methods among `others` with which this one merges only if the caller sets that key."""
+    names_by_key: dict[str, list[str]] = {}
+    for other in others:
         if other.name != definition.name:
-            keys = _unequal(definition, other) | _homeless(definition, other) | _homeless(other, definition)
+            keys = (
+                _unequal_keys(definition, other)
+                | _orphaned_stages(definition, other)
+                | _orphaned_stages(other, definition)
+            )
             for key in sorted(keys):
-                found.setdefault(key, []).append(other.name)
-    return dict(sorted(found.items()))
+                names_by_key.setdefault(key, []).append(other.name)
+    return dict(sorted(names_by_key.items()))
 
 
-def _unequal(a: Definition, b: Definition) -> set[str]:
+def _unequal_keys(a: Definition, b: Definition) -> set[str]:
     return {k for k in a.keys.keys() & b.keys.keys() if not same(a.keys[k], b.keys[k])}
 
 
-def _homeless(owner: Definition, other: Definition) -> set[str]:
-    """Stages in which `owner` puts a part that lacks a field for which `other` has a value."""
-    found = set()
+def _orphaned_stages(owner: Definition, other: Definition) -> set[str]:
+    """Return the stages in which `owner` puts a part without a field that `other` sets."""
+    stages = set()
+    # the merged method would have `owner`'s part and `other`'s setting of it, which that part does not take
     for key in other.keys:
         stage, _, field = key.rpartition(".")
         if stage in ("credit", "rollout", "update"):
             part = part_at(stage, owner.keys.get(stage))
             if stage not in other.keys and dataclasses.is_dataclass(part) and field not in _fields(part):
-                found.add(stage)
+                stages.add(stage)
         elif key.startswith("objective."):
             field = key.split(".")[1]
             for slot in ("objective", "objective.surrogate"):
@@ -135,11 +152,14 @@ def _homeless(owner: Definition, other: Definition) -> set[str]:
                 if part is None or slot in other.keys or not dataclasses.is_dataclass(part):
                     continue
                 if isinstance(part, type) and issubclass(part, PolicyGradient):
-                    continue  # it takes surrogate and ratio as the base's does
-                known = (*_OBJECTIVE[slot == "objective" :], *(_fields(PolicyGradient) if slot != "objective" else ()))
-                if field not in (*known, *_fields(part)):
-                    found.add(slot)
-    return found
+                    continue  # it takes a surrogate and a ratio, as the base's does
+                accepted_fields = (
+                    *OBJECTIVE_SLOTS[slot == "objective" :],
+                    *(_fields(PolicyGradient) if slot != "objective" else ()),
+                )
+                if field not in (*accepted_fields, *_fields(part)):
+                    stages.add(slot)
+    return stages
 
 
 def _fields(part: Any) -> tuple[str, ...]:
@@ -161,54 +181,55 @@ def select(
     cheap: bool = False,
     zero_variance: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Entries that meet all given conditions.
+    """Filter entries: those that meet all conditions.
 
-    stage          one of STAGES: it changes that stage
-    needs          a signal that it reads or computes; "none": none at all
-    evidence       tiers, one of which it is of
-    cheap          it costs nothing beyond the base
-    zero_variance  "zero" | "signal": what groups of equal rewards teach it
+    stage          one of STAGES: methods that change it
+    needs          a signal: methods that read or compute it; "none": those without any
+    evidence       tiers: methods of one of them
+    cheap          methods that cost nothing beyond the base
+    zero_variance  "zero" | "signal": methods that learn nothing, or something, from groups of equal rewards
 
     Raises ConfigError for a stage, tier or signal that does not exist.
     """
-    found = [dict(row) for row in rows]
+    selected = [dict(row) for row in rows]
     if stage is not None:
         one_of("--stage", stage, STAGES)
-        found = [r for r in found if stage in r["stages"]]
+        selected = [r for r in selected if stage in r["stages"]]
     for tier in evidence:
         one_of("--evidence", tier, EVIDENCE)
     if evidence:
-        found = [r for r in found if r["evidence"] in evidence]
+        selected = [r for r in selected if r["evidence"] in evidence]
+    # the entries left so far decide which signals exist; those that every run has (`BUILT_IN`) always do
     if needs is not None:
-        known = list(dict.fromkeys([*BUILT_IN, *(x for r in found for x in _read(r))]))
-        if needs != "none" and needs not in known:
+        signals = list(dict.fromkeys([*BUILT_IN, *(x for r in selected for x in _signal_names(r))]))
+        if needs != "none" and needs not in signals:
             raise ConfigError(
-                f"--needs is 'none' or a signal, and {needs!r} is none{did_you_mean(needs, known)}; there is "
-                f"{', '.join(known)}"
+                f"--needs is 'none' or a signal, and {needs!r} is none{did_you_mean(needs, signals)}; there is "
+                f"{', '.join(signals)}"
             )
-        found = [r for r in found if (not _read(r) if needs == "none" else needs in _read(r))]
+        selected = [r for r in selected if (not _signal_names(r) if needs == "none" else needs in _signal_names(r))]
     if cheap:
-        found = [r for r in found if free(r["cost"])]
+        selected = [r for r in selected if is_free(r["cost"])]
     if zero_variance is not None:
         one_of("--zero-variance", zero_variance, ("zero", "signal"))
-        found = [r for r in found if r["on_equal"] == zero_variance]
-    return found
+        selected = [r for r in selected if r["on_equal"] == zero_variance]
+    return selected
 
 
-def _read(row: Mapping[str, Any]) -> list[str]:
+def _signal_names(row: Mapping[str, Any]) -> list[str]:
     return [*row["needs"], *row["computes"]]
 
 
 def tiers(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Number of methods by level of evidence, strongest first."""
-    found = [row["evidence"] for row in rows]
-    return {tier: found.count(tier) for tier in EVIDENCE if tier in found}
+    """Count methods by level of evidence, strongest first."""
+    evidence_of_rows = [row["evidence"] for row in rows]
+    return {tier: evidence_of_rows.count(tier) for tier in EVIDENCE if tier in evidence_of_rows}
 
 
 def citations(spec: str) -> str:
-    """BibTeX entries of all methods of a composition."""
-    words = [word.strip().split("@")[0] for word in spec.split("+")]
-    for word in words:
-        if word not in METHODS:
-            raise ConfigError(f"unknown method {word!r}{did_you_mean(word, METHODS)} (`gxpo methods` lists them)")
-    return "\n\n".join(METHODS[word].bibtex for word in dict.fromkeys(words))
+    """Return the BibTeX entries of all methods of a composition."""
+    names = [name.strip().split("@")[0] for name in spec.split("+")]
+    for name in names:
+        if name not in METHODS:
+            raise ConfigError(f"unknown method {name!r}{did_you_mean(name, METHODS)} (`gxpo methods` lists them)")
+    return "\n\n".join(METHODS[name].bibtex for name in dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""`gxpo check-env`: play an environment, and try what a run does with its instances before the first step."""
+"""`gxpo check-env`: play an environment, and draw its instances as a run does before the first step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gxpo.base.errors import GxpoError, TaskError
 from gxpo.environments import envs, worlds
 from gxpo.parts.settings import RUN_KEYS
 
-EVALUATED = 8  # held-out instances that are asked for: a run asks for eval.tasks
+HELD_OUT_DRAWN = 8  # held-out instances that are drawn; a run draws eval.tasks
 
 
 def check(task: str, options: Mapping[str, Any] | None = None, *, episodes: int = 8) -> envs.Check:
@@ -19,7 +19,7 @@ def check(task: str, options: Mapping[str, Any] | None = None, *, episodes: int 
     task     an environment's name or FILE.py:Class, as the setting `task`
     options  of its constructor, and `pool`
 
-    Raises TaskError for what is no environment, ConfigError where the class can't be used at all.
+    Raises TaskError for a name that is no environment, ConfigError where the class can't be used at all.
     """
     options = dict(options or {})
     source = envs.source(task, {k: v for k, v in options.items() if k != "pool"})
@@ -31,15 +31,17 @@ def check(task: str, options: Mapping[str, Any] | None = None, *, episodes: int 
 
 
 def instances(task: str, options: Mapping[str, Any]) -> list[str]:
-    """A line for each reason why a run would be refused before its first step: no held-out or no training instances, a
-    pool that is larger than what there is."""
+    """List reasons why a run would be refused before its first step.
+
+    They are: no held-out or no training instances, or a pool larger than the number of instances.
+    """
     problems: list[str] = []
     per_step = int(RUN_KEYS["tasks.per_step"])
     world = worlds.make(task, seed=0, options=options, per_step=per_step, workers=1)
     try:
-        for what in (lambda: world.source.draw(per_step, 1), lambda: world.source.held_out(EVALUATED)):
+        for draw in (lambda: world.source.draw(per_step, 1), lambda: world.source.held_out(HELD_OUT_DRAWN)):
             try:
-                what()
+                draw()
             except GxpoError as error:
                 problems.append(f"gxpo train refuses it: {error}")
     finally:

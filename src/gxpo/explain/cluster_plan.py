@@ -1,4 +1,4 @@
-"""Cluster plan of a run: placement, memory of a GPU, weight publication, throughput of trainers and samplers.
+"""Cluster plan of a run: placement, memory of a GPU, weight publication, throughput; as figures and as text.
 
 Formulas for parameters and activations of 16 bits, AdamW with float32 copies, and sharding over all GPUs that train
 (FSDP2, ZeRO-3). All figures are estimates: nothing is measured, and nothing is loaded.
@@ -18,17 +18,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gxpo.base.errors import ConfigError, did_you_mean
-from gxpo.explain.plan import arithmetic
+from gxpo.explain.plan import arithmetic, duration
 from gxpo.models.shape import ModelShape
 from gxpo.parts.settings import ClusterSettings
 from gxpo.training.config import Resolved
 
 BYTES = {"weights": 2, "gradient": 2, "float32_copy": 4, "moments": 8}  # of a parameter
 ON_HOST = ("float32_copy", "moments")  # with offload: optimiser
-WHOLE = sum(BYTES.values()) + 2  # of a parameter where each process holds all; gradients are float32 there
+BYTES_UNSHARDED = sum(BYTES.values()) + 2  # of a parameter where each process holds all: gradients are float32
 LOGITS_AT_ONCE = 2**23  # of the learner: held in 16 bits, with two copies in float32
 SAMPLER_SHARE = 0.85  # of a sampler's memory for weights and caches: vLLM's 0.9, less activations and graphs
-SPEED_7B = 2500 * 7.6e9  # tokens a second of a sampling H100 times active parameters
+SPEED_TIMES_PARAMETERS = 2500 * 7.6e9  # tokens a second of a sampling H100 times active parameters
 WITH_COPY = ("fsdp", "verl")  # backends in which each process samples from a whole copy of the weights
 WORTH_DELAYING = 0.05  # share of a step that a publication may take
 
@@ -52,7 +52,7 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Load:
-    """What a step asks of a cluster, and how fast its parts are.
+    """Work of a step, and speed of the hardware that does it.
 
     tokens      generated in a step; context: of the longest trajectory, prompt included
     microbatch  tokens that go through the trainer together
@@ -73,104 +73,115 @@ class Load:
     served: bool = False
 
 
-def load_of(resolved: Resolved, stated: dict[str, Any]) -> Load:
-    """What a run asks, with what is stated (not None) in the place of the run's own figures."""
+def load_of(resolved: Resolved, overrides: dict[str, Any]) -> Load:
+    """Return the load of a run; `overrides` that are not None replace its own figures.
+
+    Raises ConfigError for a figure that is out of range, or that only the environment knows and nobody gives.
+    """
     s = resolved.settings
-    named = {k: v for k, v in stated.items() if v is not None}
-    gpu = str(named.pop("gpu", "h100")).lower()
+    overrides_given = {k: v for k, v in overrides.items() if v is not None}
+    gpu = str(overrides_given.pop("gpu", "h100")).lower()
     if gpu not in GPUS:
         raise ConfigError(f"--gpu {gpu!r} is not one of {', '.join(GPUS)}{did_you_mean(gpu, GPUS)}")
-    for name, value in named.items():
+    # checked here, where the option's name is known: a 0 would divide by zero further down
+    for name, value in overrides_given.items():
         if value <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} {value:g} must be above 0")
-    if named.get("mfu", 0) > 1:
-        raise ConfigError(f"--mfu {named['mfu']:g} is a share of the peak: at most 1")
-    figures, size = arithmetic(resolved), s.learner.tokens_per_microbatch
+    if overrides_given.get("mfu", 0) > 1:
+        raise ConfigError(f"--mfu {overrides_given['mfu']:g} is a share of the peak: at most 1")
+    figures, microbatch_tokens = arithmetic(resolved), s.learner.tokens_per_microbatch
     turns, tokens = figures["actions_per_rollout_at_most"], figures["generated_tokens_per_step_at_most"]
-    if "tokens" not in named and tokens is None:
+    # an environment without `env.max_turns` bounds neither tokens nor length: only the user can
+    if "tokens" not in overrides_given and tokens is None:
         raise ConfigError("the environment decides how many tokens a step generates: state them with --tokens")
-    if "context" not in named and turns is None:
+    if "context" not in overrides_given and turns is None:
         raise ConfigError("the environment decides how long a trajectory is: state its tokens with --context")
-    own = {"tokens": tokens, "context": (turns or 1) * s.sampling.max_new_tokens}
-    return Load(**{**own, **named}, microbatch=8192 if size == "auto" else size, gpu=GPUS[gpu],
-                served=s.sampling.engine == "openai")  # fmt: skip
+    defaults = {"tokens": tokens, "context": (turns or 1) * s.sampling.max_new_tokens}
+    return Load(
+        **{**defaults, **overrides_given},
+        microbatch=8192 if microbatch_tokens == "auto" else microbatch_tokens,
+        gpu=GPUS[gpu],
+        served=s.sampling.engine == "openai",
+    )
 
 
 def whole_on_each(parameters: float) -> float:
-    """Bytes of a process that holds all parameters, their float32 copies, moments and gradients."""
-    return WHOLE * parameters
+    """Return the bytes of a process that holds all parameters, their float32 copies, moments and gradients."""
+    return BYTES_UNSHARDED * parameters
 
 
 def states_of(parameters: float, gpus: int, offload: str = "none") -> dict[str, float]:
-    """Bytes a GPU of weights, gradient, float32 copy and moments that `gpus` share."""
-    kept = {k: n for k, n in BYTES.items() if offload == "none" or k not in ON_HOST}
-    return {name: n * parameters / gpus for name, n in kept.items()}
+    """Return the bytes per GPU of weights, gradient, float32 copy and moments, sharded over `gpus`."""
+    bytes_by_state = {k: n for k, n in BYTES.items() if offload == "none" or k not in ON_HOST}
+    return {name: n * parameters / gpus for name, n in bytes_by_state.items()}
 
 
 def activations(shape: ModelShape, tokens: float, context_parallel: int = 1) -> float:
-    """Bytes a GPU of the hidden states before each layer; all else is recomputed in the backward pass."""
+    """Return the bytes per GPU of the hidden states before each layer; all else is recomputed in the backward pass."""
     return 2 * shape.hidden * shape.layers * tokens / context_parallel
 
 
 def logits_chunk(shape: ModelShape, tokens: float) -> float:
-    """Bytes of the logits that are held at once."""
+    """Return the bytes of the logits that are held at once."""
     return min(LOGITS_AT_ONCE, tokens * shape.vocabulary) * (2 + 2 * 4)
 
 
 def streams(shape: ModelShape, memory: float, context: int, tensor_parallel: int = 1) -> int:
-    """Trajectories of `context` tokens whose keys and values fit beside the weights; 0 or less: not even one."""
+    """Count the streams of `context` tokens whose keys and values fit beside the weights; 0 or less: not even one."""
     shards = min(tensor_parallel, shape.kv_heads)
     free = SAMPLER_SHARE * memory - 2 * shape.parameters / tensor_parallel
     return int(free // (shape.kv_bytes_per_token / shards * context))
 
 
 def publication_seconds(parameters: float, links: int, link_gbit: float) -> float:
-    """Seconds in which 16-bit weights go over `links` links of so many Gbit a second each."""
+    """Return the seconds in which 16-bit weights go over `links` links of so many Gbit a second each."""
     return 2 * parameters / (links * link_gbit * 1e9 / 8)
 
 
 def update_gpu_seconds(active: float, tokens: float, mfu: float, peak: float) -> float:
-    """GPU-seconds of an update on that many tokens."""
+    """Return the GPU-seconds of an update on that many tokens."""
     return 8 * active * tokens / (mfu * peak)
 
 
 def placement(cluster: ClusterSettings) -> dict[str, list[dict[str, Any]]]:
-    """Nodes and GPUs that train, then those of each sampler; no sampler that fits into a node is spread over two."""
+    """Place trainers on the first nodes, then each sampler; a sampler that fits into one node is not split over two."""
     train, width = cluster.train, cluster.train.gpus_per_node
-    split = train.tensor_parallel * train.context_parallel * train.pipeline_parallel
-    if train.nodes * width % split:
+    model_parallel = train.tensor_parallel * train.context_parallel * train.pipeline_parallel
+    if train.nodes * width % model_parallel:
         raise ConfigError(
-            f"cluster.train: tensor_parallel x context_parallel x pipeline_parallel = {split} does not divide "
+            f"cluster.train: tensor_parallel x context_parallel x pipeline_parallel = {model_parallel} does not divide "
             f"{train.nodes * width} GPUs (nodes x gpus_per_node)"
         )
-    size = cluster.sample.tensor_parallel
-    if size > width and size % width:
+    sampler_gpus = cluster.sample.tensor_parallel
+    if sampler_gpus > width and sampler_gpus % width:
         raise ConfigError(
-            f"cluster.sample.tensor_parallel={size} fills no whole number of nodes of {width} GPUs "
+            f"cluster.sample.tensor_parallel={sampler_gpus} fills no whole number of nodes of {width} GPUs "
             "(cluster.train.gpus_per_node)"
         )
-    samplers, at = [], train.nodes * width
+    samplers, first_gpu = [], train.nodes * width
     for replica in range(cluster.sample.replicas):
-        if at % width + size > width and at % width:
-            at += width - at % width
+        # a sampler that would cross the end of a node begins at the next one, and leaves the rest of this one free
+        if first_gpu % width + sampler_gpus > width and first_gpu % width:
+            first_gpu += width - first_gpu % width
         nodes: dict[int, list[int]] = {}
-        for gpu in range(at, at + size):
+        for gpu in range(first_gpu, first_gpu + sampler_gpus):
             nodes.setdefault(gpu // width, []).append(gpu % width)
         samplers.append({"replica": replica, "gpus": [{"node": n, "gpus": g} for n, g in nodes.items()]})
-        at += size
+        first_gpu += sampler_gpus
     return {"train": [{"node": n, "gpus": list(range(width))} for n in range(train.nodes)], "sample": samplers}
 
 
 def cluster_plan(shape: ModelShape, cluster: ClusterSettings, load: Load) -> dict[str, Any]:
-    """All figures of the plan, by side: bytes, seconds, tokens a second, and `advice` in sentences."""
+    """Compute all figures of the plan, by side: bytes, seconds, tokens a second, and `advice` in sentences."""
     train = _trainer(shape, cluster, load)
     sample = _sampler(shape, cluster, load)
     publish_s = publication_seconds(shape.parameters, load.links, load.link_gbit)
     every = cluster.sync.every
-    both = max(train["step_s"], sample["step_s"]) + publish_s / every
+    # side by side, the slower of the two sets the pace; a publication comes on top
+    asynchronous_s = max(train["step_s"], sample["step_s"]) + publish_s / every
     gpus = train["gpus"] + sample["gpus"]
-    trained = train["gpu_s"] / (train["gpu_s"] + sample["gpu_s"])
-    found = {
+    trained_share = train["gpu_s"] / (train["gpu_s"] + sample["gpu_s"])
+    plan = {
         "model": asdict(shape),
         "placement": placement(cluster),
         "train": train,
@@ -179,33 +190,35 @@ def cluster_plan(shape: ModelShape, cluster: ClusterSettings, load: Load) -> dic
             "bytes": 2 * shape.parameters,
             "seconds": publish_s,
             "every": every,
-            "share_of_step": publish_s / every / both,
+            "share_of_step": publish_s / every / asynchronous_s,
         },
         "step": {
             "tokens": load.tokens,
             "synchronous_s": train["step_s"] + sample["step_s"] + publish_s / every,
-            "asynchronous_s": both,
-            "tokens_per_s_needed": load.tokens / both,
+            "asynchronous_s": asynchronous_s,
+            "tokens_per_s_needed": load.tokens / asynchronous_s,
         },
         "split": {
             "sample_per_train": sample["gpu_s"] / train["gpu_s"],
-            "train_gpus": min(gpus - 1, max(1, round(gpus * trained))),
+            "train_gpus": min(gpus - 1, max(1, round(gpus * trained_share))),
             "gpus": gpus,
         },
     }
-    return {**found, "advice": _advice(found, cluster, load)}
+    return {**plan, "advice": _advice(plan, cluster, load)}
 
 
 def _trainer(shape: ModelShape, cluster: ClusterSettings, load: Load) -> dict[str, Any]:
-    own = cluster.train
-    gpus = own.nodes * own.gpus_per_node
+    settings = cluster.train
+    gpus = settings.nodes * settings.gpus_per_node
+    # a trajectory is never split over micro-batches, so that the longest one is the least of them
     tokens = max(load.microbatch, load.context)
     memory = {
-        **states_of(shape.parameters, gpus, own.offload),
-        "gathered_units": 2 * 2 * shape.largest_unit / own.tensor_parallel,
-        "activations": activations(shape, tokens, own.context_parallel),
+        **states_of(shape.parameters, gpus, settings.offload),
+        "gathered_units": 2 * 2 * shape.largest_unit / settings.tensor_parallel,
+        "activations": activations(shape, tokens, settings.context_parallel),
         "logits": logits_chunk(shape, tokens),
     }
+    # without servers each process samples with whole weights of its own, beside its shard
     if cluster.backend in WITH_COPY and not load.served:
         memory["sampling_copy"] = 2 * shape.parameters
     gpu_s = update_gpu_seconds(shape.active, load.tokens, load.mfu, load.gpu.peak)
@@ -223,62 +236,168 @@ def _trainer(shape: ModelShape, cluster: ClusterSettings, load: Load) -> dict[st
 
 
 def _sampler(shape: ModelShape, cluster: ClusterSettings, load: Load) -> dict[str, Any]:
-    own = cluster.sample
-    speed = load.sample_speed or SPEED_7B / shape.active
-    fitting = streams(shape, load.gpu.memory, load.context, own.tensor_parallel)
-    gpus, gpu_s = own.replicas * own.tensor_parallel, load.tokens / speed
-    used = max(0, min(fitting, own.max_concurrent))
-    shards = min(own.tensor_parallel, shape.kv_heads)
+    settings = cluster.sample
+    # decoding reads all active weights for each token: its speed is inverse to their number
+    speed = load.sample_speed or SPEED_TIMES_PARAMETERS / shape.active
+    fitting_streams = streams(shape, load.gpu.memory, load.context, settings.tensor_parallel)
+    gpus, gpu_s = settings.replicas * settings.tensor_parallel, load.tokens / speed
+    used_streams = max(0, min(fitting_streams, settings.max_concurrent))
+    shards = min(settings.tensor_parallel, shape.kv_heads)
     return {
         "gpus": gpus,
         "memory": {
-            "weights": 2 * shape.parameters / own.tensor_parallel,
-            "keys_and_values": used * shape.kv_bytes_per_token / shards * load.context,
+            "weights": 2 * shape.parameters / settings.tensor_parallel,
+            "keys_and_values": used_streams * shape.kv_bytes_per_token / shards * load.context,
         },
         "memory_of_a_gpu": load.gpu.memory,
         "kv_bytes_per_token": shape.kv_bytes_per_token,
         "context": load.context,
-        "streams_that_fit": max(0, fitting),
-        "streams": used,
+        "streams_that_fit": max(0, fitting_streams),
+        "streams": used_streams,
         "gpu_s": gpu_s,
         "step_s": gpu_s / gpus,
         "tokens_per_s": speed * gpus,
     }
 
 
-def _advice(found: dict[str, Any], cluster: ClusterSettings, load: Load) -> list[str]:
-    """What does not fit or is out of balance, and the key to change."""
-    train, sample, publication, split = (found[k] for k in ("train", "sample", "publication", "split"))
-    out = []
+def _advice(plan: dict[str, Any], cluster: ClusterSettings, load: Load) -> list[str]:
+    """List what does not fit or is out of balance, each with the key to change."""
+    train, sample, publication, split = (plan[k] for k in ("train", "sample", "publication", "split"))
+    lines = []
+    # the largest part of the memory decides which setting makes it smaller
     if train["memory_bytes"] > load.gpu.memory:
-        most = max(train["memory"], key=train["memory"].__getitem__)
-        key = {
+        largest = max(train["memory"], key=train["memory"].__getitem__)
+        remedies = {
             "activations": "raise cluster.train.context_parallel",
             "logits": "lower learner.tokens_per_microbatch",
             "sampling_copy": "more GPUs do not make it smaller: set cluster.backend=tinker, or take a smaller model",
         }
-        what = key.get(most, "raise cluster.train.nodes, or set cluster.train.offload=optimiser")
-        out.append(f"a trainer's GPU does not hold it: the most is {most.replace('_', ' ')}; {what}")
+        remedy = remedies.get(largest, "raise cluster.train.nodes, or set cluster.train.offload=optimiser")
+        lines.append(f"a trainer's GPU does not hold it: the most is {largest.replace('_', ' ')}; {remedy}")
     if not sample["streams_that_fit"]:
-        out.append("a sampler holds no stream of that length: raise cluster.sample.tensor_parallel")
+        lines.append("a sampler holds no stream of that length: raise cluster.sample.tensor_parallel")
     elif sample["streams"] < cluster.sample.max_concurrent:
-        out.append(
+        lines.append(
             f"{sample['streams']} streams fit a sampler of cluster.sample.max_concurrent="
             f"{cluster.sample.max_concurrent}: the others wait"
         )
+    # publishing every n steps divides its share: n is the least one for which it is below WORTH_DELAYING
     if publication["share_of_step"] > WORTH_DELAYING:
-        work = max(train["step_s"], sample["step_s"])
-        enough = math.ceil(publication["seconds"] / work * (1 - WORTH_DELAYING) / WORTH_DELAYING)
-        out.append(
+        step_s = max(train["step_s"], sample["step_s"])
+        steps_between = math.ceil(publication["seconds"] / step_s * (1 - WORTH_DELAYING) / WORTH_DELAYING)
+        lines.append(
             f"a publication takes {publication['share_of_step']:.1%} of a step, more than {WORTH_DELAYING:.0%}: set "
-            f"cluster.sync.every={enough}, or use more links"
+            f"cluster.sync.every={steps_between}, or use more links"
         )
     if publication["seconds"] > cluster.sync.timeout:
-        out.append(f"a publication takes longer than cluster.sync.timeout={cluster.sync.timeout:g}: raise it")
+        lines.append(f"a publication takes longer than cluster.sync.timeout={cluster.sync.timeout:g}: raise it")
+    # a difference of one GPU, or of a fifth of all, is within the error of these estimates
     slower = "samplers" if sample["step_s"] > train["step_s"] else "trainers"
     if abs(train["gpus"] - split["train_gpus"]) > max(1, 0.2 * split["gpus"]):
-        out.append(
+        lines.append(
             f"of {split['gpus']} GPUs {split['train_gpus']} should train and {split['gpus'] - split['train_gpus']} "
             f"sample, not {train['gpus']} and {sample['gpus']}: {slower} keep the others waiting"
         )
-    return out
+    return lines
+
+
+# ---------------------------------------------------------------- text
+def cluster_text(plan: dict[str, Any]) -> str:
+    """Format a plan: a line for each subject, then advice."""
+    model, train, sample, publication, step, split = (
+        plan[k] for k in ("model", "train", "sample", "publication", "step", "split")
+    )
+    trainer_memory, sampler_memory = train["memory"], sample["memory"]
+    # sharded states are shown as one sum, what one micro-batch needs as figures of its own
+    states = {
+        k: v for k, v in trainer_memory.items() if k not in ("gathered_units", "activations", "logits", "sampling_copy")
+    }
+    copy_text = (
+        f"; {_gb(trainer_memory['sampling_copy'])} the sampler's copy" if "sampling_copy" in trainer_memory else ""
+    )
+    active_text = "" if model["active"] == model["parameters"] else f" ({_rounded_count(model['active'])} active)"
+    every = publication["every"]
+    lines = [
+        (
+            "model",
+            f"{_rounded_count(model['parameters'])} parameters{active_text}, {model['layers']} layers of "
+            f"{model['hidden']:,}, {model['vocabulary']:,} ids",
+        ),
+        ("trainers", _gpu_text(plan["placement"]["train"])),
+        ("samplers", _sampler_text(plan["placement"]["sample"])),
+        (
+            "memory, trainer",
+            f"{_gb(train['memory_bytes'])} of {_gb(train['memory_of_a_gpu'])} GB a GPU: {_gb(sum(states.values()))} "
+            f"{', '.join(states).replace('_', ' ')}; {_gb(trainer_memory['gathered_units'])} gathered units; "
+            f"{_gb(trainer_memory['activations'])} activations of {train['microbatch_tokens']:,} tokens; "
+            f"{_gb(trainer_memory['logits'])} logits{copy_text} "
+            f"({_gb(train['whole_on_each_bytes'])} GB if each process held all)",
+        ),
+        (
+            "memory, sampler",
+            f"{_gb(sum(sampler_memory.values()))} of {_gb(sample['memory_of_a_gpu'])} GB a GPU: "
+            f"{_gb(sampler_memory['weights'])} weights; {_gb(sampler_memory['keys_and_values'])} keys and values of "
+            f"{sample['streams']} streams of {sample['context']:,} tokens "
+            f"({sample['kv_bytes_per_token'] / 1e3:.0f} kB a token; {sample['streams_that_fit']} fit)",
+        ),
+        (
+            "publication",
+            f"{_gb(publication['bytes'])} GB in {publication['seconds']:.2g} s, "
+            f"{'every step' if every == 1 else f'every {every} steps'}: {publication['share_of_step']:.1%} of a step",
+        ),
+        (
+            "step",
+            f"{_rounded_count(step['tokens'])} tokens: update {duration(train['step_s'])}, sampling "
+            f"{duration(sample['step_s'])}; one after the other {duration(step['synchronous_s'])}, side by side "
+            f"{duration(step['asynchronous_s'])}",
+        ),
+        (
+            "tokens a second",
+            f"trainers {train['tokens_per_s']:,.0f}, samplers {sample['tokens_per_s']:,.0f}; side by side both need "
+            f"{step['tokens_per_s_needed']:,.0f}",
+        ),
+        (
+            "split",
+            f"{train['gpu_s']:,.0f} GPU-s to train, {sample['gpu_s']:,.0f} to sample: 1 : "
+            f"{split['sample_per_train']:.1f}, of {split['gpus']} GPUs {split['train_gpus']} train and "
+            f"{split['gpus'] - split['train_gpus']} sample",
+        ),
+        *(("advice", line) for line in plan["advice"]),
+    ]
+    return "\n".join(f"{name:<16} {text}" for name, text in lines) + "\nestimates: nothing was measured or loaded"
+
+
+def _sampler_text(replicas: list[dict[str, Any]]) -> str:
+    """Format replicas: `16 of 1 GPU each, nodes 1-2`."""
+    size = sum(len(node["gpus"]) for node in replicas[0]["gpus"])
+    first, last = replicas[0]["gpus"][0]["node"], replicas[-1]["gpus"][-1]["node"]
+    nodes = f"node {first}" if first == last else f"nodes {first}-{last}"
+    return f"{len(replicas)} of {size} GPU{'s' * (size > 1)} each, {nodes} (--json: each)"
+
+
+def _gpu_text(nodes: list[dict[str, Any]]) -> str:
+    """Format nodes: `nodes 0-3 GPUs 0-7`, or each node where their GPUs differ."""
+    if len(nodes) > 1 and len({tuple(n["gpus"]) for n in nodes}) == 1:
+        return f"nodes {nodes[0]['node']}-{nodes[-1]['node']} GPUs {_range(nodes[0]['gpus'])}"
+    return ", ".join(f"node {n['node']} GPU{'s' * (len(n['gpus']) > 1)} {_range(n['gpus'])}" for n in nodes)
+
+
+def _range(numbers: list[int]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+
+
+def _gb(size: float) -> str:
+    """Format bytes in units of 10^9, with one decimal below 100."""
+    return f"{size / 1e9:.0f}" if size >= 1e11 else f"{size / 1e9:.1f}"
+
+
+def _rounded_count(n: float) -> str:
+    """Format a count: 7.6e9 as `7.6 billion`.
+
+    >>> _rounded_count(7615616512), _rounded_count(1e6), _rounded_count(640)
+    ('7.6 billion', '1 million', '640')
+    """
+    for size, name in ((1e9, "billion"), (1e6, "million")):
+        if n >= size:
+            return f"{round(n / size, 1):g} {name}"
+    return f"{n:,.0f}"

@@ -29,25 +29,26 @@ class _Box:
 
 
 def picture(forest: Forest, labels: Mapping[int, str] | None = None, notes: Sequence[str] | None = None) -> str:
-    """SVG document of a forest.
+    """Draw a forest as an SVG document.
 
-    labels  node -> text inside it (default: its number of tokens)
-    notes   [R] text at the end of each trajectory (default: outcome, and the origin where it is not the policy)
+    labels  node -> text inside its box (default: its number of tokens)
+    notes   [R] text behind each trajectory (default: outcome, and the origin where it is not the policy)
 
     Time runs to the right. A box is a node: grey a prompt, blue an observation, other colours actions, by agent; a
     dashed edge: not trained. Lines join a node to its parent; dotted arrows lead from an action to the next of its
     trajectory where that is not below it (`previous`); a dashed line leads to the context an action was sampled under.
     """
-    boxes = _places(forest)
+    boxes = _layout(forest)
     agents = {a: AUTHORS[i % len(AUTHORS)] for i, a in enumerate(sorted(set(forest.step_agent.tolist())))}
     shapes = [_link(boxes[up], box, "line") for n, box in boxes.items() if (up := int(forest.parent[n])) >= 0]
+    # an arrow for time only where the tree does not show it already: where the earlier action is no ancestor
     for s, before in enumerate(forest.step_previous.tolist()):
         head, earlier = int(forest._first_nodes[s]), int(forest.step_action[before]) if before >= 0 else -1
         if earlier >= 0 and earlier not in forest.path(head).tolist():
             shapes.append(_link(boxes[earlier], boxes[head], "before"))
-    for n, under in enumerate(forest.sampled_under.tolist()):
-        if under >= 0 and n in boxes:
-            shapes.append(_link(boxes[under], boxes[n], "under"))
+    for n, context in enumerate(forest.sampled_under.tolist()):
+        if context >= 0 and n in boxes:
+            shapes.append(_link(boxes[context], boxes[n], "under"))
     for n, box in boxes.items():
         kind, size = int(forest.kind[n]), int(forest.first_token[n + 1] - forest.first_token[n])
         colour = GREY if kind != OBSERVATION else BLUE
@@ -61,14 +62,14 @@ def picture(forest: Forest, labels: Mapping[int, str] | None = None, notes: Sequ
             f'class="{"box" if trained else "box still"}"/>'
             f'<text x="{box.x + box.width / 2:g}" y="{box.middle + 4:g}" text-anchor="middle">{escape(text)}</text>'
         )
-    said = _notes(forest) if notes is None else notes
+    notes_R = _notes(forest) if notes is None else notes
     width = max((b.x + b.width for b in boxes.values()), default=0.0)
-    taken: dict[int, int] = {}  # notes at one node go below one another
-    for r, note in enumerate(said):
+    notes_at_node: dict[int, int] = {}  # notes at one node go below one another
+    for r, note in enumerate(notes_R):
         n = int(forest.last_action[r])
         box = boxes[n]
-        y = box.middle + 4 + 12 * taken.get(n, 0)
-        taken[n] = taken.get(n, 0) + 1
+        y = box.middle + 4 + 12 * notes_at_node.get(n, 0)
+        notes_at_node[n] = notes_at_node.get(n, 0) + 1
         shapes.append(f'<text x="{box.x + box.width + 6:g}" y="{y:g}">{escape(note)}</text>')
         width = max(width, box.x + box.width + 6 + 6.4 * len(note))
     height = max((b.y for b in boxes.values()), default=0.0) + ROW
@@ -88,8 +89,9 @@ _STYLE = (
 )
 
 
-def _places(forest: Forest) -> dict[int, _Box]:
-    """Layout: one row for each leaf; parents at the level of their first child."""
+def _layout(forest: Forest) -> dict[int, _Box]:
+    """Lay out the boxes: one row for each leaf, parents at the level of their first child."""
+    # nodes that no trajectory visits are left out, except prompts and contexts that an action was sampled under
     nodes = set(forest.visits[1].tolist()) | set(forest.prompt_node[forest.prompt_node >= 0].tolist())
     for under in forest.sampled_under[forest.sampled_under >= 0].tolist():
         nodes |= set(forest.path(under).tolist())
@@ -103,12 +105,12 @@ def _places(forest: Forest) -> dict[int, _Box]:
 
     def place(n: int, x: float) -> float:
         nonlocal row
-        below = [place(c, x + width[n] + STEP) for c in children.get(n, [])]
-        if not below:
-            below = [TOP + ROW * row]
+        child_rows = [place(c, x + width[n] + STEP) for c in children.get(n, [])]
+        if not child_rows:
+            child_rows = [TOP + ROW * row]
             row += 1
-        boxes[n] = _Box(x, below[0], width[n])
-        return below[0]
+        boxes[n] = _Box(x, child_rows[0], width[n])
+        return child_rows[0]
 
     for root in children.get(-1, []):
         place(root, LEFT)
@@ -116,6 +118,7 @@ def _places(forest: Forest) -> dict[int, _Box]:
 
 
 def _link(a: _Box, b: _Box, kind: str) -> str:
+    """Draw a curve from parent to child ("line"), else a straight arrow between two boxes."""
     start, end = a.x + a.width, b.x
     if kind == "line":
         bend = f"C{start + 6:g},{a.middle:g} {end - 8:g},{b.middle:g}"
@@ -126,8 +129,8 @@ def _link(a: _Box, b: _Box, kind: str) -> str:
 
 
 def _notes(forest: Forest) -> list[str]:
-    known = torch.isfinite(forest.outcome)
+    is_scored_R = torch.isfinite(forest.outcome)
     return [
         (f"r={float(r):g}" if bool(k) else "not scored") + ("" if origin == "policy" else f" ({origin})")
-        for r, k, origin in zip(forest.outcome, known, forest.origin, strict=True)
+        for r, k, origin in zip(forest.outcome, is_scored_R, forest.origin, strict=True)
     ]

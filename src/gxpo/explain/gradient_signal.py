@@ -1,4 +1,4 @@
-"""`gxpo signal`: print the gradient signal table, and advice."""
+"""`gxpo signal`: table of the gradient signal by method and group size, and advice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told_apart: bool) -> None:
-    """Print a row for each method and group size, and which needs the fewest tokens."""
+    """Print a row for each method and group size, and the one that needs the fewest tokens."""
     from rich.table import Table
 
     from gxpo.base import terminal
@@ -43,6 +43,7 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
             "-" if row["relative_error"] is None else f"{row['relative_error']:.2f}",
             "-" if row["along"] is None else f"{row['along']:.2f}",
         )
+    # eleven columns of numbers need 132 columns of text; narrower, rich would cut them off
     console = terminal.console(width=max(132, terminal.console().width))
     console.print(
         "agreement: expected cosine of the gradients of two halves of these tasks; tokens to agree: that two batches "
@@ -55,7 +56,7 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
 
 
 def advice(best: Mapping[str, Any] | None, told_apart: bool) -> str:
-    """Recommended settings, in a line."""
+    """Return the recommended settings in one line."""
     if best is None:
         return (
             "No method has a signal here: its gradients on different tasks do not agree. More --tasks, or easier ones."

@@ -1,4 +1,4 @@
-"""What sorts groups: reward spread, zero signal, disagreement of two methods, residues; and which ones a page shows."""
+"""Figures that a page sorts groups by (reward spread, zero signal, disagreement, residue), and the choice of groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GroupFigures:
 
     low, high    smallest and largest reward; nan: no rollout is scored
     residue      largest recorded |advantage| of a group of several rollouts whose rewards are equal; 0: none
-    zero_signal  method -> no token of the group has an advantage
+    zero_signal  method -> True if no token of the group has an advantage
     disagreement (method, method) -> mean over the group's tokens of the difference between the two advantages, each in
                  units of its own root mean square over the step
     """
@@ -45,82 +45,94 @@ class GroupFigures:
 
 
 def figures(forest: Forest, looks: Sequence[Outlook], recorded: Floats) -> GroupFigures:
-    """The figures of all groups under the methods that could be applied."""
+    """Compute the figures of all groups under the methods that could be applied."""
     group = forest.ids("group", axis="R")
     n = int(group.max()) + 1 if len(group) else 0
-    own = group.numpy()
+    group_R = group.numpy()
 
-    def each(x: torch.Tensor) -> Floats:
+    def per_group(x: torch.Tensor) -> Floats:
         out = np.full(n, np.nan)
-        out[own] = x.numpy()
+        out[group_R] = x.numpy()
         return out
 
     outcome, scored = forest.outcome.nan_to_num(nan=0.0), forest.scored
-    some = grouped.count(group, scored) > 0
+    has_scored = grouped.count(group, scored) > 0
     low, high, mean = (
-        each(torch.where(some, f(outcome, group, scored), torch.nan)) for f in (grouped.min, grouped.max, grouped.mean)
+        per_group(torch.where(has_scored, f(outcome, group, scored), torch.nan))
+        for f in (grouped.min, grouped.max, grouped.mean)
     )
-    biggest = np.zeros(n)
-    np.maximum.at(biggest, own, np.nan_to_num(np.abs(recorded)))
-    equal = high - low <= grouped.DEGENERATE * np.maximum(abs(high), abs(low))
+    # A recorded advantage in a group of equal rewards is a residue of rounding; a lone rollout has no group to be
+    # equal with, and raw rewards as advantages are no residue there.
+    largest_recorded = np.zeros(n)
+    np.maximum.at(largest_recorded, group_R, np.nan_to_num(np.abs(recorded)))
+    is_equal = high - low <= grouped.DEGENERATE * np.maximum(abs(high), abs(low))
+    size = np.bincount(group_R, minlength=n)
+    is_residue = is_equal & (largest_recorded > RESIDUE) & (size > 1)
     names = [""] * n
-    for g, name in zip(own.tolist(), forest.group, strict=True):
+    for g, name in zip(group_R.tolist(), forest.group, strict=True):
         names[g] = name
-    per_token = group[forest.path_trajectory]
-    tokens = torch.bincount(per_token, minlength=n).numpy()
-    found = GroupFigures(
-        names, np.bincount(own, minlength=n), tokens, low, high, mean,
-        np.where(equal & (biggest > RESIDUE) & (np.bincount(own, minlength=n) > 1), biggest, 0.0),
+    group_P = group[forest.path_trajectory]
+    tokens_G = torch.bincount(group_P, minlength=n).numpy()
+    group_figures = GroupFigures(
+        names, size, tokens_G, low, high, mean,
+        np.where(is_residue, largest_recorded, 0.0),
     )  # fmt: skip
-    known = [x for x in looks if x.credit is not None]
-    for x in known:
+    applied = [x for x in looks if x.credit is not None]
+    for x in applied:
         assert x.zero_signal is not None
-        found.zero_signal[x.name] = x.zero_signal.numpy()
-    pairs = [(a, b) for i, a in enumerate(known) for b in known[i + 1 :]]
-    for a, b in pairs if len(known) <= 3 else [(known[0], b) for b in known[1:]]:
-        found.disagreement[a.name, b.name] = _distance(forest, a, b, per_token, n)
-    return found
+        group_figures.zero_signal[x.name] = x.zero_signal.numpy()
+    # all pairs of up to three methods; of more, each against the first, or a page would have a column for each pair
+    pairs = [(a, b) for i, a in enumerate(applied) for b in applied[i + 1 :]]
+    for a, b in pairs if len(applied) <= 3 else [(applied[0], b) for b in applied[1:]]:
+        group_figures.disagreement[a.name, b.name] = _mean_distance(forest, a, b, group_P, n)
+    return group_figures
 
 
-def _distance(forest: Forest, a: Outlook, b: Outlook, group: torch.Tensor, n: int) -> Floats:
+def _mean_distance(forest: Forest, a: Outlook, b: Outlook, group: torch.Tensor, n: int) -> Floats:
     trained = forest.path_trainable
-    far = (_in_units(a, trained) - _in_units(b, trained)).abs() * trained
+    distance_P = (_in_rms_units(a, trained) - _in_rms_units(b, trained)).abs() * trained
     count = torch.bincount(group[trained], minlength=n)
-    return (torch.bincount(group, far, n) / count.clamp_min(1)).numpy()
+    return (torch.bincount(group, distance_P, n) / count.clamp_min(1)).numpy()
 
 
-def _in_units(x: Outlook, trained: torch.Tensor) -> torch.Tensor:
+def _in_rms_units(x: Outlook, trained: torch.Tensor) -> torch.Tensor:
+    """Divide advantages by their root mean square over the step, so that methods of different scale compare."""
     assert x.credit is not None
     size = x.credit[trained].square().mean().sqrt() if bool(trained.any()) else torch.tensor(0.0)
     return x.credit / size if size > 0 else x.credit
 
 
-def chosen(f: GroupFigures, rollouts: int = MOST_ROLLOUTS, tokens: int = MOST_TOKENS) -> NDArray[np.int64]:
-    """Groups of a page, in the order of the file: all of them where they fit, else in turn those of the widest spread,
-    those on which methods disagree most, zero-signal and other ones evenly through the file, until the page is full."""
+def choose_groups(f: GroupFigures, rollouts: int = MOST_ROLLOUTS, tokens: int = MOST_TOKENS) -> NDArray[np.int64]:
+    """Choose the groups of a page, returned in the order of the file.
+
+    All of them where they fit; else in turn those of the widest spread, those on which methods disagree most, and
+    zero-signal and other ones evenly through the file, until the page is full.
+    """
     n = len(f.names)
     if f.size.sum() <= rollouts and f.tokens.sum() <= tokens:
         return np.arange(n)
-    first = next(iter(f.zero_signal.values()), f.spread == 0)
+    is_zero_signal = next(iter(f.zero_signal.values()), f.spread == 0)
     queues = [np.argsort(-np.nan_to_num(f.spread), kind="stable")]
     queues += [np.argsort(-d, kind="stable") for d in f.disagreement.values()]
-    queues += [_even(np.flatnonzero(first)), _even(np.flatnonzero(~first))]
-    taken: dict[int, None] = {}
-    room, left = rollouts, tokens
+    queues += [_evenly_ordered(np.flatnonzero(is_zero_signal)), _evenly_ordered(np.flatnonzero(~is_zero_signal))]
+    selected: dict[int, None] = {}
+    rollouts_left, tokens_left = rollouts, tokens
     heads = [iter(q.tolist()) for q in queues if len(q)]
+    # one group of each queue in turn; a group that does not fit any more is passed over, since a smaller one may
     while heads:
         for head in list(heads):
-            g = next((g for g in head if g not in taken), None)
+            g = next((g for g in head if g not in selected), None)
             if g is None:
                 heads.remove(head)
-            elif f.size[g] <= room and f.tokens[g] <= left:
-                taken[g] = None
-                room, left = room - int(f.size[g]), left - int(f.tokens[g])
-    return np.array(sorted(taken or {0: None}), dtype=np.int64)
+            elif f.size[g] <= rollouts_left and f.tokens[g] <= tokens_left:
+                selected[g] = None
+                rollouts_left, tokens_left = rollouts_left - int(f.size[g]), tokens_left - int(f.tokens[g])
+    # a first group that is too large for any page is shown all the same: an empty page would help nobody
+    return np.array(sorted(selected or {0: None}), dtype=np.int64)
 
 
-def _even(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows in an order of which every beginning is spread evenly: by the bit-reversed place."""
+def _evenly_ordered(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Order rows so that every prefix is spread evenly over them: by bit-reversed position."""
     bits = max(len(rows) - 1, 1).bit_length()
-    place = [int(f"{i:0{bits}b}"[::-1], 2) for i in range(len(rows))]
-    return rows[np.argsort(place, kind="stable")]
+    order = [int(f"{i:0{bits}b}"[::-1], 2) for i in range(len(rows))]
+    return rows[np.argsort(order, kind="stable")]

@@ -1,17 +1,28 @@
-"""Generated method pages: an index, and a page with pictures for each method (`make docs` writes docs/methods/)."""
+"""Generated method pages: two indices, a page with pictures for each method (`make docs` writes docs/methods/)."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gxpo.explain.catalogue import EXPLAINED, entries, free
-from gxpo.explain.effect import GROUP, LENGTH, Effect, effect
-from gxpo.explain.method_pictures import effect_figure, number, surrogate_figure, svg
-from gxpo.explain.method_text import EQUAL, SECTIONS, counted, merges, sections
-from gxpo.explain.surrogate_effect import ENTROPY, RATIOS, SAMPLED, TOLD, SurrogateEffect, surrogate_effect
+from gxpo.base.errors import need
+from gxpo.explain.catalogue import EVIDENCE_MEANING, entries, is_free
+from gxpo.explain.effect import (
+    ENTROPY,
+    GROUP,
+    LENGTH,
+    RATIOS,
+    SAMPLED,
+    TABLE_RATIOS,
+    Effect,
+    SurrogateEffect,
+    effect,
+    surrogate_effect,
+)
+from gxpo.explain.methods import EQUAL_GROUPS_MEANING, SECTIONS, count_line, merge_summary, sections
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import METHODS
 from gxpo.methods.compose import method
@@ -20,37 +31,57 @@ from gxpo.parts.definition import Definition, show
 from gxpo.parts.registry import part_at
 
 FENCE = "```"
+SIZE = (4.6, 2.8)  # inches
+RIGHT, WRONG, BASE = "#1f77b4", "#d62728", "#9a9a9a"
+MAX_ADVANTAGE = 8.0  # larger advantages are drawn at the edge, with their number
+MIN_WEIGHT, MAX_WEIGHT = -2.0, 4.0  # weights outside are drawn at the edge
 INDICES = {  # pages and their sections
     "index.md": ("base", "rollout", "update", "credit"),
     "more.md": tuple(s for s in SECTIONS if s not in ("base", "rollout", "update", "credit")),
 }
 
 
-def pages(draw: Callable[[Any], str] = svg) -> dict[str, str]:
-    """All generated files by their name in docs/methods: two indices, a page for each method, and pictures.
+def svg(figure: Any) -> str:
+    """Render a figure as an SVG document; equal figures give equal text."""
+    axes = figure.axes[0]
+    line_by_label = {label: line for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    axes.legend(list(line_by_label.values()), list(line_by_label), fontsize=7, frameon=False)
+    out = io.StringIO()
+    with need("matplotlib", "plot").rc_context({"svg.hashsalt": "gxpo", "svg.fonttype": "none"}):
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
 
-    draw  a picture's text from its matplotlib figure
+
+def pages(draw: Callable[[Any], str] = svg) -> dict[str, str]:
+    """Generate all files of docs/methods, by name: two indices, a page for each method, and pictures.
+
+    draw  turns a matplotlib figure into the text of its file
     """
     rows = entries()
-    found = {"index.md": _index(rows), "more.md": _rest(rows)}
-    base, plain = effect(method("grpo")), surrogate_effect(method("grpo"))
-    if isinstance(base, str) or isinstance(plain, str):
-        raise RuntimeError(f"grpo can't be tried on made-up rollouts: {base}, {plain}")
+    text_by_name = {"index.md": _index(rows), "more.md": _more_index(rows)}
+    base_effect, base_curve = effect(method("grpo")), surrogate_effect(method("grpo"))
+    if isinstance(base_effect, str) or isinstance(base_curve, str):
+        raise RuntimeError(f"grpo can't be tried on made-up rollouts: {base_effect}, {base_curve}")
     for row in rows:
         name = row["name"]
-        made = method(name)
-        tried = effect(made)
-        own = name == "grpo" or (isinstance(tried, Effect) and not tried.same_as(base))
-        if isinstance(tried, Effect) and own:
-            found[f"{name}.svg"] = draw(effect_figure(tried, base, name))
-        curve = surrogate_effect(made)
-        if isinstance(curve, SurrogateEffect) and (name == "grpo" or not curve.same_as(plain)):
-            found[f"{name}_surrogate.svg"] = draw(surrogate_figure(curve, plain, name))
+        composed = method(name)
+        measured_effect = effect(composed)
+        # a method whose advantages are GRPO's links GRPO's picture, instead of a copy of it
+        has_own_picture = name == "grpo" or (
+            isinstance(measured_effect, Effect) and not measured_effect.same_as(base_effect)
+        )
+        if isinstance(measured_effect, Effect) and has_own_picture:
+            text_by_name[f"{name}.svg"] = draw(effect_figure(measured_effect, base_effect, name))
+        curve = surrogate_effect(composed)
+        if isinstance(curve, SurrogateEffect) and (name == "grpo" or not curve.same_as(base_curve)):
+            text_by_name[f"{name}_surrogate.svg"] = draw(surrogate_figure(curve, base_curve, name))
             curves = _surrogate(name, curve)
         else:
             curves = f"Its objective is not drawn by ratio: {curve}." if isinstance(curve, str) else ""
-        found[f"{name}.md"] = _page(row, METHODS[name], made, tried, name if own else "grpo", curves)
-    return found
+        text_by_name[f"{name}.md"] = _page(
+            row, METHODS[name], composed, measured_effect, name if has_own_picture else "grpo", curves
+        )
+    return text_by_name
 
 
 # ---------------------------------------------------------------- the index
@@ -62,8 +93,8 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
         "gxpo methods --for all-wrong-groups",
         FENCE,
         "",
-        f"{counted(rows)}. Evidence: "
-        + "; ".join(f"`{tier}`: {what}" for tier, what in EXPLAINED.items())
+        f"{count_line(rows)}. Evidence: "
+        + "; ".join(f"`{tier}`: {what}" for tier, what in EVIDENCE_MEANING.items())
         + '. "Equal groups": what a group of equal rewards teaches, `zero` or a `signal`. Cost: `*` where a method has '
         "costs or savings of its own. `gxpo methods --help` has filters for all of these.",
         "",
@@ -74,14 +105,14 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
         "",
         *_table(rows, "index.md"),
     ]
-    told = "; ".join(f"{section}: {what}" for section, what in SECTIONS.items())
-    return "\n".join([*lines, "", f"Stages: {told}.", ""])
+    stages = "; ".join(f"{section}: {what}" for section, what in SECTIONS.items())
+    return "\n".join([*lines, "", f"Stages: {stages}.", ""])
 
 
-def _rest(rows: Sequence[Mapping[str, Any]]) -> str:
+def _more_index(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ["# More methods", "", f"{FENCE}bash", "gxpo methods --stage objective", FENCE, ""]
-    told = "Rewards, weights, objectives and reconstructions; the others, and the columns: [methods](index.md)."
-    return "\n".join([*head, told, "", *_table(rows, "more.md"), ""])
+    introduction = "Rewards, weights, objectives and reconstructions; the others, and the columns: [methods](index.md)."
+    return "\n".join([*head, introduction, "", *_table(rows, "more.md"), ""])
 
 
 def _table(rows: Sequence[Mapping[str, Any]], page: str) -> list[str]:
@@ -90,7 +121,7 @@ def _table(rows: Sequence[Mapping[str, Any]], page: str) -> list[str]:
         if section not in INDICES[page]:
             continue
         for i, row in enumerate(members):
-            cost = "" if free(row["cost"]) else "*"
+            cost = "" if is_free(row["cost"]) else "*"
             link = f"[{row['name']}]({row['name']}.md)"
             cells = [section if i == 0 else "", link, row["evidence"], row["on_equal"], cost, row["idea"]]
             lines.append(_cells(cells))
@@ -103,7 +134,12 @@ def _cells(cells: Sequence[str]) -> str:
 
 # ---------------------------------------------------------------- one method
 def _page(
-    row: Mapping[str, Any], definition: Definition, made: Method, tried: Effect | str, picture: str, curves: str
+    row: Mapping[str, Any],
+    definition: Definition,
+    method: Method,
+    measured_effect: Effect | str,
+    picture: str,
+    curves: str,
 ) -> str:
     name, home = row["name"], f"methods/{METHODS.module_of(row['name']).replace('.', '/')}.py"
     blocks = [
@@ -115,8 +151,8 @@ def _page(
         + (f"; with the paper's settings: `--set method={name}@paper`" if row["paper_defaults"] else "")
         + ".",
         _facts(row),
-        _parts(definition, made),
-        _effect(name, tried, picture),
+        _parts(definition, method),
+        _effect(name, measured_effect, picture),
         curves,
         f"{FENCE}bibtex\n{definition.bibtex}\n{FENCE}",
         f"Written by `make docs` from [{home}](../../src/gxpo/{home}); [all methods](index.md).",
@@ -127,7 +163,7 @@ def _page(
 def _source(row: Mapping[str, Any], definition: Definition) -> str:
     where = f"[arXiv {row['arxiv']}](https://arxiv.org/abs/{row['arxiv']})" if row["arxiv"] else ""
     cited = ", ".join(x for x in (definition.authors, str(definition.year or ""), where) if x)
-    return f"*{row['title']}*. {cited}. Evidence `{row['evidence']}`: {EXPLAINED[row['evidence']]}."
+    return f"*{row['title']}*. {cited}. Evidence `{row['evidence']}`: {EVIDENCE_MEANING[row['evidence']]}."
 
 
 def _docstring(definition: Definition) -> str:
@@ -143,13 +179,15 @@ def _facts(row: Mapping[str, Any]) -> str:
         "computes": ", ".join(f"`{x}`" for x in row["computes"]),
         "requires": ", ".join(row["requires"]),
         "cost": row["cost"],
-        "equal groups": f"`{row['on_equal']}`: {EQUAL[row['on_equal']]}",
-        "merges with": merges(row),
+        "equal groups": f"`{row['on_equal']}`: {EQUAL_GROUPS_MEANING[row['on_equal']]}",
+        "merges with": merge_summary(row),
         "refuses": ", ".join(f"`{x}`" for x in row["refuses"]),
         "alias of": f"[{row['alias_of']}]({row['alias_of']}.md)" if row["alias_of"] else "",
         "aliases": ", ".join(f"[{x}]({x}.md)" for x in row["aliases"]),
         "tried for": ", ".join(
-            f"`{s}`" for s, told in SYMPTOMS.items() if any(row["name"] in a.method.split("+") for a in told.advice)
+            f"`{s}`"
+            for s, symptom in SYMPTOMS.items()
+            if any(row["name"] in a.method.split("+") for a in symptom.advice)
         ),
     }
     rows = [_cells([k, v]) for k, v in facts.items() if v]
@@ -160,18 +198,18 @@ def _keys(values: Mapping[str, Any]) -> str:
     return ", ".join(f"`{k}={v}`" for k, v in values.items())
 
 
-def _parts(definition: Definition, made: Method) -> str:
-    """Docstrings and options of the method's own parts."""
+def _parts(definition: Definition, method: Method) -> str:
+    """List the method's own parts with their docstrings and options."""
     lines = []
-    for key, stated in made.keys.items():
-        part = part_at(key, stated.value)
-        if stated.origin != definition.name or not (isinstance(part, type) and dataclasses.is_dataclass(part)):
+    for key, setting in method.keys.items():
+        part = part_at(key, setting.value)
+        if setting.origin != definition.name or not (isinstance(part, type) and dataclasses.is_dataclass(part)):
             continue
         module = part.__module__.removeprefix("gxpo.").replace(".", "/")
         summary = " ".join(inspect.cleandoc(part.__doc__ or "").split("\n\n")[0].split())
         options = [_option(f) for f in dataclasses.fields(part) if f.init and f.repr]
-        told = f" Options: `{', '.join(options)}`." if options else ""
-        lines.append(f"- `{key}`: `{show(part)}` ([{module}.py](../../src/gxpo/{module}.py)). {summary}{told}")
+        options_text = f" Options: `{', '.join(options)}`." if options else ""
+        lines.append(f"- `{key}`: `{show(part)}` ([{module}.py](../../src/gxpo/{module}.py)). {summary}{options_text}")
     return "\n".join(["Its parts:", "", *lines]) if lines else ""
 
 
@@ -181,40 +219,112 @@ def _option(field: dataclasses.Field[Any]) -> str:
     return field.name if field.default is dataclasses.MISSING else f"{field.name}={show(field.default)}"
 
 
-def _effect(name: str, tried: Effect | str, picture: str) -> str:
-    if isinstance(tried, str):
-        return f"Its advantages are not drawn: {tried}."
+def _effect(name: str, measured_effect: Effect | str, picture: str) -> str:
+    if isinstance(measured_effect, str):
+        return f"Its advantages are not drawn: {measured_effect}."
     if picture != name:
-        said = "On groups of right and wrong answers that differ in nothing else, its advantages are `grpo`'s:"
-    elif tried.by_gradient:
-        said = "Its objective reads no advantages; drawn is how hard an answer is pushed at the start of a step:"
+        caption = "On groups of right and wrong answers that differ in nothing else, its advantages are `grpo`'s:"
+    elif measured_effect.by_gradient:
+        caption = "Its objective reads no advantages; drawn is how hard an answer is pushed at the start of a step:"
     else:
-        said = "Credit (times weights) of a right and of a wrong answer, by how many of the group are right:"
+        caption = "Credit (times weights) of a right and of a wrong answer, by how many of the group are right:"
     table = [
         _cells(["right answers", *(str(c) for c in range(GROUP + 1))]),
         "|---" * (GROUP + 2) + "|",
-        _cells(["a right answer", *map(_number, tried.right)]),
-        _cells(["a wrong answer", *map(_number, tried.wrong)]),
+        _cells(["a right answer", *map(_number, measured_effect.right)]),
+        _cells(["a wrong answer", *map(_number, measured_effect.wrong)]),
     ]
-    made_up = f"Nine groups of {GROUP}, one batch; every answer has {LENGTH} tokens and the same log-probs and entropy."
-    return "\n".join([said, "", f"![advantage by group composition]({picture}.svg)", "", *table, "", made_up])
+    setup = f"Nine groups of {GROUP}, one batch; every answer has {LENGTH} tokens and the same log-probs and entropy."
+    return "\n".join([caption, "", f"![advantage by group composition]({picture}.svg)", "", *table, "", setup])
 
 
 def _surrogate(name: str, curve: SurrogateEffect) -> str:
-    places = [RATIOS.index(r) for r in TOLD]
+    columns = [RATIOS.index(r) for r in TABLE_RATIOS]
     table = [
-        _cells(["ratio", *(f"{r:g}" for r in TOLD)]),
-        "|---" * (len(TOLD) + 1) + "|",
-        _cells(["A > 0", *(number(curve.rising[i]) for i in places)]),
-        _cells(["A < 0", *(number(curve.falling[i]) for i in places)]),
+        _cells(["ratio", *(f"{r:g}" for r in TABLE_RATIOS)]),
+        "|---" * (len(TABLE_RATIOS) + 1) + "|",
+        _cells(["A > 0", *(number(curve.rising[i]) for i in columns)]),
+        _cells(["A < 0", *(number(curve.falling[i]) for i in columns)]),
     ]
-    said = "The weight of its objective on a token's gradient, by the token's ratio (1: REINFORCE's; 0: none):"
-    made_up = (
+    caption = "The weight of its objective on a token's gradient, by the token's ratio (1: REINFORCE's; 0: none):"
+    setup = (
         f"Minus the derivative of the loss by the log-prob, over the advantage, of a trajectory of one token that was "
         f"sampled with probability {SAMPLED} at an entropy of {ENTROPY}; by autograd, without the method's weights."
     )
-    return "\n".join([said, "", f"![weight on the gradient by ratio]({name}_surrogate.svg)", "", *table, "", made_up])
+    return "\n".join([caption, "", f"![weight on the gradient by ratio]({name}_surrogate.svg)", "", *table, "", setup])
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else number(value)
+
+
+# ---------------------------------------------------------------- pictures
+def effect_figure(effect: Effect, base: Effect, name: str) -> Any:
+    """Draw the advantage by group composition: the method's two lines over the base's, which are dashed.
+
+    Raises MissingExtra without matplotlib (`gxpo[plot]`).
+    """
+    figure, axes = _axes(f"right answers in the group of {GROUP}")
+    for line in (base.right, base.wrong):
+        _line(axes, *_points(line), color=BASE, linestyle="--", linewidth=1, label="grpo")
+    for line, color, legend in ((effect.wrong, WRONG, "a wrong answer"), (effect.right, RIGHT, f"{name}, a right one")):
+        counts, values = _points(line)
+        _line(
+            axes,
+            counts,
+            [_clamp(v, -MAX_ADVANTAGE, MAX_ADVANTAGE) for v in values],
+            color=color,
+            marker="o",
+            markersize=3,
+            label=legend,
+        )
+        for x, value in zip(counts, values, strict=True):
+            if abs(value) > MAX_ADVANTAGE:
+                axes.annotate(number(value), (x, _clamp(value, -MAX_ADVANTAGE, MAX_ADVANTAGE)), ha="center", fontsize=7)
+    return figure
+
+
+def surrogate_figure(effect: SurrogateEffect, base: SurrogateEffect, name: str) -> Any:
+    """Draw the gradient weight by ratio: the method's two curves over the base's, which are dashed.
+
+    Raises MissingExtra without matplotlib (`gxpo[plot]`).
+    """
+    figure, axes = _axes("ratio of the token")
+    axes.axvline(1, color="#e4e4e4", linewidth=1)
+    for curve in (base.rising, base.falling):
+        _line(axes, RATIOS, curve, color=BASE, linestyle="--", linewidth=1, label="grpo")
+    for curve, color, legend in ((effect.falling, WRONG, "A < 0"), (effect.rising, RIGHT, f"{name}, A > 0")):
+        _line(axes, RATIOS, [_clamp(y, MIN_WEIGHT, MAX_WEIGHT) for y in curve], color=color, label=legend)
+    return figure
+
+
+def number(value: float) -> str:
+    """Format to three significant digits, and to the unit for larger numbers."""
+    if abs(value) >= 1000:
+        return f"{value:.0f}"
+    return f"{0.0 if abs(value) < 5e-7 else value:.3g}"
+
+
+def _axes(below: str) -> tuple[Any, Any]:
+    figure = need("matplotlib.figure", "plot").Figure(figsize=SIZE, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(below, fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.grid(axis="y", color="#e4e4e4")
+    axes.axhline(0, color="#333333", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _line(axes: Any, x: Sequence[float], y: Sequence[float], **style: Any) -> None:
+    axes.plot(x, y, **{"linewidth": 1.6, **style})
+
+
+def _points(values: Sequence[float | None]) -> tuple[list[float], list[float]]:
+    """Return (positions, values) of the values that are not None."""
+    points = [(float(i), v) for i, v in enumerate(values) if v is not None]
+    return [x for x, _ in points], [v for _, v in points]
+
+
+def _clamp(value: float, low: float, high: float) -> float:
+    return max(low, min(high, value))

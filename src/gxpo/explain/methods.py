@@ -1,17 +1,44 @@
-"""`gxpo methods`: list, show or recommend methods."""
+"""`gxpo methods`: list, show or recommend methods, as text or JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gxpo.base.errors import ConfigError
-from gxpo.explain import advice, method_text
-from gxpo.explain.catalogue import citations, entries, entry, select
+from gxpo.doctor.evidence import IN_WORDS, LIMITS
+from gxpo.explain import advice
+from gxpo.explain.catalogue import EVIDENCE_MEANING, citations, entries, entry, is_free, select, tiers
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import METHODS
-from gxpo.parts.definition import show as typed
+from gxpo.methods.compat import COMPAT
+from gxpo.methods.compose import method
+from gxpo.parts.definition import EVIDENCE, Definition
+from gxpo.parts.definition import show as format_value
+from gxpo.training.phase_plan import expand
+
+WIDTH, MARGIN = 116, 15
+EQUAL_GROUPS_MEANING = {
+    "zero": "a group of equal rewards teaches nothing",
+    "signal": "a group of equal rewards can teach something: no filter may drop it",
+}
+RECONSTRUCTION = EVIDENCE[-1]
+AT_SOURCE = EVIDENCE[:2]
+SECTIONS = {  # sections of the list with their headings, in order
+    "base": "what the others state their differences from",
+    "rollout": "how groups are grown",
+    "update": "how parameters move",
+    "credit": "how the outcome is divided",
+    "reward": "what is paid for",
+    "weight": "which rollouts and tokens count",
+    "objective": "ratio, clip, aggregation, other losses",
+    "signal": "what others read",
+    "segment": "where actions are cut",
+    "tasks.sampler": "which tasks are drawn",
+    RECONSTRUCTION: EVIDENCE_MEANING[RECONSTRUCTION],
+}
 
 
 def show(
@@ -22,9 +49,9 @@ def show(
     bibtex: bool,
     conditions: Mapping[str, Any],
 ) -> str:
-    """Output of the command: one method (`name`), recommendations (`symptom`) or the list, as text or JSON.
+    """Return the output of the command: one method (`name`), recommendations (`symptom`) or the list.
 
-    conditions  of `catalogue.select`; they narrow recommendations and the list
+    conditions  keywords of `catalogue.select`; they narrow recommendations and the list
     """
     conditional = any(conditions.values())
     if name is not None:
@@ -32,38 +59,183 @@ def show(
             raise ConfigError("give a method's NAME, or conditions for the list, not both")
         if bibtex:
             return citations(name)
-        return _as_json(name) if as_json else method_text.one(name)
+        return _as_json(name) if as_json else method_text(name)
     if symptom is not None:
-        found = advice.find(symptom)
-        advised = advice.recommendations(found)
+        symptom_name = advice.find(symptom)
+        recommended = advice.recommendations(symptom_name)
+        # a composition is kept if all of its methods meet the conditions
         if conditional:
-            kept = {row["name"] for row in select(entries(), **conditions)}
-            advised = [row for row in advised if kept.issuperset(row["method"].split("+"))]
+            selected = {row["name"] for row in select(entries(), **conditions)}
+            recommended = [row for row in recommended if selected.issuperset(row["method"].split("+"))]
         if bibtex:
-            return citations("+".join(row["method"] for row in advised)) if advised else ""
+            return citations("+".join(row["method"] for row in recommended)) if recommended else ""
         if as_json:
-            return _dumped({"symptom": found, "what": SYMPTOMS[found].what, "recommendations": advised})
-        return method_text.advised(found, advised)
+            return _to_json(
+                {"symptom": symptom_name, "what": SYMPTOMS[symptom_name].what, "recommendations": recommended}
+            )
+        return advice_text(symptom_name, recommended)
     rows = select(entries(), **conditions)
     if bibtex:
         return "\n\n".join(METHODS[row["name"]].bibtex for row in rows)
-    return _dumped(rows) if as_json else method_text.table(rows)
+    return _to_json(rows) if as_json else methods_table(rows)
 
 
 def _as_json(name: str) -> str:
     if name not in METHODS:
-        from gxpo.methods.compose import method
-
-        made = method(name)  # a composition, or an error that says what is close
-        keys = {k: {"value": _value(s.value), "origin": s.origin} for k, s in made.keys.items()}
-        return _dumped({"name": name, "methods": [d.name for d in made.definitions], "keys": keys})
-    return _dumped(entry(METHODS[name]))
+        composed = method(name)  # a composition, or an error that says what is close
+        keys = {k: {"value": _value(s.value), "origin": s.origin} for k, s in composed.keys.items()}
+        return _to_json({"name": name, "methods": [d.name for d in composed.definitions], "keys": keys})
+    return _to_json(entry(METHODS[name]))
 
 
 def _value(value: Any) -> str:
-    """A key's value as text, a part by its name."""
-    return typed(value) if isinstance(value, type) else str(value)
+    """Format a key's value, a part by its name."""
+    return format_value(value) if isinstance(value, type) else str(value)
 
 
-def _dumped(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, indent=1)
+
+
+# ---------------------------------------------------------------- text
+def sections(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Group entries by section: the base, then stage by stage, reconstructions at the end."""
+    rows_by_section: dict[str, list[Mapping[str, Any]]] = {section: [] for section in SECTIONS}
+    for row in rows:
+        rows_by_section[RECONSTRUCTION if row["evidence"] == RECONSTRUCTION else row["stage"]].append(row)
+    return {section: members for section, members in rows_by_section.items() if members}
+
+
+def methods_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format a table of methods by stage, with their number by level of evidence."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from gxpo.base import terminal
+
+    grid = Table(box=None, header_style="bold")
+    for column in ("name", "evidence", "equal groups", "cost", "idea"):
+        grid.add_column(column, no_wrap=column != "idea")
+    for section, members in sections(rows).items():
+        grid.add_row(Text(section, style="bold"), "", "", "", Text(SECTIONS[section], style="bold"))
+        for row in members:
+            cost = "" if is_free(row["cost"]) else "*"
+            cells = (f"  {row['name']}", row["evidence"], row["on_equal"], cost, row["idea"])
+            grid.add_row(*(Text(cell) for cell in cells))
+    # captured as text, at a fixed least width: the ideas would wrap to columns of one word
+    console = terminal.console(width=max(120, terminal.console().width))
+    with console.capture() as captured:
+        if rows:
+            console.print(grid)
+    lines = (
+        captured.get() + count_line(rows),
+        "* has costs (or savings) of its own; one whole: gxpo methods NAME; a composition: gxpo methods dapo+gmpo",
+        "by what goes wrong: gxpo methods --for SYMPTOM, one of",
+        textwrap.fill(", ".join(SYMPTOMS), WIDTH, initial_indent="  ", subsequent_indent="  "),
+    )
+    return terminal.Styled("\n".join(lines))
+
+
+def count_line(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the number of methods: in total, read at source or not, and by evidence."""
+    if not rows:
+        return "0 methods: no method meets these conditions"
+    count_by_tier = tiers(rows)
+    sides = ((AT_SOURCE, "read at source"), (EVIDENCE[len(AT_SOURCE) :], "not"))
+    parts = []
+    for side, name in sides:
+        tiers_of_side = {tier: count_by_tier[tier] for tier in side if tier in count_by_tier}
+        if tiers_of_side:
+            parts.append(
+                f"{sum(tiers_of_side.values())} {name} ({', '.join(f'{n} {t}' for t, n in tiers_of_side.items())})"
+            )
+    return f"{len(rows)} methods: {', '.join(parts)}"
+
+
+def method_text(spec: str) -> str:
+    """Format all facts of a method; of a composition its equation and the keys that it resolves to."""
+    equation = repr(method(spec))
+    if spec not in METHODS:
+        return equation
+    row = entry(METHODS[spec])
+    phases = phases_of(METHODS[spec])
+    systems = [f"{spec}@{system}" for system, methods in COMPAT.items() if spec in methods]
+    systems += [f"{spec}@paper ({_pairs(row['paper_defaults'])})"] if row["paper_defaults"] else []
+    # in the order in which a reader decides: what it is, how sure that is, its keys, what it needs, what it merges with
+    fields = {
+        "idea": row["idea"],
+        "formula": row["formula"],
+        "evidence": f"{row['evidence']}: {EVIDENCE_MEANING[row['evidence']]}",
+        "code": " ".join(row["code"]),
+        "stages": ", ".join(row["stages"]) or ("phases" if phases else "none: it is the base"),
+        "phases": "; ".join(phases),
+        "defaults": _pairs({k: v for k, v in row["defaults"].items() if k != "phases"}),
+        "options": _pairs(row["options"]),
+        "also as": ", ".join(systems),
+        "needs": ", ".join(row["needs"]),
+        "computes": ", ".join(row["computes"]),
+        "requires": ", ".join(row["requires"]),
+        "cost": row["cost"],
+        "equal groups": f"{row['on_equal']}: {EQUAL_GROUPS_MEANING[row['on_equal']]}",
+        "choices": row["choices"],
+        "merges with": "none: its phases name their methods" if phases else merge_summary(row),
+        "refuses": ", ".join(row["refuses"]),
+        "alias of": row["alias_of"] or "",
+        "aliases": ", ".join(row["aliases"]),
+        "try it": f"gxpo train CONFIG --set method={spec}",
+    }
+    arxiv = f", arXiv {row['arxiv']}" if row["arxiv"] else ""
+    head = textwrap.fill(f"{spec}: {row['title']}{arxiv}", WIDTH)
+    return "\n".join([head, "", *(labelled(k, v) for k, v in fields.items() if v), "", equation])
+
+
+def phases_of(definition: Definition) -> list[str]:
+    """List the phases of a method: its number, method, rule, and the keys that it sets; [] for a method without."""
+    if "phases" not in definition.keys:
+        return []
+    lines = []
+    for number, phase in enumerate(expand(definition.keys["phases"]), 1):
+        keys = {k: format_value(s.value) for k, s in phase.keys.items()}
+        name = keys.pop("method", definition.name)
+        lines.append(f"{number} {name} ({', '.join([str(phase), *(f'{k}={v}' for k, v in keys.items())])})")
+    return lines
+
+
+def merge_summary(row: Mapping[str, Any]) -> str:
+    """Format the number of methods that it merges with, and the keys to set for merging with the others."""
+    others = {d.name for d in METHODS.values()} - {row["name"]}
+    conflicting = {name for names in row["conflicts"].values() for name in names}
+    keys = "; ".join(f"{k}: {_first_names(names)}" for k, names in row["conflicts"].items())
+    text = f"{len(others - conflicting)} of {len(others)} others"
+    return f"{text}; with the rest decide {keys}" if keys else text
+
+
+def _first_names(names: Sequence[str], most: int = 6) -> str:
+    return " ".join(names) if len(names) <= most else f"{' '.join(names[:most])} and {len(names) - most} more"
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in values.items())
+
+
+def labelled(name: str, text: str) -> str:
+    """Format a field: its name in the left margin, its text wrapped beside it."""
+    if "\n" in text:  # mathematics of several lines, as wide as its file: below its name, line by line
+        return f"{name}\n" + textwrap.indent(text, "  ")
+    indent = " " * MARGIN
+    return textwrap.fill(f"{name:<{MARGIN}}{text}", WIDTH, subsequent_indent=indent, break_long_words=False)
+
+
+def advice_text(symptom: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the recommendations for a symptom."""
+    lines = [f"{symptom}: {SYMPTOMS[symptom].what}", ""]
+    for row in rows:
+        lines += [
+            f"{row['method']:<{MARGIN - 1}} {row['why']}",
+            labelled("", f"evidence: {row['evidence']}; cost: {row['cost']}"),
+            *([labelled("", f"measured, {IN_WORDS[m['verdict']]}: {m['said']}")] if (m := row["measured"]) else []),
+            f"{'':<{MARGIN}}{row['line']}",
+        ]
+    lines += [] if rows else ["no recommendation meets these conditions"]
+    limits = [f"measured: {LIMITS}"] if any(row["measured"] for row in rows) else []
+    return "\n".join([*lines, "", *limits, "more of one: gxpo methods NAME"])

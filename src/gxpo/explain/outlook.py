@@ -1,4 +1,4 @@
-"""What one method makes of rollouts, token by token: advantage, weight, share of the loss, what the surrogate keeps."""
+"""Per-token view of rollouts under one method: advantage, weight, share of the loss, gradient that the clip keeps."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from gxpo.algorithms.objectives import PolicyGradient
 from gxpo.algorithms.objectives.base import coefficients
 from gxpo.algorithms.signals import Signals
 from gxpo.base.errors import GxpoError
-from gxpo.explain import surrogate_effect
-from gxpo.explain.derivation import Summand, Watched
+from gxpo.explain.derivation import RecordedCredit, Summand
+from gxpo.explain.effect import gradient_weights
 from gxpo.forest.forest import Forest
 from gxpo.methods.method import Method, zero_signal_groups
 from gxpo.parts.definition import show
 from gxpo.parts.protocols import PolicyTokens
 
-TRIED = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)  # ratios at which the surrogate is shown
-GUESS = math.log(0.5)  # in place of unknown log-probs, on which nothing may depend
-MISSING = re.compile(r"signal ('.+') is missing \((.+)\)")
+CURVE_RATIOS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)  # ratios at which the surrogate is shown
+GUESSED_LOGPROB = math.log(0.5)  # in place of unknown log-probs, on which nothing may depend
+MISSING_SIGNAL = re.compile(r"signal ('.+') is missing \((.+)\)")
 
 
 @dataclass
 class Outlook:
-    """A method on the rollouts of one step; columns are [P] and 0 where a rollout has no score.
+    """Columns of one method on the rollouts of one step; they are [P], and 0 where a rollout has no score.
 
-    missing    what the rollouts lack for it, in words: then there are no columns
-    notes      on what it was computed without
-    outcome    [R] the rewards it compares: with the method's own, where they are not in the file yet
-    weight, share, pull, kept   None where they can't be told from these rollouts; `without` says why
-      share    c_p: what the aggregation multiplies the token's loss by
-      pull     -dL/dlogprob of the policy term, times the number of trained tokens
-      kept     the surrogate's gradient over the unclipped one: 1 all of it, 0 cut
-    zero_signal  [groups] no token has an advantage
-    curve      (ratio, share that is kept at A > 0, at A < 0)
+    missing    what the rollouts lack for the method, in words; if it is not empty there are no columns
+    notes      remarks on what the figures leave out or assume
+    outcome    [R] the rewards that are compared, the method's own rewards included
+    scored     [R] rollouts with a score
+    weight, share, pull, gradient_share   None where the rollouts do not determine them; `without` has the reasons
+      share            c_p: what the aggregation multiplies the token's loss by
+      pull             -dL/dlogprob of the policy term, times the number of trained tokens
+      gradient_share   the surrogate's gradient over the unclipped one: 1 all of it, 0 cut
+    zero_signal  [G] no token of the group has an advantage
+    curve      (ratio, gradient over the unclipped one at A > 0, at A < 0)
     """
 
     name: str
@@ -55,7 +56,7 @@ class Outlook:
     weight: Tensor | None = None
     share: Tensor | None = None
     pull: Tensor | None = None
-    kept: Tensor | None = None
+    gradient_share: Tensor | None = None
     without: dict[str, str] = field(default_factory=dict)
     zero_signal: Tensor | None = None
     surrogate: str = ""
@@ -64,157 +65,185 @@ class Outlook:
 
 
 def look(
-    given: str | Method,
+    spec: str | Method,
     forest: Forest,
     *,
     horizon: float | None = None,
-    own: bool = False,
+    is_own_run: bool = False,
     logprob: Tensor | None = None,
 ) -> Outlook:
-    """A method's view of the rollouts.
+    """Apply a method to rollouts, token by token.
 
-    horizon  longest trainable length of a rollout in tokens; None: that of the longest in the file
-    own      the rollouts are the method's own run's, so that its own rewards are in them already
-    logprob  [P] of an updated policy; None: it has not moved, so that every ratio is 1
-    Raises ConfigError for an unknown method; what the rollouts lack is in the outlook instead.
+    horizon     longest trainable length of a rollout in tokens; None: that of the longest in the file
+    is_own_run  the rollouts are of a run of this method, so that its own rewards are in them already
+    logprob     [P] of an updated policy; None: it has not moved, so that every ratio is 1
+
+    Raises ConfigError for an unknown method; requirements that the rollouts do not meet are in `missing` instead.
     """
-    made = gxpo.method(given)
-    out = Outlook(made.name, next((made.remains[d.name] or d.formula for d in made.definitions), ""))
+    method = gxpo.method(spec)
+    out = Outlook(method.name, next((method.remains[d.name] or d.formula for d in method.definitions), ""))
+    # rollouts that a method can't be applied to are a line on the page, beside the methods that can
     try:
-        _credit(out, made, forest, horizon, own)
+        _credit(out, method, forest, horizon, is_own_run)
     except GxpoError as error:
-        out.missing = _short(str(error))
+        out.missing = _short_error(str(error))
         return out
     if out.missing or out.credit is None:
         return out
-    _loss(out, made.fill(**_sizes(forest, horizon)), forest, logprob)
+    _loss(out, method.fill(**_sizes(forest, horizon)), forest, logprob)
     return out
 
 
 def _sizes(forest: Forest, horizon: float | None) -> dict[str, Any]:
+    """Return the run's lengths and steps that a method's parts are filled with."""
     longest = max(float(torch.bincount(forest.path_trajectory, minlength=1).max()), 1.0) if horizon is None else horizon
     return {"horizon": longest, "max_length": int(longest), "total_steps": 1}
 
 
-def _credit(out: Outlook, made: Method, forest: Forest, horizon: float | None, own: bool) -> None:
-    if lacking := _lacking(made, forest):
-        out.missing = lacking
+def _credit(out: Outlook, method: Method, forest: Forest, horizon: float | None, is_own_run: bool) -> None:
+    """Fill in the advantages, their summands, and the notes on what they were computed without."""
+    if missing_text := _missing_requirements(method, forest):
+        out.missing = missing_text
         return
-    remembers = bool(made.state_dict())
-    made = made.fill(**_sizes(forest, horizon))
-    if not made.reads_credit:
+    # asked before `fill`, whose copies of parts remember nothing
+    has_state = bool(method.state_dict())
+    method = method.fill(**_sizes(forest, horizon))
+    if not method.reads_credit:
         out.notes.append("its objective reads rewards, not advantages: what is shown as advantage moves nothing")
-    if made.signals:
-        asked = ", ".join(made.signals)
-        out.notes.append(f"signal {asked} is made from the policy, which is not in the file")
-    if remembers:
+    if method.signals:
+        signal_names = ", ".join(method.signals)
+        out.notes.append(f"signal {signal_names} is made from the policy, which is not in the file")
+    if has_state:
         out.notes.append("remembers earlier steps: computed as at a first step")
-    shaped = made.shapes or made.rewards or made.step_rewards
-    if shaped and not own:
-        forest = made.shaped(forest)
+    has_own_rewards = method.shapes or method.rewards or method.step_rewards
+    # a run has added its method's rewards before it wrote the records; adding them again would count them twice
+    if has_own_rewards and not is_own_run:
+        forest = method.shaped(forest)
         out.notes.append(f"its own rewards are added to the file's: {', '.join(forest.shaped_by)}")
     out.outcome = forest.outcome
-    watched = Watched(made.credit)
+    # the method calls the credit itself, with the filtered forest: the wrapper sees exactly what it was given
+    recorded_credit = RecordedCredit(method.credit)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # own rewards that the file holds already
-        out.credit = dataclasses.replace(made, credit=watched).advantages(forest)
-    out.summands, out.scored = watched.found, forest.scored
+        out.credit = dataclasses.replace(method, credit=recorded_credit).advantages(forest)
+    out.summands, out.scored = recorded_credit.summands, forest.scored
     out.zero_signal = zero_signal_groups(forest, out.credit)
     if horizon is None and "horizon" in out.formula:
         out.notes.append(f"horizon: the longest rollout of the file, {_sizes(forest, None)['horizon']:g} tokens")
 
 
-def _lacking(made: Method, forest: Forest) -> str:
-    """What advantages and rewards require of rollouts and these do not have, in words."""
-    parts = [made.credit, *made.shapes.values(), *made.step_rewards.values(), *made.rewards.values()]
-    asked = dict.fromkeys(x for part in parts for x in getattr(part, "requires", ()))
-    held = {
+def _missing_requirements(method: Method, forest: Forest) -> str:
+    """Describe the requirements of advantages and rewards that the rollouts do not meet; "" if there are none."""
+    parts = [method.credit, *method.shapes.values(), *method.step_rewards.values(), *method.rewards.values()]
+    required = dict.fromkeys(x for part in parts for x in getattr(part, "requires", ()))
+    availability = {
         "states": (bool((forest.step_state >= 0).any()), "states: no turn says in which state it was taken"),
         "step_rewards": (bool(forest.step_reward.isfinite().any()), "step rewards: only outcomes are recorded"),
         "segments": (bool((forest.segment >= 0).any()), "segments: no action is cut into any"),
-        "forks": (_forks(forest), "forks: no two rollouts share an action"),
+        "forks": (_has_forks(forest), "forks: no two rollouts share an action"),
         "state_values": (False, "values of states, which the file does not hold"),
     }
-    missing = [said for name, (there, said) in held.items() if name in asked and not there]
+    missing = [
+        explanation
+        for name, (is_available, explanation) in availability.items()
+        if name in required and not is_available
+    ]
     return "it needs " + "; ".join(missing) if missing else ""
 
 
-def _forks(forest: Forest) -> bool:
+def _has_forks(forest: Forest) -> bool:
     return bool((torch.bincount(forest.path_token, minlength=1) > 1).any())
 
 
-def _loss(out: Outlook, made: Method, forest: Forest, logprob: Tensor | None) -> None:
-    """Weights, and the policy term's gradient by each token's log-prob."""
+def _loss(out: Outlook, method: Method, forest: Forest, logprob: Tensor | None) -> None:
+    """Fill in weights, and the policy term's gradient by each token's log-prob."""
     assert out.credit is not None and out.outcome is not None
     forest = forest.replace(outcome=out.outcome)
     behaviour = forest.path_behaviour_logprob
-    unknown = bool((behaviour.isnan() & forest.path_trainable).any())
-    if made.weights:
-        out.notes.append(f"weights: {', '.join(made.weights)}; the learner's own log-probs are not in the file")
+    has_unknown_logprobs = bool((behaviour.isnan() & forest.path_trainable).any())
+    if method.weights:
+        out.notes.append(f"weights: {', '.join(method.weights)}; the learner's own log-probs are not in the file")
     try:
-        out.weight = made.token_weights(forest, out.credit)
+        out.weight = method.token_weights(forest, out.credit)
     except GxpoError as error:
-        out.without["weight"] = _short(str(error))
+        out.without["weight"] = _short_error(str(error))
         out.without["surrogate"] = "its weights are not known"
         return
-    term = made.terms["policy"]
-    alone = dataclasses.replace(made, terms={"policy": term}, kl_reward=None)
+    # the policy term alone: a KL penalty or further terms would add slopes that the page does not explain
+    term = method.terms["policy"]
+    policy_term_method = dataclasses.replace(method, terms={"policy": term}, kl_reward=None)
     weight = out.weight
+    # Log-probs that the file lacks are guessed, twice and differently: where both guesses give one gradient, it does
+    # not depend on them and can be shown. The second guess differs from token to token.
     try:
-        found = []
-        other = GUESS * (0.5 + torch.arange(len(behaviour)).to(torch.float64).mul(0.618034).frac())  # each another one
-        for guess in (torch.full_like(behaviour, GUESS), other) if unknown else (other,):
-            old = torch.where(behaviour.isnan(), guess, behaviour)
-            new = old.clone() if logprob is None else logprob.to(torch.float64)
-            found.append(_pull(alone, forest, new, old, out.credit, weight))
+        slopes = []
+        varied_guess = GUESSED_LOGPROB * (0.5 + torch.arange(len(behaviour)).to(torch.float64).mul(0.618034).frac())
+        for guess in (
+            (torch.full_like(behaviour, GUESSED_LOGPROB), varied_guess) if has_unknown_logprobs else (varied_guess,)
+        ):
+            old_logprob = torch.where(behaviour.isnan(), guess, behaviour)
+            new_logprob = old_logprob.clone() if logprob is None else logprob.to(torch.float64)
+            slopes.append(_policy_slope(policy_term_method, forest, new_logprob, old_logprob, out.credit, weight))
     except GxpoError as error:
-        out.without["surrogate"] = _short(str(error))
+        out.without["surrogate"] = _short_error(str(error))
         return
-    if any(not torch.allclose(found[0], x, rtol=1e-9, atol=1e-12) for x in found[1:]):
+    if any(not torch.allclose(slopes[0], x, rtol=1e-9, atol=1e-12) for x in slopes[1:]):
         out.without["surrogate"] = "its gradient depends on log-probs, which the file does not hold"
         return
-    ratio = torch.ones_like(behaviour) if logprob is None else (logprob - behaviour.nan_to_num(nan=GUESS)).exp()
-    out.pull = found[0] * forest.path_trainable.sum()
+    ratio = (
+        torch.ones_like(behaviour) if logprob is None else (logprob - behaviour.nan_to_num(nan=GUESSED_LOGPROB)).exp()
+    )
+    out.pull = slopes[0] * forest.path_trainable.sum()
     if isinstance(term, PolicyGradient):
-        _kept(out, made, term, forest, found[0], weight, ratio)
+        _clip_figures(out, method, term, forest, slopes[0], weight, ratio)
 
 
-def _pull(made: Method, forest: Forest, new: Tensor, old: Tensor, credit: Tensor, weight: Tensor) -> Tensor:
-    x = new.detach().clone().requires_grad_()
-    held = {"behaviour_logprob": old, "proximal_logprob": old}
-    policy = PolicyTokens(x, old, proximal_logprob=old)
-    value = made.evaluate(forest, policy, credit, weight, Signals.of(forest, held, made.axes)).value
+def _policy_slope(
+    method: Method, forest: Forest, new_logprob: Tensor, old_logprob: Tensor, credit: Tensor, weight: Tensor
+) -> Tensor:
+    """Return -dL/dlogprob [P] of the method's loss at the log-probs `new_logprob`."""
+    logprob_P = new_logprob.detach().clone().requires_grad_()
+    log_probs = {"behaviour_logprob": old_logprob, "proximal_logprob": old_logprob}
+    policy = PolicyTokens(logprob_P, old_logprob, proximal_logprob=old_logprob)
+    value = method.evaluate(forest, policy, credit, weight, Signals.of(forest, log_probs, method.axes)).value
     if not value.requires_grad:
-        return torch.zeros_like(x)
-    return -torch.autograd.grad(value, x)[0]
+        return torch.zeros_like(logprob_P)
+    return -torch.autograd.grad(value, logprob_P)[0]
 
 
-def _kept(
-    out: Outlook, made: Method, term: PolicyGradient, forest: Forest, slope: Tensor, weight: Tensor, ratio: Tensor
+def _clip_figures(
+    out: Outlook, method: Method, term: PolicyGradient, forest: Forest, slope: Tensor, weight: Tensor, ratio: Tensor
 ) -> None:
+    """Fill in the share of the loss, the gradient that the clip keeps, and the surrogate's curve."""
     assert out.credit is not None
-    counted = forest.path_trainable & forest.to_path(forest.scored, "R")
-    shared = forest.path_token if term.dedup_shared_tokens else None
-    out.share = coefficients(forest.path_trajectory, counted, term.aggregate, term.horizon, shared)
-    plain = out.share * weight * out.credit * ratio
-    out.kept = torch.where(plain != 0, slope / torch.where(plain != 0, plain, 1.0), torch.nan)
-    out.surrogate, out.aggregate = _named(term), term.aggregate
+    counted_P = forest.path_trainable & forest.to_path(forest.scored, "R")
+    shared_token_ids = forest.path_token if term.dedup_shared_tokens else None
+    out.share = coefficients(forest.path_trajectory, counted_P, term.aggregate, term.horizon, shared_token_ids)
+    # the slope of ratio * advantage without a clip; where it is 0 nothing can be cut, so that the quotient is nan
+    unclipped_slope = out.share * weight * out.credit * ratio
+    out.gradient_share = torch.where(
+        unclipped_slope != 0, slope / torch.where(unclipped_slope != 0, unclipped_slope, 1.0), torch.nan
+    )
+    out.surrogate, out.aggregate = _surrogate_text(term), term.aggregate
+    # a surrogate that can't be evaluated on single made-up tokens has no curve; the columns above stand without it
     try:
-        both = [surrogate_effect.weights(made, TRIED, credit) for credit in (1.0, -1.0)]
+        weights_by_sign = [gradient_weights(method, CURVE_RATIOS, credit) for credit in (1.0, -1.0)]
     except (GxpoError, ValueError):
         return
-    out.curve = [(r, up / r, down / r) for r, up, down in zip(TRIED, *both, strict=True)]
+    out.curve = [(r, up / r, down / r) for r, up, down in zip(CURVE_RATIOS, *weights_by_sign, strict=True)]
 
 
-def _named(term: PolicyGradient) -> str:
-    """The surrogate with its numbers: "clip, clip_low 0.2, clip_high 0.2, ratio token"."""
-    inner = [f"{f.name} {show(getattr(term.surrogate, f.name))}" for f in dataclasses.fields(term.surrogate) if f.init]  # type: ignore[arg-type]  # every surrogate is one
-    return ", ".join([show(term.surrogate), *inner, f"ratio {show(term.ratio)}"])
+def _surrogate_text(term: PolicyGradient) -> str:
+    """Format the surrogate with its numbers: "clip, clip_low 0.2, clip_high 0.2, ratio token"."""
+    fields = dataclasses.fields(term.surrogate)  # type: ignore[arg-type]  # every surrogate is a dataclass
+    settings = [f"{f.name} {show(getattr(term.surrogate, f.name))}" for f in fields if f.init]
+    return ", ".join([show(term.surrogate), *settings, f"ratio {show(term.ratio)}"])
 
 
-def _short(said: str) -> str:
-    said = said.partition(": pass it as")[0]  # advice for callers in Python
-    if found := MISSING.fullmatch(said):
-        of_run = found[2] == "no part of this method provides it"
-        said = f"it needs the signal {found[1]}{', which a run computes' if of_run else f': {found[2]}'}"
-    return said if len(said) <= 300 else f"{said[:297]}..."
+def _short_error(message: str) -> str:
+    """Cut an error to what a page can show: no advice on Python calls, at most 300 characters."""
+    message = message.partition(": pass it as")[0]  # advice for callers in Python
+    if match := MISSING_SIGNAL.fullmatch(message):
+        is_computed_by_run = match[2] == "no part of this method provides it"
+        message = f"it needs the signal {match[1]}{', which a run computes' if is_computed_by_run else f': {match[2]}'}"
+    return message if len(message) <= 300 else f"{message[:297]}..."

@@ -1,4 +1,4 @@
-"""Duplicates among tasks, and held-out tasks that training also has: by text alone, without a model."""
+"""Duplicates among tasks, and held-out tasks that leak into training: by text alone, without a model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from gxpo.explain.trials import prompt_text
 from gxpo.parts.protocols import Task
 
-NEAR = 92.0  # similarity (0 to 100, rapidfuzz' ratio) from which two prompts count as nearly the same
-LARGEST = 2000  # prompts with the same numbers that are compared pairwise; of more, the first so many
+NEAR_SCORE = 92.0  # similarity (0 to 100, rapidfuzz' ratio) from which two prompts count as nearly the same
+MAX_COMPARED = 2000  # prompts with the same numbers that are compared pairwise; of more, only the first ones
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 LETTERS = re.compile(r"[^\w+\-*/=<>^]+")
@@ -26,7 +26,7 @@ class Overlap:
     conflicts    one prompt, different answers
     near         prompts that differ in spelling alone, with the same numbers and the same answer
     leaks        a training and a held-out task of the same or nearly the same prompt
-    compared     False where more than `LARGEST` prompts have the same numbers, so that not all pairs were compared
+    compared     False where more than `MAX_COMPARED` prompts have the same numbers, so that not all pairs were compared
     """
 
     duplicates: list[tuple[str, str]] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Overlap:
 
 
 def plain(text: str) -> str:
-    """The text in lower case with neither punctuation nor repeated white space; signs of arithmetic stay.
+    """Return the text in lower case with neither punctuation nor repeated white space; signs of arithmetic stay.
 
     >>> plain("What is  2 + 3 ?")
     'what is 2+3'
@@ -53,46 +53,47 @@ def overlap(training: Sequence[Task], held_out: Sequence[Task]) -> Overlap:
     """
     tasks = [*training, *held_out]
     side = [0] * len(training) + [1] * len(held_out)
-    texts = [plain(prompt_text(t)) if not _ids(t) else str(t.prompt) for t in tasks]
-    found = Overlap()
+    texts = [plain(prompt_text(t)) if not _has_token_ids(t) else str(t.prompt) for t in tasks]
+    pairs = Overlap()
     by_text: dict[str, list[int]] = defaultdict(list)
     for i, text in enumerate(texts):
         by_text[text].append(i)
     for members in by_text.values():
         for i in members[1:]:
-            _same(found, tasks, side, members[0], i)
+            _record_equal_pair(pairs, tasks, side, members[0], i)
+    # Comparing only prompts with equal numbers keeps sums such as 2+3 and 2+4 apart, and the pairs few.
     by_numbers: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for text, members in by_text.items():
         by_numbers[tuple(sorted(NUMBER.findall(text)))].append(members[0])
     for firsts in by_numbers.values():
-        found.compared &= len(firsts) <= LARGEST
-        for i, j in _alike(texts, firsts[:LARGEST]):
+        pairs.compared &= len(firsts) <= MAX_COMPARED
+        for i, j in _near_pairs(texts, firsts[:MAX_COMPARED]):
             if str(tasks[i].answer) == str(tasks[j].answer):
-                (found.near if side[i] == side[j] else found.leaks).append((tasks[i].id, tasks[j].id))
-    return found
+                (pairs.near if side[i] == side[j] else pairs.leaks).append((tasks[i].id, tasks[j].id))
+    return pairs
 
 
-def _ids(task: Task) -> bool:
+def _has_token_ids(task: Task) -> bool:
     return not isinstance(task.prompt, str) and bool(task.prompt) and isinstance(task.prompt[0], int)
 
 
-def _same(found: Overlap, tasks: Sequence[Task], side: Sequence[int], i: int, j: int) -> None:
+def _record_equal_pair(pairs: Overlap, tasks: Sequence[Task], side: Sequence[int], i: int, j: int) -> None:
     pair = (tasks[i].id, tasks[j].id)
     if side[i] != side[j]:
-        found.leaks.append(pair)
+        pairs.leaks.append(pair)
     elif str(tasks[i].answer) != str(tasks[j].answer):
-        found.conflicts.append(pair)
+        pairs.conflicts.append(pair)
     else:
-        found.duplicates.append(pair)
+        pairs.duplicates.append(pair)
 
 
-def _alike(texts: Sequence[str], places: Sequence[int]) -> list[tuple[int, int]]:
+def _near_pairs(texts: Sequence[str], places: Sequence[int]) -> list[tuple[int, int]]:
     """Pairs of `places` whose texts are nearly the same."""
     import numpy as np
     from rapidfuzz import fuzz, process
 
     if len(places) < 2:
         return []
-    named = [texts[i] for i in places]
-    table = process.cdist(named, named, scorer=fuzz.ratio, score_cutoff=NEAR, dtype=np.float32)
+    compared_texts = [texts[i] for i in places]
+    table = process.cdist(compared_texts, compared_texts, scorer=fuzz.ratio, score_cutoff=NEAR_SCORE, dtype=np.float32)
     return [(places[i], places[j]) for i, j in np.argwhere(np.triu(table, 1) > 0).tolist()]

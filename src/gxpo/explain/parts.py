@@ -17,24 +17,24 @@ from gxpo.parts import ranges
 from gxpo.parts.definition import Definition, show, stage_of
 from gxpo.parts.registry import PLACES, STAGES, part_at
 
-_WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
+TYPE_WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
 
 
 @cache
 def entries() -> tuple[dict[str, Any], ...]:
-    """All parts as plain values: name, stage, slot, first line, text, options, needs, requires, provides, methods."""
-    users, base = _users(), _base()
+    """List all parts as plain values: name, stage, slot, text, options, needs, requires, provides, methods."""
+    users, base = _methods_by_part(), _base_parts()
     return tuple(
         {
             "name": name,
             "stage": stage_of(slot) or slot,
             "slot": slot,
-            "stages": _names_of(folder, slot, table.stage),
+            "stages": _stage_words(folder, slot, table.stage),
             "summary": _first_line(kind),
             "text": inspect.cleandoc(kind.__doc__ or ""),
             "file": f"{kind.__module__.replace('.', '/')}.py",
             "options": _options(kind, slot),
-            **{key: list(_asked(kind, key)) for key in ("needs", "requires", "provides")},
+            **{key: list(_declared_names(kind, key)) for key in ("needs", "requires", "provides")},
             "methods": users.get(kind, []),
             "default": kind in base,
         }
@@ -43,48 +43,50 @@ def entries() -> tuple[dict[str, Any], ...]:
     )
 
 
-def _names_of(folder: str, slot: str, stage: str) -> tuple[str, ...]:
-    """Words for the stage of a slot's parts: of keys, of `registry.part`, and the folder's."""
+def _stage_words(folder: str, slot: str, stage: str) -> tuple[str, ...]:
+    """Return the words that users may call a stage: of keys, of `registry.part`, and the folder's."""
     key = slot.removesuffix(".NAME")
     further = {"credit": ("advantage", "credit.add"), "reward.add": ("reward.shape", "reward.step")}.get(key, ())
     return tuple(dict.fromkeys((stage_of(slot) or slot, stage, key, slot, folder, *further)))
 
 
 def show_parts(name: str | None, stage: str | None, *, as_json: bool) -> str:
-    """Output of the command: one part (or the parts of that name in several stages), or the list by stage.
+    """Return the output of the command: the parts called `name`, or the list by stage.
 
-    Raises ConfigError for an unknown name or stage, with what is close.
+    Raises ConfigError for an unknown name or stage, with the closest ones.
     """
     rows = entries()
     stages = list(dict.fromkeys(name for row in rows for name in row["stages"]))
     if stage is not None and stage not in stages:
-        first = dict.fromkeys(word for row in rows for word in row["stages"] if word in STAGES or word == row["stage"])
-        raise ConfigError(f"no stage {stage!r}{did_you_mean(stage, stages)}; there is {', '.join(first)}")
+        stage_words = dict.fromkeys(
+            word for row in rows for word in row["stages"] if word in STAGES or word == row["stage"]
+        )
+        raise ConfigError(f"no stage {stage!r}{did_you_mean(stage, stages)}; there is {', '.join(stage_words)}")
     rows = tuple(row for row in rows if stage is None or stage in row["stages"])
     if name is None:
-        return _dumped(rows) if as_json else _listed(rows)
-    found = [row for row in rows if row["name"] == name]
-    if not found:
+        return _to_json(rows) if as_json else _list_text(rows)
+    matches = [row for row in rows if row["name"] == name]
+    if not matches:
         raise ConfigError(_unknown(name, [row["name"] for row in rows]))
-    return _dumped(found) if as_json else "\n\n".join(map(_one, found))
+    return _to_json(matches) if as_json else "\n\n".join(map(_part_text, matches))
 
 
-def _unknown(name: str, known: list[str]) -> str:
+def _unknown(name: str, part_names: list[str]) -> str:
     published = f"; {name} is a method: gxpo methods {name}" if name in METHODS else ""
-    return f"no part {name!r}{did_you_mean(name, known)}{published} (`gxpo parts` lists them)"
+    return f"no part {name!r}{did_you_mean(name, part_names)}{published} (`gxpo parts` lists them)"
 
 
-def _users() -> dict[type, list[str]]:
-    """Part -> the methods whose definitions name it; a part that the base has is used by all others, too."""
-    found: dict[type, list[str]] = {}
+def _methods_by_part() -> dict[type, list[str]]:
+    """Map each part to the methods whose definitions name it."""
+    methods_by_part: dict[type, list[str]] = {}
     for name in METHODS:
         for kind in dict.fromkeys(_parts_of(METHODS[name])):
-            found.setdefault(kind, []).append(name)
-    return found
+            methods_by_part.setdefault(kind, []).append(name)
+    return methods_by_part
 
 
-def _base() -> set[type]:
-    """Parts of a method that names none."""
+def _base_parts() -> set[type]:
+    """Return the parts of the base method, which every method without others has."""
     return {s.value if isinstance(s.value, type) else type(s.value) for s in method("grpo").keys.values()}
 
 
@@ -99,12 +101,13 @@ def _parts_of(definition: Definition) -> list[type]:
 
 def _options(kind: type, slot: str) -> list[dict[str, Any]]:
     hints, rules = get_type_hints(kind, include_extras=True), ranges.rules(kind)
+    # surrogate and ratio share the keys of the objective: `objective.clip_low`, not `objective.surrogate.clip_low`
     prefix = "objective" if slot in ("objective.surrogate", "objective.ratio") else slot
     out = []
     for field in dataclasses.fields(kind):
         if not field.init or field.name.startswith("_"):
             continue
-        made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         rule = rules.get(field.name)
         out.append(
             {
@@ -113,22 +116,22 @@ def _options(kind: type, slot: str) -> list[dict[str, Any]]:
                 "type": type_in_words(hints[field.name]),
                 "range": None if rule is None or rule.choices else rule.text,
                 "choices": None if rule is None or not rule.choices else [str(c) for c in rule.choices],
-                "default": None if made is dataclasses.MISSING else _plain(made),
-                "required": made is dataclasses.MISSING,
+                "default": None if default is dataclasses.MISSING else _as_json_value(default),
+                "required": default is dataclasses.MISSING,
             }
         )
     return out
 
 
 def type_in_words(hint: Any) -> str:
-    """A type hint in the words of users: integer, number, text, list, word (one of several)."""
+    """Describe a type hint in the words of users: integer, number, text, list, word (one of several)."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return type_in_words(args[0])
     if origin is Literal:
         return "word"
-    if hint in _WORDS:
-        return _WORDS[hint]
+    if hint in TYPE_WORDS:
+        return TYPE_WORDS[hint]
     if args and origin is not None and not (isinstance(origin, type) and issubclass(origin, (list, tuple, Mapping))):
         return " or ".join(dict.fromkeys(map(type_in_words, args)))
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -138,24 +141,27 @@ def type_in_words(hint: Any) -> str:
     return getattr(hint, "__name__", "any")
 
 
-def _plain(value: Any) -> Any:
+def _as_json_value(value: Any) -> Any:
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [_as_json_value(v) for v in value]
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _as_json_value(v) for k, v in value.items()}
     return show(value)
 
 
-def _asked(kind: type, name: str) -> tuple[str, ...]:
-    """A class's own statement; parts that ask by their settings have a property, which only an instance can answer."""
+def _declared_names(kind: type, name: str) -> tuple[str, ...]:
+    """Return what a part class declares under `needs`, `requires` or `provides`.
+
+    Where that depends on settings it is a property, which only an instance can answer: one with its defaults.
+    """
     value = getattr(kind, name, ())
     if isinstance(value, (tuple, list)):
         return tuple(value)
     try:
         return tuple(getattr(kind(), name))
-    except Exception:  # an option without default, or a part that checks what its defaults lack
+    except Exception:  # an option without default, or a part whose checks refuse its defaults
         return ()
 
 
@@ -165,39 +171,39 @@ def _first_line(kind: type) -> str:
     return sentence.rstrip(".:;")
 
 
-def _listed(rows: tuple[dict[str, Any], ...]) -> str:
+def _list_text(rows: tuple[dict[str, Any], ...]) -> str:
     width, lines = max(len(row["name"]) for row in rows), []
     for slot in dict.fromkeys(row["slot"] for row in rows):
         lines += ["", slot]
         for row in (r for r in rows if r["slot"] == slot):
-            used = "all" if row["default"] else len(row["methods"]) or "-"
-            lines.append(f"  {row['name']:<{width}}  {used:>3}  {row['summary']}")
-    said = f"{len(rows)} parts: name, how many methods name it, what it is. `gxpo parts NAME` shows options."
-    return "\n".join([said, *lines])
+            users_text = "all" if row["default"] else len(row["methods"]) or "-"
+            lines.append(f"  {row['name']:<{width}}  {users_text:>3}  {row['summary']}")
+    header = f"{len(rows)} parts: name, how many methods name it, what it is. `gxpo parts NAME` shows options."
+    return "\n".join([header, *lines])
 
 
-def _one(row: Mapping[str, Any]) -> str:
+def _part_text(row: Mapping[str, Any]) -> str:
     lines = [f"{row['name']}: a part for {row['slot']} ({row['file']})", "", row["text"], ""]
     if row["options"]:
-        widths = [max(len(x) for x in column) for column in zip(*map(_cells, row["options"]), strict=True)]
+        widths = [max(len(x) for x in column) for column in zip(*map(_option_cells, row["options"]), strict=True)]
         lines.append("options")
         for option in row["options"]:
-            cells = (cell.ljust(width) for cell, width in zip(_cells(option), widths, strict=True))
+            cells = (cell.ljust(width) for cell, width in zip(_option_cells(option), widths, strict=True))
             lines.append(f"  {'  '.join(cells)}".rstrip())
-    for key, what in (("needs", "reads signals"), ("requires", "rollouts carry"), ("provides", "provides")):
+    for key, meaning in (("needs", "reads signals"), ("requires", "rollouts carry"), ("provides", "provides")):
         if row[key]:
-            lines.append(f"{what}: {', '.join(row[key])}")
+            lines.append(f"{meaning}: {', '.join(row[key])}")
     others = "every method that names no other" if row["default"] else ""
     lines.append(f"used by: {', '.join(filter(None, [*row['methods'], others])) or 'no method'}")
     return "\n".join(lines)
 
 
-def _cells(option: Mapping[str, Any]) -> tuple[str, str, str]:
-    what = "|".join(option["choices"] or [", ".join(filter(None, (option["type"], option["range"])))])
-    return option["key"], "(required)" if option["required"] else f"= {show(option['default'])}", what
+def _option_cells(option: Mapping[str, Any]) -> tuple[str, str, str]:
+    range_text = "|".join(option["choices"] or [", ".join(filter(None, (option["type"], option["range"])))])
+    return option["key"], "(required)" if option["required"] else f"= {show(option['default'])}", range_text
 
 
-def _dumped(rows: Any) -> str:
+def _to_json(rows: Any) -> str:
     return json.dumps(
         [{k: v for k, v in row.items() if k not in ("text", "stages")} for row in rows], indent=1, default=str
     )

@@ -1,4 +1,4 @@
-"""`gxpo plan`: a run's prompts, rollouts, tokens and steps before it starts, and its cost from a probe of two steps."""
+"""`gxpo plan`: prompts, rollouts, tokens and steps of a run before it starts, and its cost by a probe of two steps."""
 
 from __future__ import annotations
 
@@ -18,49 +18,53 @@ JUDGE = "judge"
 
 
 def arithmetic(resolved: Resolved) -> dict[str, Any]:
-    """Prompts -> rollouts -> tokens -> micro-batches -> optimiser steps -> reuse, per step and for the run.
+    """Count prompts, rollouts, tokens, micro-batches, optimiser steps and reuse, per step and for the run.
 
-    Nothing is loaded. Tokens are None where an environment's own limit of actions decides (no `env.max_turns`) or a
-    team in a file that is not run, rollouts where the rollout part does not say how many attempts it makes of a task.
-    What it makes and does not train (drafts, hints that do not work) is not in these figures. With phases: a step of
-    the first one, the sums over all, and each phase with its steps where neither `until` nor a budget ends it.
+    Nothing is loaded. Tokens are None where an environment's own limit of actions decides (no `env.max_turns`), or a
+    team in a file that is not run; rollouts are None where the rollout part has no `group_size`. Rollouts that are
+    sampled and not trained (drafts, hints that do not work) are not counted. With phases: a step of the first one, the
+    sums over all, and each phase with its steps if neither `until` nor a budget ends it.
     """
     rules = [one.phase for one in resolved.phases if one.phase is not None]
     if not rules:
         return _arithmetic(resolved, resolved.settings.trainer.steps)
     steps = shares(rules, resolved.settings.trainer.steps)
-    each = [_arithmetic(one, n) for one, n in zip(resolved.phases, steps, strict=True)]
+    figures_by_phase = [_arithmetic(one, n) for one, n in zip(resolved.phases, steps, strict=True)]
+    # one phase with an unknown figure makes the sum unknown, instead of too small
     sums = {}
     for name in ("rollouts", "optimiser_steps", "generated_tokens_at_most"):
-        of_each = [figures[name] for figures in each]
-        sums[name] = None if None in of_each else sum(of_each)
-    told = [
+        phase_values = [figures[name] for figures in figures_by_phase]
+        sums[name] = None if None in phase_values else sum(phase_values)
+    phase_rows = [
         {"phase": number, "method": one.method.name, "steps_at_most": n, "rule": str(one.phase)}
         | {"own": {k: show(s.value) for k, s in rule.keys.items() if k != "method"}}
         for number, (one, rule, n) in enumerate(zip(resolved.phases, rules, steps, strict=True), 1)
     ]
-    needs = list(dict.fromkeys(x for figures in each for x in figures["needs"]))
-    return each[0] | sums | {"steps": resolved.settings.trainer.steps, "needs": needs, "phases": told}
+    needs = list(dict.fromkeys(x for figures in figures_by_phase for x in figures["needs"]))
+    return figures_by_phase[0] | sums | {"steps": resolved.settings.trainer.steps, "needs": needs, "phases": phase_rows}
 
 
 def _arithmetic(resolved: Resolved, steps: int) -> dict[str, Any]:
-    """The figures of so many steps of one method."""
+    """Compute the figures of `steps` steps of one method."""
     s, method = resolved.settings, resolved.method
-    group = getattr(method.rollout, "group_size", None)
+    group_size = getattr(method.rollout, "group_size", None)
     epochs = int(getattr(method.update, "epochs", 1))
     prompts = s.tasks.per_step
-    rollouts = None if group is None else prompts * int(group)
+    rollouts = None if group_size is None else prompts * int(group_size)
     turns = turns_at_most(s, getattr(method.rollout, "calls", 1))
     tokens = None if turns is None or rollouts is None else rollouts * turns * s.sampling.max_new_tokens
     updates = steps_of(method.update, prompts)
-    size = s.learner.tokens_per_microbatch
+    microbatch_tokens = s.learner.tokens_per_microbatch
+    # at least: a micro-batch holds whole trajectories, and is rarely full
+    microbatches = None if tokens is None or microbatch_tokens == "auto" else -(-tokens // microbatch_tokens)
+    questions = judge_questions(s, group_size)
     return {
         "prompts_per_step": prompts,
-        "group_size": group,
+        "group_size": group_size,
         "rollouts_per_step": rollouts,
         "actions_per_rollout_at_most": turns,
         "generated_tokens_per_step_at_most": tokens,
-        "microbatches_per_epoch_at_least": None if tokens is None or size == "auto" else -(-tokens // size),
+        "microbatches_per_epoch_at_least": microbatches,
         "optimiser_steps_per_step": updates,
         "rollouts_per_optimiser_step": None if rollouts is None else rollouts * epochs // updates,
         "reuse_of_each_rollout": epochs,
@@ -71,7 +75,7 @@ def _arithmetic(resolved: Resolved, steps: int) -> dict[str, Any]:
         "optimiser_steps": updates * steps,
         "generated_tokens_at_most": None if tokens is None else tokens * steps,
         "budget": budget_of(s),
-        **({} if (asked := judge_questions(s, group)) is None else {"judge_questions_per_step_at_most": asked}),
+        **({} if questions is None else {"judge_questions_per_step_at_most": questions}),
         "needs": list(method.needs),
         "couples": method.couples,
         "not_run": [p.path for p in method.parts() if isinstance(p, Unexecuted)],
@@ -79,72 +83,82 @@ def _arithmetic(resolved: Resolved, steps: int) -> dict[str, Any]:
 
 
 def judge_questions(s: RunSettings, group_size: int | None) -> int | None:
-    """Maximum questions to judges in a step, both orders of a match counted; None where the reward is no judge, or the
-    group size is not known."""
-    named = s.rewards if isinstance(s.rewards, Mapping) else {s.rewards: 1.0}
-    if JUDGE not in named or group_size is None:
+    """Return the maximum number of questions to judges in a step, both orders of a match counted.
+
+    None where the reward is no judge, or the group size is not known.
+    """
+    reward_names = s.rewards if isinstance(s.rewards, Mapping) else {s.rewards: 1.0}
+    if JUDGE not in reward_names or group_size is None:
         return None
     options = s.scoring.options.get(JUDGE, {})
-    rewritten = 1 if options.get("refresh") else 0
-    held = [_questions({**options, **x}, group_size) for x in options.get("held_out", ())]
-    paid = [_questions({**options, **x}, group_size) for x in options.get("panel", ())] or [
-        _questions(options, group_size)
+    # a panel's judges replace the one judge and inherit its options; held-out judges are asked beside them
+    rubric_questions = 1 if options.get("refresh") else 0
+    held_out_questions = [_questions_of_judge({**options, **x}, group_size) for x in options.get("held_out", ())]
+    paid_questions = [_questions_of_judge({**options, **x}, group_size) for x in options.get("panel", ())] or [
+        _questions_of_judge(options, group_size)
     ]
-    return s.tasks.per_step * sum((*paid, *held)) + rewritten
+    return s.tasks.per_step * sum((*paid_questions, *held_out_questions)) + rubric_questions
 
 
-def _questions(options: Mapping[str, Any], n: int) -> int:
-    """Questions of one judge about a group of n."""
+def _questions_of_judge(options: Mapping[str, Any], n: int) -> int:
+    """Count the questions of one judge about a group of n."""
     if options.get("mode") == "pairwise":
         return 2 * matches(options.get("pairs") or options.get("compare", "all"), n)
     return n * (2 if options.get("mode") == "debate" else 1)
 
 
 def budget_of(s: RunSettings) -> dict[str, float]:
-    """What ends the run before `trainer.steps`, by unit: tokens, updates, seconds."""
+    """Return the budgets that can stop the run early, by unit: tokens, updates, seconds."""
     t = s.trainer
     limits = {"tokens": t.max_tokens, "updates": t.max_updates, "seconds": t.max_seconds}
     return {unit: limit for unit, limit in limits.items() if limit is not None}
 
 
 def turns_at_most(s: RunSettings, calls: int | None = 1) -> int | None:
-    """Maximum actions of a rollout: `calls` (of a team) where tasks are prompts, `env.max_turns` in an environment."""
+    """Return the maximum number of actions of a rollout.
+
+    That is `calls` (of a team) where tasks are prompts, `env.max_turns` in an environment.
+    """
     options = {k: v for k, v in s.tasks.options.items() if k != "pool"}
     return calls if envs.source(s.task, options) is None else s.env.max_turns
 
 
 def show_keys(resolved: Resolved) -> None:
-    """Print every key, its value and its origin."""
+    """Print every key with its value and origin."""
     from rich.table import Table
 
     from gxpo.base import terminal
 
     table = Table("key", "value", "from", box=None, header_style="bold")
-    for key, stated in resolved.keys.items():
-        table.add_row(key, show(stated.value), stated.origin)
+    for key, setting in resolved.keys.items():
+        table.add_row(key, show(setting.value), setting.origin)
     terminal.console(width=max(120, terminal.console().width)).print(table)
 
 
 def show_plan(figures: dict[str, Any]) -> None:
-    """Print the figures as a table, and the step in one line."""
+    """Print a step in one line, then all figures as a table."""
     from gxpo.base import terminal
 
     console = terminal.console()
     f = figures
     tokens = f["generated_tokens_per_step_at_most"]
-    shown = "tokens as the environment decides" if tokens is None else f"at most {tokens:,} tokens"
+    tokens_text = "tokens as the environment decides" if tokens is None else f"at most {tokens:,} tokens"
+    # a tree search or a resampling rollout has no group size: there is nothing to multiply
     if f["group_size"] is None:
-        grown, part = f"{f['prompts_per_step']} prompts, rollouts as the rollout part grows them", "a part of them"
+        rollouts_text = f"{f['prompts_per_step']} prompts, rollouts as the rollout part grows them"
+        batch_text = "a part of them"
     else:
-        grown = f"{f['prompts_per_step']} prompts x {f['group_size']} = {f['rollouts_per_step']} rollouts ({shown})"
-        part = f"{f['rollouts_per_optimiser_step']} rollouts"
+        rollouts_text = (
+            f"{f['prompts_per_step']} prompts x {f['group_size']} = {f['rollouts_per_step']} rollouts ({tokens_text})"
+        )
+        batch_text = f"{f['rollouts_per_optimiser_step']} rollouts"
     console.print(
-        f"\na step: {grown} -> {f['optimiser_steps_per_step']} optimiser step(s) of {part}, each used "
+        f"\na step: {rollouts_text} -> {f['optimiser_steps_per_step']} optimiser step(s) of {batch_text}, each used "
         f"{f['reuse_of_each_rollout']}x, by a policy at most {f['policy_age_at_most']} optimiser step(s) older"
     )
-    for one in figures.get("phases", ()):
-        own = "".join(f", {key}={value}" for key, value in one["own"].items())
-        console.print(f"phase {one['phase']}: {one['method']}, {one['rule']}{own}")
+    for phase in figures.get("phases", ()):
+        settings_text = "".join(f", {key}={value}" for key, value in phase["own"].items())
+        console.print(f"phase {phase['phase']}: {phase['method']}, {phase['rule']}{settings_text}")
     for name, value in figures.items():
         if name == "phases":
             continue
@@ -154,7 +168,7 @@ def show_plan(figures: dict[str, Any]) -> None:
 
 
 def show_probe(measured: dict[str, Any]) -> None:
-    """Print the cost of two real steps (`gxpo.training.probe`), extrapolated to the whole run."""
+    """Print the cost of two real steps (`gxpo.training.probe`), and its extrapolation to the whole run."""
     from gxpo.base import terminal
 
     console, m = terminal.console(), measured

@@ -1,4 +1,4 @@
-"""Generated reference pages: all parts with their options and users, and all settings of a run."""
+"""Generated reference pages: all parts with their options and users, all settings of a run."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SLOTS = {  # purpose of a slot's parts
 
 
 def reference() -> dict[str, str]:
-    """Pages by file name: parts.md and settings.md."""
+    """Generate the reference pages by file name: parts.md and settings.md."""
     return {"parts.md": parts_page(), "settings.md": settings_page()}
 
 
 def parts_page() -> str:
-    """Markdown: every part by stage, with first line, options, ranges, signals and the methods that use it."""
+    """Write the Markdown page of every part by stage, with first line, options, ranges, signals and its methods."""
     rows = entries()
     slots = dict.fromkeys(row["slot"] for row in rows)
     contents = ", ".join(f"[{slot}](#{_anchor(slot)})" for slot in slots)
@@ -51,13 +51,13 @@ def parts_page() -> str:
         for row in (r for r in rows if r["slot"] == slot):
             lines += ["", f"### {row['name']}", "", f"{row['summary']}. [Source](../../src/{row['file']})"]
             if row["options"]:
-                lines += ["", *_table(("option", "type", "range", "default"), map(_option, row["options"]))]
+                lines += ["", *_table(("option", "type", "range", "default"), map(_option_cells, row["options"]))]
             lines += ["", " ".join(_facts(row))]
     return "\n".join([*lines, ""])
 
 
 def settings_page() -> str:
-    """Markdown: every setting of a run by section, with type, range, default and meaning."""
+    """Write the Markdown page of every setting of a run by section, with type, range, default and meaning."""
     sections = _settings(RunSettings, "")
     lines = [
         *_head("Settings", "gxpo train examples/arithmetic.yaml --dry-run"),
@@ -76,7 +76,7 @@ def _head(title: str, command: str) -> list[str]:
 
 
 def _anchor(title: str) -> str:
-    """The fragment that Markdown renderers give a heading."""
+    """Return the fragment that Markdown renderers give a heading."""
     return "".join(c for c in title.lower() if c.isalnum() or c in "_-")
 
 
@@ -86,53 +86,57 @@ def _table(head: Sequence[str], rows: Any) -> list[str]:
 
 
 def _default(value: Any) -> str:
-    """A default as code on one line, since a line break would end the row."""
+    """Format a default as code on one line, since a line break would end the table's row."""
     text = show(value).replace("\n", "\\n")
     return f"`{text}`" if text else "empty"
 
 
-def _option(option: Mapping[str, Any]) -> tuple[str, str, str, str]:
+def _option_cells(option: Mapping[str, Any]) -> tuple[str, str, str, str]:
     allowed = ", ".join(f"`{c}`" for c in option["choices"]) if option["choices"] else option["range"] or ""
     default = "required" if option["required"] else _default(option["default"])
     return f"`{option['key']}`", option["type"], allowed, default
 
 
 def _facts(row: Mapping[str, Any]) -> list[str]:
-    told = [
+    sentences = [
         f"{what}: {', '.join(f'`{x}`' for x in row[key])}."
         for key, what in (("needs", "Reads signals"), ("requires", "Rollouts carry"), ("provides", "Provides"))
         if row[key]
     ]
     users = [*(f"[{name}]({name}.md)" for name in row["methods"]), *(["all others"] if row["default"] else [])]
-    return [*told, f"Used by: {', '.join(users) or 'no method'}."]
+    return [*sentences, f"Used by: {', '.join(users) or 'no method'}."]
 
 
 def _settings(model: type[BaseModel], section: str) -> dict[str, list[tuple[str, str, str, str, str]]]:
-    """Rows of the table by section."""
+    """Collect the rows of the settings table by section, nested sections under dotted names."""
     hints = get_type_hints(model, include_extras=True)
-    found: dict[str, list[tuple[str, str, str, str, str]]] = {section: []}
+    rows_by_section: dict[str, list[tuple[str, str, str, str, str]]] = {section: []}
     for field, entry in model.model_fields.items():
         name, kind = entry.alias or field, entry.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found |= _settings(kind, f"{section}.{name}" if section else name)
+            rows_by_section |= _settings(kind, f"{section}.{name}" if section else name)
             continue
-        hint = _plain(hints[field])
+        hint = _with_annotated_constraints(hints[field])
         rule = ranges.rule_of(hint)
         allowed = "" if rule is None else ", ".join(f"`{c}`" for c in rule.choices) if rule.choices else rule.text
         key = f"{section}.{name}" if section else name
         default = _default(entry.default)
-        found[section].append((f"`{key}`", type_in_words(hint), allowed, default, entry.description or ""))
-    return found
+        rows_by_section[section].append((f"`{key}`", type_in_words(hint), allowed, default, entry.description or ""))
+    return rows_by_section
 
 
-def _plain(hint: Any) -> Any:
-    """A hint whose constraints are stated as `annotated_types`, not inside pydantic's fields."""
+def _with_annotated_constraints(hint: Any) -> Any:
+    """Rewrite a type hint so that its constraints are `annotated_types`, not inside pydantic's fields."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         constraints = [c for x in args[1:] for c in (x.metadata if isinstance(x, FieldInfo) else [x])]
-        return Annotated[(_plain(args[0]), *constraints)] if constraints else _plain(args[0])
+        return (
+            Annotated[(_with_annotated_constraints(args[0]), *constraints)]
+            if constraints
+            else _with_annotated_constraints(args[0])
+        )
     if origin is list:
-        return list[_plain(args[0])]
+        return list[_with_annotated_constraints(args[0])]
     if origin in (Union, UnionType):
-        return Union[tuple(map(_plain, args))]  # noqa: UP007  (from a tuple)
+        return Union[tuple(map(_with_annotated_constraints, args))]  # noqa: UP007  (from a tuple)
     return hint

@@ -1,4 +1,4 @@
-"""The numbers of a page of rollouts: trees, tokens, rewards, and each method's columns with their arithmetic."""
+"""Numbers of a page of rollouts, packed for its script: trees, tokens, rewards, columns and arithmetic of methods."""
 
 from __future__ import annotations
 
@@ -26,36 +26,38 @@ INTEGERS = (("u1", np.uint8), ("i1", np.int8), ("u2", np.uint16), ("i2", np.int1
 
 
 def packed(values: NDArray[Any] | Tensor, axis: str = "", digits: str = "f8") -> dict[str, Any]:
-    """{"k": kind, "d": base64}, or {"c": number} where all are equal; the axis under "a". Numbers of which there are
-    few are given once under "v", and "d" holds their places.
+    """Pack a column for the page's script: {"k": kind, "d": base64}, or {"c": number} where all values are equal.
 
-    digits  "f8" where the numbers are read as arithmetic, "f4" where seven digits are more than is shown
+    The axis is under "a". Where there are few distinct numbers they are under "v", and "d" holds indices into them.
+
+    digits  "f8" where a reader repeats arithmetic with the numbers, "f4" where seven digits are enough
     """
     column = values.detach().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    mark = {"a": axis} if axis else {}
+    axis_entry = {"a": axis} if axis else {}
     if len(column) and np.isfinite(column[0]) and (column[0] == column).all():
-        return {**mark, "c": column[0].item()}
+        return {**axis_entry, "c": column[0].item()}
     if column.dtype == bool:
         column = column.astype(np.uint8)
     if np.issubdtype(column.dtype, np.integer):
         low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
         kind, dtype = next((k, t) for k, t in INTEGERS if np.iinfo(t).min <= low and high <= np.iinfo(t).max)
-        return {**mark, "k": kind, "d": _coded(column, dtype)}
+        return {**axis_entry, "k": kind, "d": _base64(column, dtype)}
     kind, dtype = ("f4", np.float32) if digits == "f4" else ("f8", np.float64)
+    # an index takes one or two bytes, a float64 eight: worth it from three values for each distinct one
     if digits != "f4" and len(column):
-        distinct, places = np.unique(column, return_inverse=True)
+        distinct, value_index = np.unique(column, return_inverse=True)
         if 3 * len(distinct) < len(column):
-            return {**mark, **packed(places.astype(np.int64)), "v": _coded(distinct, np.float64)}
-    return {**mark, "k": kind, "d": _coded(column, dtype)}
+            return {**axis_entry, **packed(value_index.astype(np.int64)), "v": _base64(distinct, np.float64)}
+    return {**axis_entry, "k": kind, "d": _base64(column, dtype)}
 
 
-def _coded(column: NDArray[Any], dtype: Any) -> str:
+def _base64(column: NDArray[Any], dtype: Any) -> str:
     little = np.ascontiguousarray(column.astype(np.dtype(dtype).newbyteorder("<")))
     return base64.b64encode(little.tobytes()).decode()
 
 
-def of_tokens(forest: Forest, x: Tensor, digits: str = "f4") -> dict[str, Any]:
-    """A column [P] on the coarsest axis of rollouts, turns and tokens on which it is constant."""
+def packed_tokens(forest: Forest, x: Tensor, digits: str = "f4") -> dict[str, Any]:
+    """Pack a column [P] on the coarsest axis (rollouts, turns, tokens) on which it is constant."""
     column = x.detach().numpy()
     for axis, owner, n in (
         ("R", forest.path_trajectory.numpy(), forest.n_trajectories),
@@ -69,12 +71,12 @@ def of_tokens(forest: Forest, x: Tensor, digits: str = "f4") -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- rollout columns
-LONGEST_TEXT = 20_000  # characters of a prompt or observation
-Places = dict[str, Tensor]
+MAX_TEXT = 20_000  # characters of a prompt or observation
+AxisRows = dict[str, Tensor]
 
 
-class Numbered:
-    """Texts by number, each once."""
+class TextTable:
+    """Texts by number, each stored once; long ones are cut to `MAX_TEXT`."""
 
     def __init__(self) -> None:
         self.texts: dict[str, int] = {}
@@ -82,8 +84,8 @@ class Numbered:
     def of(self, text: str | None) -> int:
         if text is None:
             return -1
-        if len(text) > LONGEST_TEXT:
-            text = f"{text[:LONGEST_TEXT]} [and {len(text) - LONGEST_TEXT} characters]"
+        if len(text) > MAX_TEXT:
+            text = f"{text[:MAX_TEXT]} [and {len(text) - MAX_TEXT} characters]"
         return self.texts.setdefault(text, len(self.texts))
 
     def column(self, texts: Sequence[str | None]) -> dict[str, Any]:
@@ -91,16 +93,16 @@ class Numbered:
 
 
 def columns(source: Source, looks: Sequence[Outlook], figures: GroupFigures, groups: Sequence[int]) -> dict[str, Any]:
-    """What the page's script reads, of the chosen groups only."""
-    whole = source.forest
-    own = whole.ids("group", axis="R").numpy()
-    rows = torch.from_numpy(np.flatnonzero(np.isin(own, groups)))
-    places, forest = whole.kept_rows(rows), whole.select(rows)
-    texts, words = Numbered(), source.words
-    token = words.token[places["T"].numpy()]
+    """Collect all data that the page's script reads, of the chosen groups only."""
+    step_forest = source.forest
+    group_R = step_forest.ids("group", axis="R").numpy()
+    rows = torch.from_numpy(np.flatnonzero(np.isin(group_R, groups)))
+    kept_rows, forest = step_forest.kept_rows(rows), step_forest.select(rows)
+    texts, words = TextTable(), source.words
+    token = words.token[kept_rows["T"].numpy()]
     return {
         "groups": _groups(figures, groups, forest),
-        "R": _rollouts(forest, source, places["R"], texts),
+        "R": _rollouts(forest, source, kept_rows["R"], texts),
         "S": _turns(forest, words.texts, token, texts),
         "N": {
             "parent": packed(forest.parent),
@@ -111,44 +113,46 @@ def columns(source: Source, looks: Sequence[Outlook], figures: GroupFigures, gro
         "words": words.texts,
         "agents": list(forest.agent_names),
         "states": list(forest.state_names),
-        "methods": [_method(x, whole, forest, places) for x in looks],
+        "methods": [_method(x, step_forest, forest, kept_rows) for x in looks],
         "pictures": _pictures(forest),
         "texts": list(texts.texts),  # last: the columns above have filled it
     }
 
 
 def _pictures(forest: Forest) -> dict[str, str]:
-    """Pictures as data URLs by what texts call them; those whose files are not there are left out."""
-    found: dict[str, str] = {}
+    """Return pictures as data URLs by their label in texts; those without a file are left out."""
+    url_by_label: dict[str, str] = {}
     for ref in pictures_of(forest.media):
         try:
-            found[label(ref)] = data_url(ref)
+            url_by_label[label(ref)] = data_url(ref)
         except GxpoError:
             continue
-    return found
+    return url_by_label
 
 
 def _groups(f: GroupFigures, groups: Sequence[int], forest: Forest) -> dict[str, Any]:
-    at = np.asarray(groups, dtype=np.int64)
-    task = dict(zip(forest.group, forest.task, strict=True))
+    chosen = np.asarray(groups, dtype=np.int64)
+    task_by_group = dict(zip(forest.group, forest.task, strict=True))
     return {
-        "name": [f.names[g] for g in at],
-        "task": [task[f.names[g]] for g in at],
-        "low": packed(f.low[at]),
-        "high": packed(f.high[at]),
-        "mean": packed(f.mean[at]),
-        "residue": packed(f.residue[at]),
-        "zero_signal": {name: packed(x[at]) for name, x in f.zero_signal.items()},
-        "disagreement": [{"of": list(pair), **packed(x[at], digits="f4")} for pair, x in f.disagreement.items()],
+        "name": [f.names[g] for g in chosen],
+        "task": [task_by_group[f.names[g]] for g in chosen],
+        "low": packed(f.low[chosen]),
+        "high": packed(f.high[chosen]),
+        "mean": packed(f.mean[chosen]),
+        "residue": packed(f.residue[chosen]),
+        "zero_signal": {name: packed(x[chosen]) for name, x in f.zero_signal.items()},
+        "disagreement": [{"of": list(pair), **packed(x[chosen], digits="f4")} for pair, x in f.disagreement.items()],
     }
 
 
-def _rollouts(forest: Forest, source: Source, rows: Tensor, texts: Numbered) -> dict[str, Any]:
+def _rollouts(forest: Forest, source: Source, rows: Tensor, texts: TextTable) -> dict[str, Any]:
+    """Pack the columns of rollouts [R]; `rows` are their places in the step."""
     group = forest.ids("group", axis="R")
-    prompts: dict[int, str | None] = {}
+    # records of a group state their prompt once: rollouts from the same node share its text
+    text_by_node: dict[int, str | None] = {}
     for r, node in enumerate(forest.prompt_node.tolist()):
-        if prompts.get(node) is None:
-            prompts[node] = forest.prompt_text[r]
+        if text_by_node.get(node) is None:
+            text_by_node[node] = forest.prompt_text[r]
     return {
         "id": forest.id,
         "group": packed(group),
@@ -159,7 +163,10 @@ def _rollouts(forest: Forest, source: Source, rows: Tensor, texts: Numbered) -> 
         "origin": [None if set(forest.origin) == {"policy"} else forest.origin][0],
         "recorded": packed(source.recorded[rows.numpy()]),
         "prompt": texts.column(
-            [t or (prompts[n] if n >= 0 else None) for t, n in zip(forest.prompt_text, forest.prompt_node.tolist())]  # noqa: B905  # one each
+            [
+                t or (text_by_node[n] if n >= 0 else None)
+                for t, n in zip(forest.prompt_text, forest.prompt_node.tolist(), strict=True)
+            ]
         ),
         "step": packed(forest._step_begin),
         "components": {
@@ -168,12 +175,13 @@ def _rollouts(forest: Forest, source: Source, rows: Tensor, texts: Numbered) -> 
     }
 
 
-def _turns(forest: Forest, words: Sequence[str], token: np.ndarray, texts: Numbered) -> dict[str, Any]:
-    begin = np.searchsorted(forest.path_step.numpy(), np.arange(forest.n_steps + 1))
-    following = torch.full((forest.n_steps,), -1)
-    before = forest.step_previous
-    following[before[before >= 0]] = (before >= 0).nonzero().squeeze(1)
-    finishes = sorted({x for x in forest.step_finish if x})
+def _turns(forest: Forest, words: Sequence[str], token: np.ndarray, texts: TextTable) -> dict[str, Any]:
+    """Pack the columns of turns [S]."""
+    first_entry_S = np.searchsorted(forest.path_step.numpy(), np.arange(forest.n_steps + 1))
+    next_step_S = torch.full((forest.n_steps,), -1)
+    previous_S = forest.step_previous
+    next_step_S[previous_S[previous_S >= 0]] = (previous_S >= 0).nonzero().squeeze(1)
+    finish_reasons = sorted({x for x in forest.step_finish if x})
     return {
         "rollout": packed(forest.step_trajectory),
         "turn": packed(forest.step_turn),
@@ -181,104 +189,127 @@ def _turns(forest: Forest, words: Sequence[str], token: np.ndarray, texts: Numbe
         "state": packed(forest.step_state),
         "reward": packed(forest.step_reward),
         "paid": packed(forest.returns(0.0)),
-        "next": packed(following),
+        "next": packed(next_step_S),
         "node": packed(forest.step_action),
-        "entry": packed(begin),
-        "finish": packed(np.array([finishes.index(x) if x else -1 for x in forest.step_finish], dtype=np.int64)),
-        "finishes": finishes,
-        "seen": texts.column(_seen(forest, words, token)),
+        "entry": packed(first_entry_S),
+        "finish": packed(np.array([finish_reasons.index(x) if x else -1 for x in forest.step_finish], dtype=np.int64)),
+        "finishes": finish_reasons,
+        "seen": texts.column(_observations(forest, words, token)),
     }
 
 
-def _seen(forest: Forest, words: Sequence[str], token: np.ndarray) -> list[str | None]:
-    """What each turn was told before it acted: the observation, or the context since the action before; None where that
-    is the prompt."""
+def _observations(forest: Forest, words: Sequence[str], token: np.ndarray) -> list[str | None]:
+    """Return each turn's input: its observation, else the context since the last action; None where that is the prompt.
+
+    words, token  texts of distinct tokens, and [T] which of them each stored token is
+    """
     parent, kind, first = forest.parent.tolist(), forest.kind.tolist(), forest.first_token.tolist()
-    known: dict[int, str] = {}
-    out: list[str | None] = []
-    opening = forest.prompt_node[forest.step_trajectory].tolist()
+    text_by_node: dict[int, str] = {}
+    texts: list[str | None] = []
+    prompt_node_S = forest.prompt_node[forest.step_trajectory].tolist()
     for s, node in enumerate(forest._first_nodes.tolist()):
         text = forest.observation_text[s]
-        if parent[node] == opening[s]:
+        if parent[node] == prompt_node_S[s]:
             text = None
         elif text is None and parent[node] >= 0 and kind[parent[node]] != ACTION:
-            above = parent[node]
-            if above not in known:
+            # contexts are shared by rollouts: each is put together once, from the nodes up to the action above
+            context_node = parent[node]
+            if context_node not in text_by_node:
                 chain = []
-                at = above
-                while at >= 0 and kind[at] != ACTION:
-                    chain.append(at)
-                    at = parent[at]
+                node_above = context_node
+                while node_above >= 0 and kind[node_above] != ACTION:
+                    chain.append(node_above)
+                    node_above = parent[node_above]
                 tokens = [int(w) for n in reversed(chain) for w in token[first[n] : first[n + 1]]]
-                known[above] = "".join([words[w] for w in tokens])
-            text = known[above]
-        out.append(text)
-    return out
+                text_by_node[context_node] = "".join([words[w] for w in tokens])
+            text = text_by_node[context_node]
+        texts.append(text)
+    return texts
 
 
 def _tokens(forest: Forest, token: np.ndarray) -> dict[str, Any]:
     logprob = forest.behaviour_logprob.numpy()
-    known = np.isfinite(logprob)
+    is_known = np.isfinite(logprob)
     return {
         "word": packed(token),
-        "logprob": packed(logprob, digits="f4") if known.any() else None,
+        "logprob": packed(logprob, digits="f4") if is_known.any() else None,
         "trained": packed(forest.trainable),
         "path": None if torch.equal(forest.path_token, torch.arange(forest.n_tokens)) else packed(forest.path_token),
     }
 
 
-def _method(x: Outlook, whole: Forest, forest: Forest, places: Places) -> dict[str, Any]:
-    out: dict[str, Any] = {"name": x.name, "formula": x.formula, "missing": x.missing, "notes": x.notes}
-    if x.credit is None or x.outcome is None:
+def _method(outlook: Outlook, step_forest: Forest, forest: Forest, kept_rows: AxisRows) -> dict[str, Any]:
+    """Pack one method's columns and summands; without columns where the rollouts lack what it requires."""
+    out: dict[str, Any] = {
+        "name": outlook.name,
+        "formula": outlook.formula,
+        "missing": outlook.missing,
+        "notes": outlook.notes,
+    }
+    if outlook.credit is None or outlook.outcome is None:
         return out
-    at = places["P"]
-    trained = whole.path_trainable & whole.to_path(whole.scored, "R")
-    own = {name: getattr(x, name) for name in ("credit", "weight", "share", "pull", "kept")}
-    differs = not torch.equal(x.outcome.nan_to_num(nan=-7e77), whole.outcome.nan_to_num(nan=-7e77))
+    path_rows = kept_rows["P"]
+    is_trained_P = step_forest.path_trainable & step_forest.to_path(step_forest.scored, "R")
+    columns = {
+        "credit": outlook.credit,
+        "weight": outlook.weight,
+        "share": outlook.share,
+        "pull": outlook.pull,
+        "kept": outlook.gradient_share,
+    }
+    # rewards that differ from the file's are shown beside them; the number stands for nan, which equals nothing
+    has_own_rewards = not torch.equal(outlook.outcome.nan_to_num(nan=-7e77), step_forest.outcome.nan_to_num(nan=-7e77))
     return {
         **out,
-        **{name: None if column is None else of_tokens(forest, column[at]) for name, column in own.items()},
-        "outcome": packed(x.outcome[places["R"]]) if differs else None,
-        "without": x.without,
-        "surrogate": x.surrogate,
-        "aggregate": x.aggregate,
-        "curve": x.curve,
-        "rollouts": len(whole.path_trajectory[trained].unique()),
-        "tokens": int(trained.sum()),
-        "summands": [_summand(s, x, whole, forest, places) for s in x.summands],
+        **{
+            name: None if column is None else packed_tokens(forest, column[path_rows])
+            for name, column in columns.items()
+        },
+        "outcome": packed(outlook.outcome[kept_rows["R"]]) if has_own_rewards else None,
+        "without": outlook.without,
+        "surrogate": outlook.surrogate,
+        "aggregate": outlook.aggregate,
+        "curve": outlook.curve,
+        "rollouts": len(step_forest.path_trajectory[is_trained_P].unique()),
+        "tokens": int(is_trained_P.sum()),
+        "summands": [_summand(s, outlook, step_forest, forest, kept_rows) for s in outlook.summands],
     }
 
 
-def _summand(s: Summand, x: Outlook, whole: Forest, forest: Forest, places: Places) -> dict[str, Any]:
-    assert x.scored is not None
-    out = {"name": s.name, "factor": s.factor, "formula": s.formula}
-    entries = whole.entries_of(x.scored)
-    given = torch.zeros(whole.n_entries, dtype=torch.float64).index_copy(0, entries, s.contribution)[places["P"]]
-    out["value"] = of_tokens(forest, given, "f8")
-    if s.compared is None:
-        return {**out, "compared": None}
-    kept = whole.kept_rows(x.scored)[s.compared.axis]  # its rows are of the scored rollouts
-    return {**out, "compared": _compared(s.compared, kept.numpy(), whole, places)}
+def _summand(
+    summand: Summand, outlook: Outlook, step_forest: Forest, forest: Forest, kept_rows: AxisRows
+) -> dict[str, Any]:
+    assert outlook.scored is not None
+    column = {"name": summand.name, "factor": summand.factor, "formula": summand.formula}
+    entries = step_forest.entries_of(outlook.scored)
+    contribution_P = torch.zeros(step_forest.n_entries, dtype=torch.float64).index_copy(
+        0, entries, summand.contribution
+    )[kept_rows["P"]]
+    column["value"] = packed_tokens(forest, contribution_P, "f8")
+    if summand.compared is None:
+        return {**column, "compared": None}
+    compared_rows = step_forest.kept_rows(outlook.scored)[summand.compared.axis]  # its rows are of the scored rollouts
+    return {**column, "compared": _compared(summand.compared, compared_rows.numpy(), step_forest, kept_rows)}
 
 
-def _compared(c: Compared, rows: np.ndarray, whole: Forest, places: Places) -> dict[str, Any]:
-    n = whole._size(c.axis)
+def _compared(comparison: Compared, rows: np.ndarray, step_forest: Forest, kept_rows: AxisRows) -> dict[str, Any]:
+    n = step_forest._size(comparison.axis)
 
     def on_page(values: np.ndarray, blank: float) -> dict[str, Any]:
         full = np.full(n, blank, dtype=values.dtype if values.dtype != bool else np.uint8)
         full[rows] = values
-        return packed(full[places[c.axis].numpy()])
+        return packed(full[kept_rows[comparison.axis].numpy()])
 
     return {
-        "axis": c.axis,
-        "what": c.what,
-        "among": c.among,
-        "settings": c.settings,
-        "x": on_page(c.value, np.nan),
-        "set": on_page(c.peers, -1),
-        "counted": on_page(c.counted, 0),
-        "center": on_page(c.center, np.nan),
-        "spread": on_page(c.spread, np.nan),
-        "result": on_page(c.result, np.nan),
-        "status": on_page(c.status, 4),
+        "axis": comparison.axis,
+        "what": comparison.what,
+        "among": comparison.among,
+        "settings": comparison.settings,
+        "x": on_page(comparison.value, np.nan),
+        "set": on_page(comparison.peers, -1),
+        "counted": on_page(comparison.counted, 0),
+        "center": on_page(comparison.center, np.nan),
+        "spread": on_page(comparison.spread, np.nan),
+        "result": on_page(comparison.result, np.nan),
+        "status": on_page(comparison.status, 4),
     }

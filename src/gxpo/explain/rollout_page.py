@@ -1,14 +1,18 @@
-"""`gxpo explain`: one self-contained page of a step's rollouts under one or several methods."""
+"""`gxpo explain`: a self-contained page, or JSON, of a step's rollouts under one or several methods."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gxpo.base.page import Html, data, folded, key_figures, masthead, page, paragraph, text
-from gxpo.explain.group_figures import MOST_ROLLOUTS, MOST_TOKENS, GroupFigures, chosen, figures
+from gxpo.explain.group_figures import MOST_ROLLOUTS, MOST_TOKENS, GroupFigures, choose_groups, figures
 from gxpo.explain.outlook import Outlook, look
 from gxpo.explain.rollout_columns import columns
 from gxpo.explain.rollout_source import Source, read
@@ -18,44 +22,48 @@ SCRIPTS = ("columns.js", "arithmetic.js", "tree.js", "view.js")
 
 
 def explain(path: Path | str, methods: Sequence[str] = (), step: int | None = None) -> str:
-    """The page of a run directory (its last step, or `step`) or a file of rollouts.
+    """Write the page of a run directory (its last step, or `step`) or of a file of rollouts, as HTML.
 
-    methods  shown side by side; default: the run's own, else GRPO
+    methods  shown side by side; default: the run's own method, else GRPO
     """
     source = read(Path(path), step)
-    return written(source, looks_of(source, methods))
+    return page_text(source, looks_of(source, methods))
 
 
 def looks_of(source: Source, methods: Sequence[str]) -> list[Outlook]:
-    """Each method's view of the rollouts; the run's own method with its settings where its name is asked for."""
-    own = source.method
-    asked = list(dict.fromkeys(methods)) or [own.name if own is not None else "grpo"]
-    out = []
-    for name in asked:
-        is_own = own is not None and own.name == name
-        out.append(look(own if is_own else name, source.forest, horizon=source.horizon, own=is_own))  # type: ignore[arg-type]  # own is not None
-    return out
+    """Apply each method to the rollouts; the run's own method, where it is among them, with the run's settings."""
+    run_method = source.method
+    method_names = list(dict.fromkeys(methods)) or [run_method.name if run_method is not None else "grpo"]
+    looks = []
+    for name in method_names:
+        is_own_run = run_method is not None and run_method.name == name
+        spec = run_method if run_method is not None and is_own_run else name
+        looks.append(look(spec, source.forest, horizon=source.horizon, is_own_run=is_own_run))
+    return looks
 
 
-def written(
+def page_text(
     source: Source, looks: Sequence[Outlook], *, rollouts: int = MOST_ROLLOUTS, tokens: int = MOST_TOKENS
 ) -> str:
-    """The page as text. Beyond `rollouts` or `tokens` groups are chosen, and the page says what it leaves out."""
-    found = figures(source.forest, looks, source.recorded)
-    groups = chosen(found, rollouts, tokens)
+    """Write the page as HTML.
+
+    Of more than `rollouts` or `tokens` some groups are chosen, and the heading says which are left out.
+    """
+    group_figures = figures(source.forest, looks, source.recorded)
+    groups = choose_groups(group_figures, rollouts, tokens)
     body = (
-        masthead(source.title, [*source.facts, *_left_out(found, groups)])
-        + _lacks(source, looks)
-        + key_figures(_key_figures(source, found, looks))
+        masthead(source.title, [*source.facts, *_left_out(group_figures, groups)])
+        + _notes(source, looks)
+        + key_figures(_key_figures(source, group_figures, looks))
         + _skeleton()
-        + data("rollouts", columns(source, looks, found, groups.tolist()))
+        + data("rollouts", columns(source, looks, group_figures, groups.tolist()))
     )
     script, style = assets()
     return page(source.title, body, f"'use strict';(()=>{{{script}}})();", style)
 
 
 def assets() -> tuple[str, str]:
-    """Script and style of the page, from the files in `script/`."""
+    """Read script and style of the page from the files in `script/`."""
     folder = HERE / "script"
     script = "".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
     return script, (folder / "page.css").read_text(encoding="utf-8")
@@ -64,32 +72,32 @@ def assets() -> tuple[str, str]:
 def _left_out(f: GroupFigures, groups: np.ndarray) -> list[str]:
     if len(groups) == len(f.names):
         return []
-    shown = np.isin(np.arange(len(f.names)), groups)
-    said = (
-        f"{len(groups):,} of {len(f.names):,} groups are shown ({f.size[shown].sum():,} of {f.size.sum():,} rollouts)"
-    )
+    is_shown = np.isin(np.arange(len(f.names)), groups)
+    rollouts_text = f"{f.size[is_shown].sum():,} of {f.size.sum():,} rollouts"
+    summary = f"{len(groups):,} of {len(f.names):,} groups are shown ({rollouts_text})"
     for name, zero_signal in list(f.zero_signal.items())[:1]:
-        quiet, others = int((zero_signal & ~shown).sum()), int((~zero_signal & ~shown).sum())
-        said += f"; left out: {quiet:,} zero-signal under {name}, {others:,} others"
-    return [said]
+        zero_signal_count, signal_count = int((zero_signal & ~is_shown).sum()), int((~zero_signal & ~is_shown).sum())
+        summary += f"; left out: {zero_signal_count:,} zero-signal under {name}, {signal_count:,} others"
+    return [summary]
 
 
-def _lacks(source: Source, looks: Sequence[Outlook]) -> Html:
-    out = Html("")
+def _notes(source: Source, looks: Sequence[Outlook]) -> Html:
+    html = Html("")
     if source.lacks:
-        out += paragraph(Html("<b>Not in the file:</b> "), "; ".join(source.lacks), soft=True)
-    for x in looks:
-        if x.missing:
-            out += paragraph(Html("<b>"), x.name, Html("</b> "), f"can't be shown: {x.missing}", soft=True)
+        html += paragraph(Html("<b>Not in the file:</b> "), "; ".join(source.lacks), soft=True)
+    for outlook in looks:
+        if outlook.missing:
+            html += paragraph(Html("<b>"), outlook.name, Html("</b> "), f"can't be shown: {outlook.missing}", soft=True)
     notes = list(source.notes)
-    notes += [f"{x.name}: {note}" for x in looks for note in x.notes]
-    notes += [f"{x.name}: no {what}: {why}" for x in looks for what, why in x.without.items()]
+    notes += [f"{outlook.name}: {note}" for outlook in looks for note in outlook.notes]
+    notes += [f"{outlook.name}: no {what}: {why}" for outlook in looks for what, why in outlook.without.items()]
     if notes:
-        out += folded("Notes on how it was computed", Html("".join(f"<p>{text(n)}</p>" for n in notes)))
-    return out
+        html += folded("Notes on how it was computed", Html("".join(f"<p>{text(n)}</p>" for n in notes)))
+    return html
 
 
 def _key_figures(source: Source, f: GroupFigures, looks: Sequence[Outlook]) -> list[tuple[str, str, str]]:
+    """Compute the figures under the heading: (name, value, remark)."""
     n = len(f.names)
     forest = source.forest
     scored = forest.outcome[forest.scored]
@@ -98,23 +106,24 @@ def _key_figures(source: Source, f: GroupFigures, looks: Sequence[Outlook]) -> l
         ("tokens", f"{int(forest.path_trainable.sum()):,}", "trained"),
         ("mean reward", f"{float(scored.mean()):.3f}" if len(scored) else "none", "of scored rollouts"),
     ]
-    for x in looks:
-        if x.name in f.zero_signal:
-            zero_signal = f.zero_signal[x.name]
-            top = float(np.nanmax(f.high)) if n and not np.isnan(f.high).all() else 0.0
-            right = int((zero_signal & (f.spread == 0) & (f.low == top) & (f.low > 0)).sum())
+    for outlook in looks:
+        if outlook.name in f.zero_signal:
+            zero_signal = f.zero_signal[outlook.name]
+            # a group at the step's highest reward has nothing left to learn; one at 0 or less never succeeded
+            top_reward = float(np.nanmax(f.high)) if n and not np.isnan(f.high).all() else 0.0
+            right = int((zero_signal & (f.spread == 0) & (f.low == top_reward) & (f.low > 0)).sum())
             wrong = int((zero_signal & (f.spread == 0) & (f.high <= 0)).sum())
             parts = {
                 "all at the top": right,
                 "all at 0 or less": wrong,
                 "all equal between": int(zero_signal.sum()) - right - wrong,
             }
-            said = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
+            breakdown = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
             out.append(
                 (
-                    f"zero-signal under {x.name}",
+                    f"zero-signal under {outlook.name}",
                     f"{int(zero_signal.sum())} of {n}",
-                    said or "groups without an advantage",
+                    breakdown or "groups without an advantage",
                 )
             )
     if (count := int((f.residue > 0).sum())) > 0:
@@ -133,3 +142,71 @@ def _skeleton() -> Html:
         '<p id="said" class="unseen" role="status"></p>\n'
         '<dialog id="help" aria-label="Keys"></dialog>\n'
     )
+
+
+# ---------------------------------------------------------------- data
+def as_data(source: Source, looks: Sequence[Outlook]) -> dict[str, Any]:
+    """Return `gxpo explain --json`: `methods` (formula, zero-signal groups, missing columns), `groups` with rollouts.
+
+    A rollout's advantage is the mean over its trained tokens, with the smallest and the largest where they differ.
+    Unknown values are null.
+    """
+    forest = source.forest
+    group_figures = figures(forest, looks, source.recorded)
+    group_R = forest.ids("group", axis="R").tolist()
+    # groups come first, in the order of the file; rollouts are then put into theirs
+    groups: list[dict[str, Any]] = [
+        {
+            "group": name,
+            "reward_mean": _number_or_none(group_figures.mean[g]),
+            "reward_min": _number_or_none(group_figures.low[g]),
+            "reward_max": _number_or_none(group_figures.high[g]),
+            "zero_signal": {m: bool(x[g]) for m, x in group_figures.zero_signal.items()},
+            "rollouts": [],
+        }
+        for g, name in enumerate(group_figures.names)
+    ]
+    advantages_by_method = {x.name: _advantages_of_rollouts(x, source) for x in looks if x.credit is not None}
+    lengths = forest.lengths().tolist()
+    for r, g in enumerate(group_R):
+        groups[g]["rollouts"].append(
+            {
+                "id": forest.id[r],
+                "reward": _number_or_none(float(forest.outcome[r])),
+                "success": _number_or_none(float(forest.success[r])),
+                "tokens": lengths[r],
+                "recorded_advantage": _number_or_none(source.recorded[r]),
+                "advantage": {name: rows[r] for name, rows in advantages_by_method.items()},
+            }
+        )
+    return {
+        "title": source.title,
+        "facts": source.facts,
+        "not_in_the_file": source.lacks,
+        "notes": source.notes,
+        "methods": [
+            {"name": x.name, "formula": x.formula, "missing": x.missing or None, "notes": x.notes,
+             "zero_signal_groups": None if x.zero_signal is None else float(x.zero_signal.double().mean())}
+            for x in looks
+        ],
+        "groups": groups,
+    }  # fmt: skip
+
+
+def _advantages_of_rollouts(outlook: Outlook, source: Source) -> list[dict[str, float | None]]:
+    """Return the mean advantage of each rollout's trained tokens, and their range where they differ."""
+    assert outlook.credit is not None
+    forest, out = source.forest, []
+    for r in range(forest.n_trajectories):
+        entries = forest.path_of(r)
+        trained_advantages: Tensor = outlook.credit[entries][forest.path_trainable[entries]].to(torch.float64)
+        if not len(trained_advantages):
+            out.append({"mean": None})
+            continue
+        low, high = float(trained_advantages.min()), float(trained_advantages.max())
+        out.append({"mean": float(trained_advantages.mean())} | ({} if low == high else {"min": low, "max": high}))
+    return out
+
+
+def _number_or_none(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)

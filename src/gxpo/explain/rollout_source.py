@@ -1,10 +1,10 @@
-"""What `gxpo explain` reads: a step of a gxpo run, a file of records, a TRL table of completions, a verl dump."""
+"""Reader of rollouts for `gxpo explain`: a step of a gxpo run, a file of records, a TRL table, a verl dump."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,35 +14,49 @@ import torch
 from numpy.typing import NDArray
 
 from gxpo.base.errors import GxpoError, RecordError
-from gxpo.base.media import FOLDER, PICTURES
+from gxpo.base.media import FIRST, FOLDER, PICTURES, label, ref_of, row_of
 from gxpo.base.regular_files import check_regular
 from gxpo.base.usercode import NotRun, unexecuted
 from gxpo.doctor.rollout_files import rollouts
 from gxpo.doctor.rollouts import Rollouts
-from gxpo.explain.words import Words, pseudo_tokens, reader_of
 from gxpo.forest import Forest
 from gxpo.forest.record_format.schema import SCHEMA
 from gxpo.methods.method import Method
+from gxpo.models.tiny import CHARACTERS, IMAGE, SPECIAL, built_in
 from gxpo.parts.definition import show, stage_of
 from gxpo.training import config
 
+WORD = re.compile(r"\s*[^\s]{1,24}|\s+")  # 24: a text without spaces is cut, too
 STEP = re.compile(r"(\d{1,18})(?!.*\d)")
-MOST_ROWS = 200_000  # rows of a table or dump that are read
-NEIGHBOURS = 8  # files before and after it that are read beside it
+MAX_ROWS = 200_000  # rows that are read of a table or dump
+NEIGHBOUR_FILES = 8  # files before and after it that are read, too
+
+
+@dataclass
+class Words:
+    """Texts of distinct tokens, and `token` [T]: which of them each stored token is, -1 for none."""
+
+    texts: list[str]
+    token: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, forest: Forest, decode: Callable[[int], str]) -> Words:
+        distinct, index_T = np.unique(forest.token.numpy(), return_inverse=True)
+        return cls([_word(int(i), decode) for i in distinct], index_T.astype(np.int64))
 
 
 @dataclass
 class Source:
-    """Rollouts of one step, and what is known of where they come from.
+    """Rollouts of one step, and their origin.
 
-    title     what they are, for the heading
-    facts     short statements for the line under it
-    lacks     what the file does not hold, and in brackets what is shown instead
-    notes     remarks of its reader
-    texts     texts of distinct tokens, and `token` [T] which of them each stored token is
-    recorded  [R] advantage that the trainer wrote, nan: none
+    title     heading of the page
+    facts     short statements for the line under the heading
+    lacks     columns that the file does not have, each with the page's substitute in brackets
+    words     texts of the tokens
+    recorded  [R] advantage that the trainer recorded, nan: none
     method    the run's own method with its settings; None: not known
     horizon   longest trainable length of a rollout by the run's settings
+    notes     remarks of the reader
     """
 
     forest: Forest
@@ -57,55 +71,63 @@ class Source:
 
 
 def read(path: Path, step: int | None = None) -> Source:
-    """The rollouts of a run directory (of `step`, default its last) or of a file. Raises GxpoError in one line."""
+    """Read the rollouts of a run directory (of `step`, default its last) or of a file; errors are of one line."""
     path = Path(path)
     if not path.exists():
         raise RecordError(f"{path}: no such file or directory")
     if path.is_dir():
-        files = _files(path)
+        files = _rollout_files(path)
         if not files:
             raise RecordError(
                 f"{path} holds no rollouts: give a gxpo run with rollouts/, a folder of completions_*.parquet or of "
                 "verl's STEP.jsonl, or one such file"
             )
-        chosen = _of_step(files, step, path)
+        chosen = _file_of_step(files, step, path)
     else:
         files, chosen = [path], path
         if step is not None and _step_of(path) not in (None, step):
             raise RecordError(f"{path} is of step {_step_of(path)}, not {step}: leave --step out")
-    records = _records(chosen)
-    return _of_records(records, chosen, path) if records is not None else _of_rows(chosen, path)
+    records = _read_records(chosen)
+    return _source_of_records(records, chosen, path) if records is not None else _source_of_table(chosen, path)
 
 
-def _files(folder: Path) -> list[Path]:
-    direct = ("rollouts/step-*.jsonl", "step-*.jsonl", "completions/*.parquet", "*.parquet", "[0-9]*.jsonl", "*.jsonl")
-    for pattern in (*direct, "*/[0-9]*.jsonl"):
-        found = [p for p in sorted(folder.glob(pattern)) if _step_of(p) is not None]
-        if found:
-            return sorted(found, key=lambda p: (_step_of(p) or 0, p.name))
+def _rollout_files(folder: Path) -> list[Path]:
+    patterns = (
+        "rollouts/step-*.jsonl",
+        "step-*.jsonl",
+        "completions/*.parquet",
+        "*.parquet",
+        "[0-9]*.jsonl",
+        "*.jsonl",
+    )
+    for pattern in (*patterns, "*/[0-9]*.jsonl"):
+        matches = [p for p in sorted(folder.glob(pattern)) if _step_of(p) is not None]
+        if matches:
+            return sorted(matches, key=lambda p: (_step_of(p) or 0, p.name))
     return []
 
 
 def _step_of(path: Path) -> int | None:
-    found = STEP.search(path.stem)
-    return int(found[1]) if found else None
+    match = STEP.search(path.stem)
+    return int(match[1]) if match else None
 
 
-def _of_step(files: Sequence[Path], step: int | None, path: Path) -> Path:
+def _file_of_step(files: Sequence[Path], step: int | None, path: Path) -> Path:
     if step is None:
         return files[-1]
-    there = {_step_of(p): p for p in files}
-    if step not in there:
-        known = [str(s) for s in there]
-        shown = ", ".join(known if len(known) <= 12 else [*known[:5], "...", *known[-5:]])
-        raise RecordError(f"{path} has no rollouts of step {step}; there are {shown}")
-    return there[step]
+    file_by_step = {_step_of(p): p for p in files}
+    if step not in file_by_step:
+        steps = [str(s) for s in file_by_step]
+        steps_text = ", ".join(steps if len(steps) <= 12 else [*steps[:5], "...", *steps[-5:]])
+        raise RecordError(f"{path} has no rollouts of step {step}; there are {steps_text}")
+    return file_by_step[step]
 
 
 # ---------------------------------------------------------------- gxpo's records
-def _records(path: Path) -> list[dict[str, Any]] | None:
-    """The records of a file, or None where its first line is not one of gxpo's."""
+def _read_records(path: Path) -> list[dict[str, Any]] | None:
+    """Read the records of a file; None where its first line is not a record of gxpo."""
     check_regular(path, RecordError)
+    # The first line decides the format; after it a line that is not JSON is an error, as of a file that was cut.
     with path.open("rb") as file:
         if file.read(4) == b"PAR1":
             return None
@@ -128,36 +150,43 @@ def _records(path: Path) -> list[dict[str, Any]] | None:
     return out
 
 
-def _of_records(records: list[dict[str, Any]], path: Path, asked: Path) -> Source:
-    run = next((p for p in (asked, path.parent, path.parent.parent) if (p / "config.yaml").is_file()), None)
-    method, settings, lacks = (None, None, []) if run is None else _run_method(run)
+def _source_of_records(records: list[dict[str, Any]], path: Path, given_path: Path) -> Source:
+    run_directory = next(
+        (p for p in (given_path, path.parent, path.parent.parent) if (p / "config.yaml").is_file()), None
+    )
+    method, settings, lacks = (None, None, []) if run_directory is None else _run_method(run_directory)
     PICTURES.look_in(path.parent / FOLDER)
-    invented, lexicon = _with_pseudo_ids(records)
+    # a forest needs token ids: actions that are known only as text get a made-up id for each word
+    text_actions, lexicon = _with_pseudo_ids(records)
     forest = Forest.from_records(records)
     model = None if settings is None else settings.model
-    decode, how = reader_of(model, lexicon if invented else None)
+    decode, token_note = reader_of(model, lexicon if text_actions else None)
     words = Words.of(forest, decode)
-    if invented:
-        lacks.append(f"token ids of {invented} actions (their words stand for tokens)")
-    elif how:
-        lacks.append(how)
+    if text_actions:
+        lacks.append(f"token ids of {text_actions} actions (their words stand for tokens)")
+    elif token_note:
+        lacks.append(token_note)
+    # the page lists what it could not know, so that a ratio of 1 is not taken for a measurement
     if bool(forest.path_behaviour_logprob.isnan().all()):
         lacks.append("log-probs (every ratio is taken as 1)")
     else:
         lacks.append("log-probs of an updated policy (every ratio is 1)")
     if not bool(forest.scored.all()):
         lacks.append(f"scores of {int((~forest.scored).sum())} rollouts (they take part in nothing)")
-    recorded = np.array([_number(i.get("advantage")) for i in forest.info], dtype=float)
+    recorded = np.array([_float_or_nan(i.get("advantage")) for i in forest.info], dtype=float)
     if np.isnan(recorded).all():
         lacks.append("recorded advantages")
     title = path.stem.replace("-", " ").replace("step 0", "step ") if path.stem.startswith("step-") else path.name
     title = re.sub(r"step 0*(\d)", r"step \1", title)
     facts = [path.name]
-    if run is not None:
+    if run_directory is not None:
         task = getattr(settings, "task", None)
-        named = None if method is None else method.name
-        title = f"{named or 'run'}{f' on {task}' if task else ''}, {title}"
-        facts = [f"{run.name}/{path.relative_to(run).as_posix()}", *([f"model {model}"] if model else [])]
+        method_name = None if method is None else method.name
+        title = f"{method_name or 'run'}{f' on {task}' if task else ''}, {title}"
+        facts = [
+            f"{run_directory.name}/{path.relative_to(run_directory).as_posix()}",
+            *([f"model {model}"] if model else []),
+        ]
     horizon = None
     if settings is not None and settings.sampling is not None:
         turns = max(int(forest.step_turn.max()) + 1 if forest.n_steps else 1, 1)
@@ -168,32 +197,34 @@ def _of_records(records: list[dict[str, Any]], path: Path, asked: Path) -> Sourc
 
 
 def _run_method(run: Path) -> tuple[Method | None, Any, list[str]]:
-    """The method and settings of a run's config.yaml. No file that it names is run."""
+    """Return (method, settings, remarks) of a run's config.yaml. No file that it names is run."""
     try:
         with unexecuted():
             keys = config.read(run / "config.yaml")
-            own = {stage_of(k) for k, s in keys.items() if ".py:" in show(s.value)} - {None}
-            left = {k: s for k, s in keys.items() if stage_of(k) not in own}  # options of theirs are not known unrun
-            found = config.resolve(left)
+            stages_with_files = {stage_of(k) for k, s in keys.items() if ".py:" in show(s.value)} - {None}
+            keys_without_files = {
+                k: s for k, s in keys.items() if stage_of(k) not in stages_with_files
+            }  # options of a file's parts are known only when it runs
+            resolved = config.resolve(keys_without_files)
     except (GxpoError, NotRun) as error:
         return (
             None,
             None,
             [f"a configuration that can be resolved ({error}; GRPO is shown instead of the run's method)"],
         )
-    if own or any(type(part).__name__ == "Unexecuted" for part in found.method.parts()):
+    if stages_with_files or any(type(part).__name__ == "Unexecuted" for part in resolved.method.parts()):
         return (
             None,
-            found.settings,
+            resolved.settings,
             ["the run's method, parts of which are a file of its own that is not run here (GRPO is shown)"],
         )
-    return found.method, found.settings, []
+    return resolved.method, resolved.settings, []
 
 
 def _with_pseudo_ids(records: list[dict[str, Any]]) -> tuple[int, dict[str, int]]:
-    """Give actions that are known only as text a token for each word; how many there were, and the words' ids."""
+    """Give actions that are known only as text a token for each word; returns their number and the words' ids."""
     lexicon: dict[str, int] = {}
-    found = 0
+    text_actions = 0
     for record in records:
         turns = record.get("turns") if isinstance(record, dict) else None
         for turn in turns if isinstance(turns, list) else []:
@@ -201,29 +232,32 @@ def _with_pseudo_ids(records: list[dict[str, Any]]) -> tuple[int, dict[str, int]
                 pieces = pseudo_tokens(turn["action_text"])
                 turn["action"] = [lexicon.setdefault(piece, len(lexicon)) for piece in pieces]
                 turn.pop("logprob", None)
-                found += 1
-    return found, lexicon
+                text_actions += 1
+    return text_actions, lexicon
 
 
-def _number(value: Any) -> float:
+def _float_or_nan(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else float("nan")
 
 
 # ---------------------------------------------------------------- tables and dumps of other trainers
-def _of_rows(path: Path, asked: Path) -> Source:
-    """A table or dump of another trainer. Its neighbours are read, too: they tell training from evaluations."""
-    files = _files(path.parent) if asked.is_dir() or _step_of(path) is not None else [path]
-    at = files.index(path) if path in files else 0
-    near = files[max(0, at - NEIGHBOURS) : at + NEIGHBOURS + 1] if path in files else [path]
-    near = [p for p in near if p.suffix == path.suffix]
-    sample, _, notes = rollouts(near, path.parent, keep=MOST_ROWS)
+def _source_of_table(path: Path, given_path: Path) -> Source:
+    """Read a table or dump of another trainer.
+
+    Neighbouring files are read, too: only beside them can training be told from evaluations.
+    """
+    files = _rollout_files(path.parent) if given_path.is_dir() or _step_of(path) is not None else [path]
+    position = files.index(path) if path in files else 0
+    neighbours = files[max(0, position - NEIGHBOUR_FILES) : position + NEIGHBOUR_FILES + 1] if path in files else [path]
+    neighbours = [p for p in neighbours if p.suffix == path.suffix]
+    sample, _, notes = rollouts(neighbours, path.parent, keep=MAX_ROWS)
     if sample is not None:
         sample = sample.select(np.array([where.rpartition(":")[0] == path.name for where in sample.where], dtype=bool))
         if len(sample) and not sample.held_out.all():
             sample = sample.select(~sample.held_out)
     if sample is None or not len(sample):
-        said = f" ({'; '.join(notes)})" if notes else ""
-        raise RecordError(f"{path} holds no rollouts that can be read{said}")
+        reasons = f" ({'; '.join(notes)})" if notes else ""
+        raise RecordError(f"{path} holds no rollouts that can be read{reasons}")
     notes = [n for n in notes if "sample of" not in n]
     if bool(sample.held_out.all()):
         notes.append("these are rollouts of an evaluation")
@@ -235,35 +269,38 @@ def _of_rows(path: Path, asked: Path) -> Source:
 
 
 def from_rows(rows: Rollouts, title: str, facts: list[str], notes: Sequence[str] = ()) -> Source:
-    """Rows of a trainer that records texts only: a word stands for a token."""
+    """Build the source of a trainer that records texts only: a word stands for a token."""
     lexicon: dict[str, int] = {}
     names = [str(g) if g >= 0 else f"alone {i}" for i, g in enumerate(rows.group.tolist())]
-    order: dict[str, list[int]] = {}
+    # members of a group lie anywhere in the file: `row_order` brings them together, in order of their first member
+    rows_by_name: dict[str, list[int]] = {}
     for i, name in enumerate(names):
-        order.setdefault(name, []).append(i)
-    index = [i for members in order.values() for i in members]
+        rows_by_name.setdefault(name, []).append(i)
+    row_order = [i for members in rows_by_name.values() for i in members]
     ids = [
         [[lexicon.setdefault(p, len(lexicon)) for p in pseudo_tokens(rows.completion[i])] for i in members]
-        for members in order.values()
+        for members in rows_by_name.values()
     ]
-    prompts = [rows.prompt[members[0]] for members in order.values()]
+    prompts = [rows.prompt[members[0]] for members in rows_by_name.values()]
     forest = Forest.from_completions(
         [[] for _ in prompts],
         ids,
-        torch.tensor(rows.score[index]),
-        groups=[str(i) for i in range(len(order))],
-        tasks=[" ".join(prompt.split())[:80] or f"group {name}" for prompt, name in zip(prompts, order, strict=True)],
-        success=torch.tensor(rows.success[index]),
-        truncated=torch.tensor(np.nan_to_num(rows.truncated[index]) > 0.5),
+        torch.tensor(rows.score[row_order]),
+        groups=[str(i) for i in range(len(rows_by_name))],
+        tasks=[
+            " ".join(prompt.split())[:80] or f"group {name}" for prompt, name in zip(prompts, rows_by_name, strict=True)
+        ],
+        success=torch.tensor(rows.success[row_order]),
+        truncated=torch.tensor(np.nan_to_num(rows.truncated[row_order]) > 0.5),
     )
-    components = {k: v[index] for k, v in rows.components.items()}
+    components = {k: v[row_order] for k, v in rows.components.items()}
     forest = forest.with_rewards(forest.outcome, components={k: torch.tensor(v) for k, v in components.items()})
     forest = forest.replace(
-        prompt_text=[rows.prompt[i] for i in index],
-        id=[f"{rows.where[i]}" or f"row {i}" for i in index] if len(set(rows.where)) == len(rows) else forest.id,
+        prompt_text=[rows.prompt[i] for i in row_order],
+        id=[f"{rows.where[i]}" or f"row {i}" for i in row_order] if len(set(rows.where)) == len(rows) else forest.id,
     )
     lacks = ["token ids (words stand for tokens)", "log-probs (every ratio is taken as 1)"]
-    recorded = rows.advantage[index]
+    recorded = rows.advantage[row_order]
     if np.isnan(recorded).all():
         lacks.append("recorded advantages")
     if rows.grouped_by == "prompt":
@@ -274,3 +311,49 @@ def from_rows(rows: Rollouts, title: str, facts: list[str], notes: Sequence[str]
     facts = [*facts, *([] if len(steps) == 1 else [f"steps {steps[0]} to {steps[-1]}"])]
     decode: Callable[[int], str] = list(lexicon).__getitem__
     return Source(forest, title, facts, lacks, Words.of(forest, decode), recorded, notes=list(notes))
+
+
+# ---------------------------------------------------------------- texts of tokens
+def pseudo_tokens(text: str) -> list[str]:
+    """Cut a text before each word; the pieces joined are the text.
+
+    >>> pseudo_tokens("The answer  is 7.")
+    ['The', ' answer', '  is', ' 7.']
+    """
+    return WORD.findall(text) or [""]
+
+
+def _word(token: int, decode: Callable[[int], str]) -> str:
+    """Return the text of a token; of a picture's rows the first has its label, the others are empty."""
+    if token < 0:
+        return ""
+    return decode(token) if token < FIRST else "" if row_of(token) else label(ref_of(token))
+
+
+def reader_of(model: str | None, lexicon: Mapping[str, int] | None) -> tuple[Callable[[int], str], str]:
+    """Return (function from token id to text, remark on what is shown instead of texts).
+
+    lexicon  ids of made-up tokens by their words; None: real token ids
+    """
+    if lexicon is not None:
+        pieces = list(lexicon)
+        return lambda i: pieces[i] if i < len(pieces) else f"<{i}>", ""
+    if model is not None and built_in(model):
+        characters = [*SPECIAL, *CHARACTERS, IMAGE]
+        return lambda i: characters[i] if i < len(characters) else f"<{i}>", ""
+    tokenizer = _local_tokenizer(model) if model else None
+    if tokenizer is not None:
+        return lambda i: tokenizer.decode([i]), ""
+    missing = f"the tokenizer of {model}, not on this machine" if model else "a tokenizer"
+    return lambda i: f"<{i}>", f"{missing} (tokens are shown as their ids)"
+
+
+def _local_tokenizer(model: str):  # type: ignore[no-untyped-def]  # transformers is optional
+    from gxpo.base.errors import need
+
+    try:
+        transformers = need("transformers", "train")
+        path = str(Path(model).expanduser())
+        return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (GxpoError, OSError, ValueError, KeyError):
+        return None

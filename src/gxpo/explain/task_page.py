@@ -1,4 +1,4 @@
-"""The report of `gxpo tasks` as text."""
+"""Text of the report of `gxpo tasks`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def text(r: Mapping[str, Any], show: int = 1) -> str:
-    """Lines for a terminal; `show` prompts are printed whole."""
+    """Format a report of `task_report.report` for a terminal, with the first `show` prompts in full."""
     kind = "" if r["complete"] else ", generated: as many as were asked for"
     lines = [f"{r['task']}: {r['training']} training tasks, {r['held_out']} held out{kind}"]
     if r["model"] is None:
@@ -33,8 +33,8 @@ def _columns(r: Mapping[str, Any]) -> list[str]:
 def _lengths(r: Mapping[str, Any]) -> list[str]:
     rows: list[tuple[str, ...]] = [(f"length in {r['unit']}", "min", "median", "max")]
     for name, key in (("prompt", "prompt_lengths"), ("answer", "answer_lengths")):
-        if (found := r[key]) is not None:
-            rows.append((name, *(f"{found[x]:g}" for x in ("min", "median", "max"))))
+        if (lengths := r[key]) is not None:
+            rows.append((name, *(f"{lengths[x]:g}" for x in ("min", "median", "max"))))
     return _aligned(rows)
 
 
@@ -52,12 +52,13 @@ def _reward(reward: Mapping[str, Any] | None) -> list[str]:
         return ["no reward was tried: no task has an answer"]
     if "skipped" in reward:
         return [reward["skipped"]]
-    said = {name: "unscored" if value is None else f"{value:.3g}" for name, value in reward["forms"].items()}
-    right = f"reference answer {said[reward['form']]}, written as {reward['example'][:60]!r}"
+    score_by_form = {name: "unscored" if value is None else f"{value:.3g}" for name, value in reward["forms"].items()}
+    right = f"reference answer {score_by_form[reward['form']]}, written as {reward['example'][:60]!r}"
     others = ", ".join(
         f"{name} {'-' if reward[name] is None else f'{reward[name]:.3g}'}" for name in ("empty", "wrong")
     )
     return [
         f"reward {reward['name']} on {reward['tasks']} tasks, mean: {right}; {others}",
-        "  in other forms: " + ", ".join(f"{name} {value}" for name, value in said.items() if name != reward["form"]),
+        "  in other forms: "
+        + ", ".join(f"{name} {value}" for name, value in score_by_form.items() if name != reward["form"]),
     ]

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.explain.test_explain_page import HOSTILE, record, write
+from tests.explain.rollout_pages import HOSTILE, record, write
 
 from gxpo.explain import rollout_page
 
@@ -16,7 +16,7 @@ CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome", "c
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on PATH to draw the page")
 
 
-class Drawn(HTMLParser):
+class DrawnPage(HTMLParser):
     """Text of the drawn page by element id, and all elements with their attributes."""
 
     def __init__(self, text: str) -> None:
@@ -27,10 +27,10 @@ class Drawn(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        named = {k: v or "" for k, v in attrs}
-        self.elements.append((tag, named))
+        attributes = {k: v or "" for k, v in attrs}
+        self.elements.append((tag, attributes))
         if tag not in ("meta", "br", "img", "link", "input", "hr"):
-            self.open.append((tag, named.get("id", "")))
+            self.open.append((tag, attributes.get("id", "")))
 
     def handle_endtag(self, tag: str) -> None:
         while self.open and self.open.pop()[0] != tag:
@@ -45,7 +45,7 @@ class Drawn(HTMLParser):
         return sum(name in a.get("class", "").split() for _, a in self.elements)
 
 
-def drawn(path: Path, methods: tuple[str, ...], keys: str, tmp_path: Path) -> Drawn:
+def draw_page(path: Path, methods: tuple[str, ...], keys: str, tmp_path: Path) -> DrawnPage:
     page = tmp_path / "page.html"
     page.write_text(rollout_page.explain(path, methods), encoding="utf-8")
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
@@ -53,7 +53,7 @@ def drawn(path: Path, methods: tuple[str, ...], keys: str, tmp_path: Path) -> Dr
                f"file://{page}#{keys}"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr[-500:]
-    return Drawn(done.stdout.decode("utf-8", "replace").replace("\u00d7", "x"))
+    return DrawnPage(done.stdout.decode("utf-8", "replace").replace("\u00d7", "x"))
 
 
 def test_the_arithmetic_is_reached_by_keys(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_the_arithmetic_is_reached_by_keys(tmp_path: Path) -> None:
     for i, r in enumerate(rows):
         r["id"] = f"t{i}"
     # next group, rollouts r0, r1, r2, next token
-    page = drawn(write(tmp_path / "some.jsonl", rows), ("grpo", "dr_grpo"), "press=jvvv>", tmp_path)
+    page = draw_page(write(tmp_path / "some.jsonl", rows), ("grpo", "dr_grpo"), "press=jvvv>", tmp_path)
     why = page.by_id["why"]
     assert "r2, token 1" in why
     for line in (
@@ -88,7 +88,7 @@ def test_order_filter_method_and_help_by_keys(tmp_path: Path) -> None:
         r["id"] = f"t{i}"
     path = write(tmp_path / "some.jsonl", rows)
     # filter: with signal; method: the second; colours: weight; help
-    page = drawn(path, ("grpo", "dr_grpo"), "press=fmc?", tmp_path)
+    page = draw_page(path, ("grpo", "dr_grpo"), "press=fmc?", tmp_path)
     assert page.classes("line") == 1 and "task b" in page.by_id["groups"]
     pressed = [a for t, a in page.elements if t == "button" and a.get("aria-pressed") == "true"]
     assert [a["title"].split(";")[0] for a in pressed if a.get("title")] == ["A = r - mean_g"]
@@ -101,13 +101,18 @@ def test_hostile_texts_run_nothing(tmp_path: Path) -> None:
     for r in rows:
         r["turns"] = [{"action_text": HOSTILE + " \ud800 " + "y" * 100_000, "agent": HOSTILE, "state": HOSTILE,
                        "observation_text": HOSTILE}] * 2  # fmt: skip
-    page = drawn(write(tmp_path / "a.jsonl", rows), ("grpo", "gigpo"), "press=v>>", tmp_path)
+    page = draw_page(write(tmp_path / "a.jsonl", rows), ("grpo", "gigpo"), "press=v>>", tmp_path)
     tags = [t for t, _ in page.elements]
     assert "img" not in tags and tags.count("script") == 2 and "iframe" not in tags
     assert not [a for _, a in page.elements if any(k.startswith("on") for k in a)]
-    shown = page.by_id["group"]
-    assert "<script>alert(1)</script>" in shown and "<U+202E>" in shown and "<U+2028>" in shown and "<U+D800>" in shown
-    assert "more tokens" in shown
+    group_text = page.by_id["group"]
+    assert (
+        "<script>alert(1)</script>" in group_text
+        and "<U+202E>" in group_text
+        and "<U+2028>" in group_text
+        and "<U+D800>" in group_text
+    )
+    assert "more tokens" in group_text
 
 
 def test_turns_name_agents_states_and_returns(tmp_path: Path) -> None:
@@ -117,10 +122,10 @@ def test_turns_name_agents_states_and_returns(tmp_path: Path) -> None:
         return {**record(i, reward), "turns": turns}
 
     path = write(tmp_path / "a.jsonl", [walk(0, "AB", 1.0), walk(1, "AAB", 0.0)])
-    page = drawn(path, ("gigpo",), "press=v", tmp_path)
-    shown, why = page.by_id["group"], page.by_id["why"]
-    assert "solver, turn 0" in shown and "checker, turn 1" in shown
-    assert "state met also by r1 turn 0, r1 turn 1" in shown and "return 0.95" in shown
+    page = draw_page(path, ("gigpo",), "press=v", tmp_path)
+    group_text, why = page.by_id["group"], page.by_id["why"]
+    assert "solver, turn 0" in group_text and "checker, turn 1" in group_text
+    assert "state met also by r1 turn 0, r1 turn 1" in group_text and "return 0.95" in group_text
     assert "r0 turn 0: 0.95, r1 turn 0: 0, r1 turn 1: 0" in why
     assert "return of r0 turn 0 = 0 + 0.95 x 1 (the return of turn 1) = 0.95" in why
     assert "0.70710578 + 1.1546984 = 1.8618042" in why
@@ -135,7 +140,7 @@ def test_forks_share_their_boxes(tmp_path: Path) -> None:
     }
     for key in ("prompt", "prompt_text"):
         fork.pop(key)
-    page = drawn(write(tmp_path / "a.jsonl", [first, fork]), ("dr_grpo",), "press=vv>>", tmp_path)
+    page = draw_page(write(tmp_path / "a.jsonl", [first, fork]), ("dr_grpo",), "press=vv>>", tmp_path)
     # prompt, the three shared tokens, one token each
     assert page.classes("node") == 4 and page.by_id["group"].count("mean 0.5") >= 1
     assert "r1, token 2" in page.by_id["why"] and "(0 - 0.5) = -0.5" in page.by_id["why"]

@@ -10,7 +10,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 ROOT = Path(__file__).parents[2]
 
 
-def drawn(forest, **more):
+def parse_picture(forest, **more):
     """Boxes (x, y, width, dashed), texts, and how many lines there are of each kind."""
     root = tree.fromstring(picture(forest, **more))
     boxes = [
@@ -34,7 +34,7 @@ def record(name, turns, **more):
 
 
 def test_a_group_is_one_prompt_and_a_row_for_each_attempt():
-    boxes, texts, lines = drawn(
+    boxes, texts, lines = parse_picture(
         Forest.from_records([record("a", [{"action": [4] * 5}]), record("b", [{"action": [5]}], reward=None)])
     )
     prompt, first, second = sorted(boxes, key=lambda box: box[:2])
@@ -44,26 +44,30 @@ def test_a_group_is_one_prompt_and_a_row_for_each_attempt():
     assert (first[2], second[2]) == (45, 18)  # nine pixels a token, at least two
 
 
-def test_what_is_not_trained_is_dashed_and_what_came_before_is_an_arrow():
+def test_untrained_actions_are_dashed_earlier_ones_have_arrows():
     turns = [
         {"agent": "planner", "action": [4, 4]},
         {"agent": "executor", "context": [8, 8], "action": [9], "trainable": False},
     ]
-    boxes, texts, lines = drawn(Forest.from_records([record("a", turns, origin="replay")]))
+    boxes, texts, lines = parse_picture(Forest.from_records([record("a", turns, origin="replay")]))
     assert [dashed for *_, dashed in boxes].count(True) == 1
     assert lines == {"line": 2, "before": 1}  # the second action's context is a tree of its own
     assert texts[-1] == "r=1 (replay)"
 
 
 def test_a_context_that_an_action_was_sampled_under_is_shown():
-    boxes, _, lines = drawn(Forest.from_records([record("a", [{"action": [4], "sampled_under": [1, 2, 3, 9]}])]))
+    boxes, _, lines = parse_picture(
+        Forest.from_records([record("a", [{"action": [4], "sampled_under": [1, 2, 3, 9]}])])
+    )
     assert len(boxes) == 3 and lines == {"line": 1, "under": 1}
 
 
 def test_a_fork_inside_an_action_is_drawn_once_up_to_the_fork():
     fork = record("b", [{"action": [7, 7]}], fork={"of": "a", "turn": 0, "token": 3})
     del fork["prompt"]
-    boxes, texts, lines = drawn(Forest.from_records([record("a", [{"action": [4] * 5}]), fork]), notes=["x", "y<z"])
+    boxes, texts, lines = parse_picture(
+        Forest.from_records([record("a", [{"action": [4] * 5}]), fork]), notes=["x", "y<z"]
+    )
     assert sorted(texts) == ["2", "2", "3", "3", "x", "y<z"] and lines == {"line": 3}
     _, shared, one, other = sorted(boxes, key=lambda box: box[:2])
     assert shared[0] < one[0] == other[0] and one[1] != other[1]
@@ -71,10 +75,10 @@ def test_a_fork_inside_an_action_is_drawn_once_up_to_the_fork():
 
 def test_the_concepts_page_shows_pictures_that_are_there():
     text = (ROOT / "docs/concepts.md").read_text()
-    shown = {
+    linked = {
         line.split("](pictures/")[1].split(")")[0]
         for line in text.replace("![", "\n![").splitlines()
         if "](pictures/" in line
     }
-    there = {p.name for p in (ROOT / "docs/pictures").glob("*.svg")}
-    assert shown == there and len(shown) >= 14
+    files = {p.name for p in (ROOT / "docs/pictures").glob("*.svg")}
+    assert linked == files and len(linked) >= 14

@@ -7,9 +7,8 @@ import pytest
 from tests import started
 
 import gxpo
-from gxpo.explain.effect import Effect, effect
-from gxpo.explain.method_page import INDICES, pages
-from gxpo.explain.method_pictures import effect_figure, number, svg
+from gxpo.explain.effect import RATIOS, Effect, SurrogateEffect, effect, surrogate_effect
+from gxpo.explain.method_page import INDICES, effect_figure, number, pages, surrogate_figure, svg
 from gxpo.explain.reference_pages import reference
 from gxpo.methods import METHODS
 
@@ -21,15 +20,15 @@ def written():
     return pages(lambda figure: "drawn")
 
 
-def test_make_docs_writes_the_pages_and_removes_those_of_methods_that_are_gone(written, tmp_path):
+def test_make_docs_writes_pages_and_removes_old_ones(written, tmp_path):
     (tmp_path / "gone.md").write_text("a method that was taken out")
     done = started.run([DOCS.parent / "scripts" / "pages" / "make_docs.py", "--no-pictures", "--out", tmp_path])
     assert done.returncode == 0, done.stderr
-    said = done.stdout
+    output = done.stdout
     assert {p.name: p.read_text(encoding="utf-8") for p in tmp_path.iterdir()} == {
         name: text for name, text in (written | reference()).items() if name.endswith(".md")
     }
-    assert f"{len(METHODS) + len(INDICES) + len(reference())} files" in said
+    assert f"{len(METHODS) + len(INDICES) + len(reference())} files" in output
 
 
 def test_every_method_has_a_page_and_the_index_leads_to_it(written):
@@ -65,9 +64,9 @@ def test_reconstructions_are_called_that(written):
 
 # ---------------------------------------------------------------- pictures
 def test_every_picture_is_shown(written):
-    shown = {found for text in written.values() for found in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)}
-    drawn = {name for name in written if name.endswith(".svg")}
-    assert shown == drawn and "grpo.svg" in drawn and "gspo.svg" not in drawn
+    linked = {link for text in written.values() for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)}
+    pictures = {name for name in written if name.endswith(".svg")}
+    assert linked == pictures and "grpo.svg" in pictures and "gspo.svg" not in pictures
 
 
 def lines(figure):
@@ -77,8 +76,8 @@ def lines(figure):
 
 def test_a_picture_has_a_point_for_every_composition():
     base, rloo = (effect(gxpo.method(name)) for name in ("grpo", "rloo"))
-    drawn = lines(effect_figure(rloo, base, "rloo"))
-    right, wrong = drawn["rloo, a right one"], drawn["a wrong answer"]
+    line_by_label = lines(effect_figure(rloo, base, "rloo"))
+    right, wrong = line_by_label["rloo, a right one"], line_by_label["a wrong answer"]
     assert [x for x, _ in right] == list(range(1, 9)) and [x for x, _ in wrong] == list(range(8))
     assert right[0][1] == pytest.approx(1.0)  # RLOO's lone success: 1 - 0
     assert wrong[-1][1] == pytest.approx(-1.0)  # and its lone failure: 0 - 1
@@ -94,3 +93,19 @@ def test_what_is_beyond_the_picture_is_a_number_at_its_edge():
     assert {y for _, y in lines(figure)["far, a right one"]} == {8.0}
     assert [t.get_text() for t in figure.axes[0].texts] == ["1000"] * 8
     assert [number(x) for x in (1142.9, -0.33333, 2.0, -1e-9)] == ["1143", "-0.333", "2", "0"]
+
+
+def test_a_picture_has_the_curve_of_each_sign_over_the_bases():
+    base, cispo = (surrogate_effect(gxpo.method(name)) for name in ("grpo", "cispo"))
+    line_by_label = lines(surrogate_figure(cispo, base, "cispo"))
+    right, wrong = line_by_label["cispo, A > 0"], line_by_label["A < 0"]
+    assert right == wrong and [x for x, _ in right] == list(RATIOS)
+    assert right[0] == pytest.approx((0.02, 0.02)) and right[-1] == pytest.approx((4.0, 1.28))
+    assert line_by_label["grpo"][-1] == pytest.approx((4.0, 4.0))  # A < 0: no bound above
+
+
+def test_negative_weights_are_drawn_down_to_the_edge():
+    base = surrogate_effect(gxpo.method("grpo"))
+    pulled = SurrogateEffect(tuple(1 - 3 * (r - 1) for r in RATIOS), tuple(r for r in RATIOS))
+    right = lines(surrogate_figure(pulled, base, "x"))["x, A > 0"]
+    assert right[-1][1] == -2.0 and right[0][1] == pytest.approx(1 + 3 * 0.98)  # 1 - 3 (4 - 1) = -8 is held at -2

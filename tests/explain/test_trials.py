@@ -1,0 +1,28 @@
+"""Completions that test a reward: right, wrong and cheating texts."""
+
+from __future__ import annotations
+
+from gxpo.explain import trials
+from gxpo.parts.protocols import Task
+
+
+def test_texts_of_a_task() -> None:
+    tasks = [Task(str(i), f"ask {i}", answer) for i, answer in enumerate(("7", "7", "8", "9"))]
+    text_by_kind = {t.kind: t.text for t in trials.cheating_trials(tasks, trials.FORMS["tags"]) if t.task.id == "0"}
+    assert (
+        text_by_kind["wrong"] == "<answer>8</answer>"
+        and text_by_kind["echo"] == "ask 0"
+        and text_by_kind["empty form"] == "<answer></answer>"
+    )
+    assert text_by_kind["all answers"].split() == ["<answer>8</answer>", "<answer>7</answer>", "<answer>9</answer>"]
+    assert text_by_kind["right, then wrong"].split() == ["<answer>7</answer>", "<answer>8</answer>"]
+    assert len(text_by_kind["long"]) == 20_000 and not any(c.isdigit() for c in text_by_kind["long"])
+    assert set(trials.EXPLOITS) | set(trials.HEDGES) | {"wrong", "repeated"} <= set(text_by_kind)
+    two = {t.kind for t in trials.cheating_trials(tasks[1:3], trials.FORMS["bare"], empty=False)}
+    assert "all answers" not in two and "empty form" not in two
+
+
+def test_prompts_of_messages_and_of_ids() -> None:
+    messages = ({"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}, {"role": "tool"})
+    assert trials.prompt_text(Task("a", messages)) == "be brief\n1+1"
+    assert trials.prompt_text(Task("a", (1, 2, 3))) == ""
