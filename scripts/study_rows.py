@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.base.errors import RecordError
-from gxpo.compare.jobs import job_keys, task_order
 from gxpo.compare.results import Point, RunResult
+from gxpo.compare.worker import job_keys, task_order
 from gxpo.environments.tasks.epochs import goes_by_epochs
 
 SCHEMA = "gxpo.study/1"

@@ -31,7 +31,7 @@ TERM = r"\<\|im_end\|\>"
 MADE: dict[tuple[str, str], list[str]] = {
     ("base/answers.py", "pattern"): [ANSWER, TAGGED],
     ("models/chat/plain.py", "f'(?={self._control.pattern})(.)'"): [f"(?={TERM})(.)"],
-    ("models/chat/plain.py", "'|'.join(map(re.escape, known))"): [f"{TERM}|<think>"],
+    ("models/chat/plain.py", "'|'.join(map(re.escape, longest_first))"): [f"{TERM}|<think>"],
     ("models/chat/template.py", 'f"\\\\s*({\'|\'.join(map(re.escape, words))})"'): [],
     ("doctor/html.py", "f'(?<![\\\\w/]){re.escape(series.key)}(?![\\\\w/])'"): [r"(?<![\w/])loss(?![\w/])"],
     ("doctor/rollout_answers.py", "f'(?<!\\\\w){re.escape(answer)}(?!\\\\w)'"): [r"(?<!\w)aaa(?!\w)"],
@@ -108,7 +108,7 @@ ARGUMENTS = {  # of functions that take more than a text
     "gxpo.environments.rewards.built_in.contained": (["a", ["b", "c"]],),
     "gxpo.environments.rewards.built_in.in_order": (["Step", "answer"],),
     "gxpo.environments.rewards.matched_calls.word_f1": ("x",),
-    "gxpo.environments.rewards.metrics.measure.answer_in": (ANSWER,),
+    "gxpo.environments.rewards.metrics.measure.answer_of": (ANSWER,),
     "gxpo.environments.rewards.metrics.text.choice": ("B",),
     "gxpo.environments.rewards.metrics.text.exact": ("x",),
     "gxpo.environments.rewards.metrics.text.f1": ("x",),

@@ -22,7 +22,7 @@ def test_the_code_that_travels_is_what_is_loaded(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "beside.py").write_text("WORD = 'hello'")
     (tmp_path / "json.py").write_text("raise RuntimeError('hides the library')")
-    sys.modules.pop("json")
+    monkeypatch.delitem(sys.modules, "json")
     code = "import json, beside\ndef say(): return json.dumps(beside.WORD)\nclass Kind: pass\n"
     assert from_file(source(tmp_path, code, "say"), types.FunctionType, "loaded_say")() == '"hello"'
     assert from_file(source(tmp_path, code, "Kind"), type, "loaded_kind").__module__ == "loaded_kind"

@@ -2,11 +2,11 @@
 
 import pytest
 
-from gxpo.bench import peer
+from gxpo.bench import plan
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("bench")
-    peer.save_models(str(path), ["tiny"])
+    plan.save_models(str(path), ["tiny"])
     return path

@@ -246,7 +246,7 @@ def test_rollouts_of_earlier_phases_are_read_again(tmp_path, reward, step):
 
 def test_rollouts_of_earlier_phases_have_to_be_there(tmp_path):
     logged = {"method": "dpo", "rollout": "logged", "rollout.file": "previous"}
-    for phases, every, said in (([GOOD, logged], 10, "rollouts_every=1"), ([logged, GOOD], 1, "none before")):
+    for phases, every, said in (([GOOD, logged], 10, "rollouts_every=1"), ([logged, GOOD], 1, "there is none")):
         with pytest.raises(ConfigError, match=said):
             set_ = {"phases": phases, "trainer.rollouts_every": every}
             gxpo.train("tiny:cold", "arithmetic", out=tmp_path / "run", set=set_, progress="none")
@@ -257,10 +257,10 @@ def test_logged_rollouts_without_an_earlier_phase_are_refused(tmp_path, file):
     path = tmp_path / "run.yaml"
     path.write_text(f"method: dpo\nrollout: logged\nrollout.file: {file}\n")
     for given in ((path,), (None, path.read_text().replace(": ", "=").split())):
-        with pytest.raises(ConfigError, match=rf"rollout\.file={file}: .* none before: state phases, of which the"):
+        with pytest.raises(ConfigError, match=rf"rollout\.file={file}: .* there is none: state phases, of which the"):
             config.load(*given)
     composed = gxpo.method("dpo", {"rollout": "logged", "rollout.file": file})
-    with pytest.raises(ConfigError, match="none before"):
+    with pytest.raises(ConfigError, match="there is none"):
         gxpo.train("tiny:cold", "arithmetic", composed, out=tmp_path / "run", progress="none")
     assert not (tmp_path / "run").exists()
     twice = f"phases: [{{steps: 1}}, {{steps: 1, rollout: logged, rollout.file: {file}}}]\n"

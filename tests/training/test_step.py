@@ -110,9 +110,7 @@ def test_shaping_reward_is_added_and_a_wrong_shape_is_refused(tmp_path, reward):
     run = gxpo.train("tiny:cold", "arithmetic", half, 1, f"{reward}:parity", out=tmp_path / "half", set=SMALL)
     assert all(r["reward"] == r["rewards"]["correct"] + r["rewards"]["length"] + 0.5 for r in run.samples)
     bad = gxpo.method("grpo", {"reward.add.bad": lambda forest: {"bad": torch.ones(3)}})
-    with pytest.raises(
-        gxpo.errors.GxpoError, match=r"reward.add.bad \(test_settings.py line \d+, in .*gave shape \(3,\)"
-    ):
+    with pytest.raises(gxpo.errors.GxpoError, match=r"reward.add.bad \(test_step.py line \d+, in .*gave shape \(3,\)"):
         gxpo.train("tiny:cold", "arithmetic", bad, 1, f"{reward}:parity", out=tmp_path / "bad", set=SMALL)
     known = gxpo.method("grpo", {"reward.add.own": lambda forest: {"correct": torch.ones(forest.n_trajectories)}})
     with pytest.raises(gxpo.errors.GxpoError, match="'correct' has the name of a component of the task's"):

@@ -50,7 +50,7 @@ class ExternalModel(TorchLearner):
         self.layout, self.policies = "flat", {ALONE: "trained"}
         self.attention, self._blocks_from = "dense", math.inf
         self.value_head, self.value_heads = None, ()
-        self._moves: dict[str, Any] = {}
+        self._optimiser_settings: dict[str, Any] = {}
         self._kernels = {"kernels": "transformers", "products": "auto", "recompute": False}
         with self._evaluating():
             self._readout = Readout(model, **self._kernels)

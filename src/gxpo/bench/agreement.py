@@ -44,7 +44,7 @@ def rows(
     """A row for every step, and one for the parameters after the last; each says whether it `agrees`.
 
     case    one of `CASES`
-    folder  holds the model "tiny" (`peer.save_models`)
+    folder  holds the model "tiny" (`plan.save_models`)
     python  interpreter of an environment that has TRL
     """
     notify(f"{case}: {STEPS} steps of TRL, and the same under grpo@trl")

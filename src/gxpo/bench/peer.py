@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gxpo.bench.plan import DTYPE
 from gxpo.bench.runner import Case, Side, Worker
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ PROMPTS, GROUP, NEW = 8, 8, 32
 LR = {"tiny": 1e-4, "smollm2": 1e-5}
 STATES = {"tiny": "float32", "smollm2": "bfloat16"}  # of the optimiser: TRL's are of the parameters' dtype
 MICROBATCH = {"tiny": 2048, "smollm2": 512}  # tokens; fewer cost speed, more cost memory
-DTYPE = {"tiny": "float32", "smollm2": "bfloat16"}
 
 
 def synthetic_reward(ids: Sequence[int]) -> float:
@@ -175,17 +175,6 @@ def trl_step(model: str, length: int, group: int, folder: str, micro_batch: int)
 
     train.holds_gate = True  # type: ignore[attr-defined]  # the worker passes its gate to such a function
     return train
-
-
-def save_models(folder: str, names: Sequence[str]) -> None:
-    """Save the models as directories for both sides."""
-    from gxpo.training import models
-
-    for name in names:
-        source = {"tiny": "tiny:cold", "smollm2": "smollm2-135m"}[name]
-        loaded = models.load(source, task="arithmetic", dtype=DTYPE[name])
-        loaded.model.save_pretrained(f"{folder}/{name}")
-        loaded.tokenizer.save_pretrained(f"{folder}/{name}")
 
 
 # ---------------------------------------------------------------- rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,18 @@ from gxpo.bench import runner
 from gxpo.bench.machine import OtherProcesses
 
 Row = dict[str, Any]
+DTYPE = {"tiny": "float32", "smollm2": "bfloat16"}  # of the parameters, on both sides
+
+
+def save_models(folder: str, names: Sequence[str]) -> None:
+    """Save the models as directories for both sides."""
+    from gxpo.training import models
+
+    for name in names:
+        source = {"tiny": "tiny:cold", "smollm2": "smollm2-135m"}[name]
+        loaded = models.load(source, task="arithmetic", dtype=DTYPE[name])
+        loaded.model.save_pretrained(f"{folder}/{name}")
+        loaded.tokenizer.save_pretrained(f"{folder}/{name}")
 
 
 @dataclass
@@ -39,8 +51,6 @@ class Plan:
 
     def models(self, *names: str) -> str:
         """Path of the folder, after saving these models in it."""
-        from gxpo.bench.peer import save_models
-
         need("transformers.utils.logging", "train").disable_progress_bar()
         save_models(str(self.folder), [name for name in names if not (self.folder / name).exists()])
         return str(self.folder)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gxpo.bench.peer import DTYPE, NEW, questions
+from gxpo.bench.peer import NEW, questions
+from gxpo.bench.plan import DTYPE
 from gxpo.bench.runner import Case, Side
 
 Round = Callable[[], dict[str, Any]]
@@ -52,7 +53,7 @@ GENERATE = ("tiny/64x32/g8", "tiny/64x256/g8", "smollm2/64x32/g8", "smollm2/64x2
 def cases(folder: str, quick: bool = False) -> list[Case]:
     """Rows `engine/...`, `generate/...` and one for each option of the engine.
 
-    folder  holds the models "tiny" and "smollm2" (`peer.save_models`)
+    folder  holds the models "tiny" and "smollm2" (`plan.save_models`)
     """
     works = QUICK if quick else FULL
     rows = [against(f"engine/{w.name}", w, folder, "loop", "bare_loop") for w in works]

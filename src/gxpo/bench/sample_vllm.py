@@ -25,7 +25,7 @@ LENGTH = 512  # tokens of a context
 def cases(folder: str, python: str, quick: bool = False) -> list[Case]:
     """Rows `vllm/...`.
 
-    folder  holds the model "smollm2" (`peer.save_models`)
+    folder  holds the model "smollm2" (`plan.save_models`)
     python  interpreter of an environment with vLLM; gxpo need not be there
     """
     rows = []

@@ -10,7 +10,8 @@ import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gxpo.bench.peer import DTYPE, GROUP, LR, MICROBATCH, NEW, PROMPTS, STATES
+from gxpo.bench.peer import GROUP, LR, MICROBATCH, NEW, PROMPTS, STATES
+from gxpo.bench.plan import DTYPE
 from gxpo.bench.runner import Case, Side
 
 Round = Callable[[], dict[str, Any]]

@@ -13,11 +13,11 @@ from typing import Any
 from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.compare import suites
 from gxpo.compare.arms import folder, with_origin
-from gxpo.compare.jobs import STOPPED, Job, Runner, job_keys
+from gxpo.compare.jobs import STOPPED, Job, Runner
 from gxpo.compare.reading import read_run
 from gxpo.compare.results import Arm, Budget, RunResult, Unit
 from gxpo.compare.suites import Setting
-from gxpo.compare.worker import JOB
+from gxpo.compare.worker import JOB, job_keys
 from gxpo.parts.options import dotted
 from gxpo.training import config
 from gxpo.training.preflight import rehearse

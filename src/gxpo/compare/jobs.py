@@ -21,7 +21,6 @@ from typing import Any, Protocol, TypeVar
 from gxpo.base.errors import need
 from gxpo.base.processes import Ended, Process
 from gxpo.compare import worker
-from gxpo.environments.tasks.epochs import FIRST_STEP, goes_by_epochs
 
 LONGEST_RUN = 30 * 86400.0  # seconds
 TAIL = 1 << 15  # bytes, more than two lines of metrics
@@ -63,16 +62,6 @@ class Job:
             return json.loads(lines[-2])  # what follows the last line end is not whole
         except (OSError, IndexError, json.JSONDecodeError):
             return {}
-
-
-def job_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Contents of a run's job.json: its keys, and the order in which it draws a finite list of tasks."""
-    return {**keys, **task_order(keys)}
-
-
-def task_order(keys: Mapping[str, Any]) -> dict[str, int]:
-    """`first_step`, the step that begins the first epoch, where tasks are a finite list; otherwise empty."""
-    return {"first_step": FIRST_STEP} if goes_by_epochs(keys) else {}
 
 
 class Runner(Protocol):

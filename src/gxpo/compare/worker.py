@@ -21,6 +21,18 @@ JOB, DONE, LOG = "job.json", "done.json", "log.txt"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
+def job_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Contents of a run's job.json: its keys, and the order in which it draws a finite list of tasks."""
+    return {**keys, **task_order(keys)}
+
+
+def task_order(keys: Mapping[str, Any]) -> dict[str, int]:
+    """`first_step`, the step that begins the first epoch, where tasks are a finite list; otherwise empty."""
+    from gxpo.environments.tasks.epochs import FIRST_STEP, goes_by_epochs
+
+    return {"first_step": FIRST_STEP} if goes_by_epochs(keys) else {}
+
+
 def serve(line: Line) -> None:
     """Train or probe the runs that are sent; the answer to a training is its `trouble`, empty on success."""
     while True:
@@ -93,8 +105,6 @@ def _train(path: Path, keys: Mapping[str, Any], keep: bool) -> None:
     has_checkpoint = any((path / FOLDER).glob("step-*"))
     if not has_checkpoint:
         # Nothing of a run that was killed before its first checkpoint can be continued; its log is worth keeping.
-        from gxpo.compare.jobs import job_keys
-
         for leftover in path.iterdir():
             if leftover.name != LOG:
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()

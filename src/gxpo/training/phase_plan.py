@@ -33,7 +33,7 @@ class Until:
     """A condition on a metric: the mean of its last `over` readings in the phase is at least, or at most, `bound`.
 
     >>> until = Until.parse("success_rate >= 0.8 over 2")
-    >>> until.is_met([0.9]), until.met([0.5, 0.8]), until.met([0.7, 0.9])
+    >>> until.is_met([0.9]), until.is_met([0.5, 0.8]), until.is_met([0.7, 0.9])
     (False, False, True)
     """
 

@@ -267,7 +267,7 @@ def test_a_task_is_asked_in_other_words() -> None:
     assert asked("text", "{prompt} ({solution})", said) == encoded("1+2= (3 {or} so)")
     assert asked("chat", "{prompt} ({solution})", said) == encoded("first.q (3 {or} so)")
     assert asked("ids", "{prompt} ({solution})", said) is None and asked("unheard of", "{prompt}", {}) is None
-    assert session(envs=object()).asked("text", "{prompt}", {}) is None  # an episode
+    assert session(envs=object()).reword("text", "{prompt}", {}) is None  # an episode
 
 
 def grown(*texts: str, context: str = "1+2=") -> Forest:

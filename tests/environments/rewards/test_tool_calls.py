@@ -136,7 +136,7 @@ def test_a_group_with_one_right_answer_has_nothing_from_calls():
         gxpo.method("hdpo", {"credit.only": {"other": "success"}, "credit.weights": {"tool_calls": 1.0}}).advantages(
             m.shaped(attempts(*SEARCHES))
         )
-    with pytest.raises(ConfigError, match=r"'\*', and these rollouts have no component but those"):
+    with pytest.raises(ConfigError, match=r"lists every component of these rollouts by name: leave '\*' out"):
         gxpo.method("hdpo").advantages(m.shaped(attempts(*SEARCHES)))
 
 

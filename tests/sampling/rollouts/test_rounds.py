@@ -368,7 +368,7 @@ def test_what_a_rollout_gives_is_checked() -> None:
     for (where, value), message in cases.items():
         session = prompts()
         with pytest.raises(GxpoError, match=message):
-            session.grown(Gives(where=where, value=value), tasks(session))
+            session.grow(Gives(where=where, value=value), tasks(session))
     session = prompts()
     with pytest.raises(GxpoError, match=r"a rollout of task 'r' can't be scored: this step has not drawn it"):
         session.score(Blind().grow([Task("r", "?")], session))
