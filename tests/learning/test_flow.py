@@ -194,7 +194,7 @@ def test_a_checkpoint_goes_on_bit_for_bit():
 
 def test_a_learner_beside_goes_its_own_way():
     one = learner()
-    two, crc = one.beside(lr=1e-2), one.weights_crc()
+    two, crc = one.second_learner(lr=1e-2), one.weights_crc()
     assert two.weights_crc() == crc
     two.step(ROWS, coupled, couples="step")
     assert one.weights_crc() == crc != two.weights_crc()

@@ -312,7 +312,7 @@ def test_what_can_not_be() -> None:
     learner = make()
     with pytest.raises(ModelError, match="policy 'judge'; the learner has solver, verifier"):
         learner.outputs(team_forest(1, ("solver", "judge")))
-    for ask in (lambda: learner.hidden(team_forest(1)), lambda: learner.beside(lr=0.1)):
+    for ask in (lambda: learner.hidden(team_forest(1)), lambda: learner.second_learner(lr=0.1)):
         with pytest.raises(ModelError, match="needs a single policy, and there are several"):
             ask()
     with pytest.raises(ModelError, match="no policy 'solver'; the run has main"):

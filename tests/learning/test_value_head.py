@@ -78,7 +78,7 @@ def test_a_value_is_refused_without_a_head():
 def test_a_learner_beside_another_moves_by_itself():
     policy = TorchLearner(clean_llama(), lr=1e-2)
     forest = Forest.from_completions([[3, 4]], [[[6, 7]]], [[1.0]])
-    second = policy.beside(lr=1e-3)
+    second = policy.second_learner(lr=1e-3)
     assert torch.equal(second.outputs(forest)["logprob"], policy.outputs(forest)["logprob"])
     crc = policy.weights_crc()
     second.step(forest, lambda x: x["logprob"].sum())

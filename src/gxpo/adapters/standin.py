@@ -48,7 +48,7 @@ class StandIn:
         """Evaluate the loss, so that its parts are tried, and move nothing."""
         return StepInfo(empty=False, loss=float(loss(self.outputs(forest, names))))
 
-    def beside(self, *, lr: float) -> StandIn:
+    def second_learner(self, *, lr: float) -> StandIn:
         """Return a second model, as for a critic."""
         return StandIn()
 

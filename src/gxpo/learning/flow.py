@@ -160,7 +160,7 @@ class FlowLearner(InProcess):
             schedule=Schedule(schedule, warmup_steps, total_steps),
         )
 
-    def beside(self, *, lr: float) -> FlowLearner:
+    def second_learner(self, *, lr: float) -> FlowLearner:
         """Create another learner of the same kind from a copy of the parameters, with its own optimiser."""
         size = self.tokens_per_microbatch
         return FlowLearner(

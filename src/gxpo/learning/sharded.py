@@ -143,7 +143,7 @@ class ShardedLearner(TorchLearner):
         super().restore(snapshot)
 
     # ------------------------------------------------------------ unsupported
-    def beside(self, *, lr: float) -> TorchLearner:
+    def second_learner(self, *, lr: float) -> TorchLearner:
         raise ConfigError("a part with a second model does not run on cluster.backend=fsdp: use cluster.backend=local")
 
     def products_trial(self) -> None:

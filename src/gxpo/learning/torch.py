@@ -186,7 +186,7 @@ class TorchLearner(InProcess):
         """Vocabulary size of the model."""
         return self._readout.vocabulary
 
-    def beside(self, *, lr: float) -> TorchLearner:
+    def second_learner(self, *, lr: float) -> TorchLearner:
         """Create a second learner from a copy of the parameters, with its own optimiser; no reference, no value head, a
         constant learning rate."""
         self._refuse_several_policies("a second model from a copy of the policy")

@@ -133,7 +133,7 @@ class Method:
         return tuple(CreditPart.hook(self.credit, "provides"))
 
     @cached_property
-    def given(self) -> tuple[str, ...]:
+    def output_signals(self) -> tuple[str, ...]:
         """Signals that the policy's outputs are computed with, such as a teacher's log-probs: see `TermPart.given`."""
         return tuple(dict.fromkeys(n for term in self.terms.values() for n in TermPart.hook(term, "given")))
 

@@ -270,7 +270,7 @@ class Learner(Protocol):
         """[n, V] float32 at least: the current policy's logits of rows [n, H] of its last hidden states."""
         ...
 
-    def beside(self, *, lr: float) -> Learner:
+    def second_learner(self, *, lr: float) -> Learner:
         """Create another learner of the same kind from a copy of the parameters, with its own optimiser."""
         ...
 

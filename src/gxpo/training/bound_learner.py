@@ -212,7 +212,11 @@ class BoundLearner:
 
     def constant_arguments(self, signals: Signals) -> dict[str, dict[str, Tensor]]:
         """The signals that outputs of the loss are made with, where a term names any (`TermPart.given`)."""
-        return {"given": {name: signals[name] for name in self.method.given}} if self.method.given else {}
+        return (
+            {"given": {name: signals[name] for name in self.method.output_signals}}
+            if self.method.output_signals
+            else {}
+        )
 
     def _current_outputs(self, forest: Forest, names: Iterable[str], **options: Any) -> dict[str, Tensor]:
         """Outputs of the current policy; before the first optimiser step, it becomes the proximal one."""

@@ -92,6 +92,6 @@ def test_state_of_other_memories_is_refused_and_its_own_restored() -> None:
     rates, fresh = (SuccessRates(discount=0.5, prior=2.0, window=2) for _ in range(2))
     rates.add("a", [task_visit(1, 0)])
     fresh.load_state_dict(json.loads(json.dumps(rates.state_dict())))
-    assert fresh.state_dict() == rates.state_dict() and fresh.known() == {"a"}
+    assert fresh.state_dict() == rates.state_dict() and fresh.names() == {"a"}
     with pytest.raises(CheckpointError, match="else"):
         fresh.load_state_dict({**rates.state_dict(), "else": {}})

@@ -79,5 +79,5 @@ def test_under_adapters_on_every_matrix_the_head_is_what_is_left():
 def test_everything_of_a_learner_multiplies_as_it_is_told():
     learner = TorchLearner(small_llama(), lr=1e-3, dtype="bfloat16", reference=True, products="float32")
     learner.use_products("native")
-    both = (learner._readout.decoder, learner._reference.decoder, learner.beside(lr=1e-3)._readout.decoder)
+    both = (learner._readout.decoder, learner._reference.decoder, learner.second_learner(lr=1e-3)._readout.decoder)
     assert [decoder.product for decoder in both] == [torch.bfloat16] * 3

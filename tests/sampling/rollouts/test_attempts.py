@@ -57,7 +57,7 @@ def test_a_fork_within_an_action_records_only_its_own_tokens() -> None:
     fork.key = StreamKey(0, 2, "a", 3, (0,))
     assert fork.action_prefix == (4, 5) and fork.request().prompt == (7, 8, 4, 5)
     act(fork, 9)
-    assert fork.whole(0) == [4, 5, 9] and base.whole(0) == [4, 5, 6]
+    assert fork.action_tokens(0) == [4, 5, 9] and base.action_tokens(0) == [4, 5, 6]
     record = fork.record({})
     assert record["fork"] == {"of": "s2/a/3", "turn": 0, "token": 2} and record["id"] == "s2/a/3.0"
     assert record["turns"][0]["action"] == [9] and "prompt" not in record

@@ -122,7 +122,7 @@ class OwnModel(SignalPart):
 
     def bind(self, tools: SignalTools) -> None:
         # A part without an `lr` follows the policy and trains nothing itself.
-        self.memory["model"] = tools.learner.beside(lr=getattr(self, "lr", 0.0))
+        self.memory["model"] = tools.learner.second_learner(lr=getattr(self, "lr", 0.0))
 
     @property
     def model(self) -> Any:

@@ -269,7 +269,7 @@ class SampledTasks:
         # tasks_effective is exp(entropy): the number of equally likely tasks with the same entropy
         chances = self.chances()
         self._candidate_count = int(chances.count_nonzero())
-        known_count = sum(name in self.rates.known() for name in self.arms.names)
+        known_count = sum(name in self.rates.names() for name in self.arms.names)
         entropy = -float(torch.special.xlogy(chances, chances).sum())
         return {
             "tasks_mixed": None if math.isnan(self._mixed_share) else self._mixed_share,

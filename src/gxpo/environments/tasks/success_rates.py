@@ -126,7 +126,7 @@ class SuccessRates:
             values = memory[column].predict(names)
         return torch.tensor(values, dtype=torch.float64)
 
-    def known(self) -> set[str]:
+    def names(self) -> set[str]:
         """Names that were visited."""
         return set(self.streaks)
 

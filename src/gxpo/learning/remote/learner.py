@@ -175,7 +175,7 @@ class RemoteLearner:
     def logits(self, states: Tensor) -> Tensor:
         raise self._elsewhere("a part that reads logits")
 
-    def beside(self, *, lr: float) -> RemoteLearner:
+    def second_learner(self, *, lr: float) -> RemoteLearner:
         raise self._elsewhere("a part that trains a second model")
 
     def follow(self, policy: Any, rate: float) -> None:

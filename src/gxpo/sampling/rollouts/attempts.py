@@ -200,7 +200,7 @@ class Episode:
         self.replies.append(None if is_summary else reply)
         return reply
 
-    def whole(self, turn: int) -> list[int]:
+    def action_tokens(self, turn: int) -> list[int]:
         """Return all tokens of the action of a turn, including those that a fork shares with its base."""
         owner: Episode = self
         # a chain of forks: the turn is stored by the last one that did not inherit it
@@ -338,5 +338,5 @@ def forked(fork: Fork, place: Snapshot | Episode) -> Episode:
     twin.moves = 0 if isinstance(place, Episode) else place.moves
     twin.base, twin.inherited, twin.spec = base, turn, base.spec
     twin.instance_info, twin.info = base.instance_info, dict(info)
-    twin.prefix_tokens = tuple(base.whole(turn)[:token]) if token else ()
+    twin.prefix_tokens = tuple(base.action_tokens(turn)[:token]) if token else ()
     return twin

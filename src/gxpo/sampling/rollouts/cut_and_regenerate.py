@@ -159,7 +159,7 @@ class CutAndRegenerate(RolloutPart):
         """Return the (turn, token) at which each step begins: a turn of an episode, a delimited piece of an answer."""
         if play.world:
             return [(turn, 0) for turn in range(len(episode.turns))]
-        return [(0, token) for token in step_begins(episode.whole(0), self.delimiter, play.session.decode)]
+        return [(0, token) for token in step_begins(episode.action_tokens(0), self.delimiter, play.session.decode)]
 
     def _find_flaws(self, running: Sequence[_Attempt], play: Play) -> None:
         """Set the flawed step of each attempt."""
@@ -194,7 +194,7 @@ class CutAndRegenerate(RolloutPart):
     def _question(self, attempt: _Attempt, play: Play) -> tuple[int, ...]:
         """Build the refiner's prompt for an attempt."""
         session, episode = play.session, attempt.episode
-        step_tokens = attempt.pieces([episode.whole(turn) for turn in range(len(episode.turns))])
+        step_tokens = attempt.pieces([episode.action_tokens(turn) for turn in range(len(episode.turns))])
         steps = [session.decode(piece) for piece in step_tokens]
         if play.world:
             observations = play.observations_after(episode)
@@ -246,4 +246,4 @@ class CutAndRegenerate(RolloutPart):
     @staticmethod
     def _own_text(episode: Episode, session: Session) -> str:
         """Return the text to judge: the attempt's own words, without the refiner's."""
-        return session.decode([token for turn in range(len(episode.turns)) for token in episode.whole(turn)])
+        return session.decode([token for turn in range(len(episode.turns)) for token in episode.action_tokens(turn)])

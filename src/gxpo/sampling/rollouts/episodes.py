@@ -197,7 +197,7 @@ class Play:
             last_turn = turns if self.world else 0
             if not 0 <= fork.turn <= last_turn:
                 raise GxpoError(f"{who} leaves it before turn {fork.turn}: it has turns 0 to {last_turn}")
-            length = len(base.whole(fork.turn)) if fork.turn < turns else 0
+            length = len(base.action_tokens(fork.turn)) if fork.turn < turns else 0
             if not 0 <= fork.token <= length:
                 raise GxpoError(f"{who} leaves turn {fork.turn} after {fork.token} tokens: its action has {length}")
             sampling = None if fork.anew or base.spec is None else base.spec.sampling
@@ -401,7 +401,7 @@ class Play:
 
     def transcript(self, episode: Episode) -> str:
         """Return the text of an attempt: a sample's answer, or an episode's actions and the observations after them."""
-        action_texts = [self.session.decode(episode.whole(turn)) for turn in range(len(episode.turns))]
+        action_texts = [self.session.decode(episode.action_tokens(turn)) for turn in range(len(episode.turns))]
         if not self.world:
             return action_texts[0]
         return "\n".join(

@@ -274,7 +274,7 @@ class Tree(Grow):
         if play.world:
             return [Point(chain, turn) for turn in range(chain.inherited + bool(chain.key.path), len(chain.snapshots))]
         first_points = [] if chain.key.path else [Point(chain, 0)]
-        ends = step_ends(chain.whole(0), play.session.decode, self.delimiter)
+        ends = step_ends(chain.action_tokens(0), play.session.decode, self.delimiter)
         return first_points + [Point(chain, 0, end) for end in ends if end > len(chain.prefix_tokens)]
 
     def _chains_to_keep(self, tree: AttemptTree, n: int) -> list[Episode]:
