@@ -33,12 +33,12 @@ settings.load_profile(os.environ.get("GXPO_HYPOTHESIS", "default"))
 def _warm_starts(tmp_path_factory):
     """A cache that holds what stands for the warm start of the arithmetic: the model after one step of it."""
     from gxpo.models.cache import put
-    from gxpo.training.models.warmup import WARMUPS, _key, warm_start
+    from gxpo.training.models.warmup import WARMUPS, _cache_key, warm_start
 
     recipe = WARMUPS["arithmetic"]
     root = tmp_path_factory.getbasetemp()
     place = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "warm"  # one for all workers
-    target = place / f"tiny-arithmetic-0-{_key('arithmetic', 0, recipe)}"
+    target = place / f"tiny-arithmetic-0-{_cache_key('arithmetic', 0, recipe)}"
     short = {"batch": 8, "first_check": 1, "max_steps": 1, "low": 0.0, "high": 1.0, "well_formed": 0.0, "checked_on": 2}
     made = warm_start("arithmetic", cache=place / "made", recipe=dataclasses.replace(recipe, **short))
     put(target, lambda folder: shutil.copytree(made, folder, dirs_exist_ok=True))

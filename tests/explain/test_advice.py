@@ -6,7 +6,7 @@ import pytest
 
 from gxpo.base.errors import ConfigError
 from gxpo.explain.advice import find, measurement_of, recommendations
-from gxpo.explain.symptoms import SICKNESSES, SYMPTOMS
+from gxpo.explain.symptoms import SYMPTOMS
 
 SYMPTOM = "all-wrong groups"
 
@@ -14,8 +14,9 @@ SYMPTOM = "all-wrong groups"
 def measured(advice, verdict, difference=0.1):
     """A measurement of an advice's keys, as `gxpo.doctor.evidence` reads them."""
     keys = {"method": advice.method, **dict(s.split("=", 1) for s in advice.sets)}
+    sickness = SYMPTOMS[SYMPTOM].sicknesses[0]
     return SimpleNamespace(
-        sickness=SICKNESSES[SYMPTOM][0], keys=keys, verdict=verdict, difference=difference, said=f"said of {verdict}"
+        sickness=sickness, keys=keys, verdict=verdict, difference=difference, figures=f"said of {verdict}"
     )
 
 
