@@ -212,7 +212,7 @@ def trl() -> Iterator[Row]:
     found = [_trl_loss(kind)[1][1] for kind in ("RLOO", "GRPO")]
     yield Row("losses: RLOO in TRL: the clipped ratio is a product over the sequence", [0.0, -0.180967], found)
     yield Row(
-        "elsewhere: TRL's log_completions: evaluation rows in place of the step's",
+        "elsewhere: TRL's log_completions: evaluation rows replace the step's",
         [0.0, 4.0],
         _rows_of_a_step_with_evaluation(),
     )

@@ -15,10 +15,11 @@ SYSTEMS = {"trl": "TRL 1.16.0", "verl": "verl 0.9.1"}
 
 
 def entries(page: Path) -> dict[str, str]:
-    """Heading -> text, without the links at the end of the page."""
+    """Heading -> text on one line, without the links at the end of the page."""
     text = re.split(r"^\[[\w-]+\]: ", page.read_text(), maxsplit=1, flags=re.M)[0]
-    sections = re.split(r"^##+ ", text, flags=re.M)[1:]
-    return {s.split("\n")[0].replace("`", ""): s.split("\n", 1)[1].strip() for s in sections if "Test: " in s}
+    sections = [section.split("\n", 1) for section in re.split(r"^##+ ", text, flags=re.M)[1:]]
+    on_one_line = {heading.replace("`", ""): " ".join(body.split()) for heading, body in sections}
+    return {heading: body for heading, body in on_one_line.items() if "Test: " in body}
 
 
 def named_in(page: Path) -> set[str]:

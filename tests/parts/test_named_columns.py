@@ -77,7 +77,7 @@ def test_arguments_follow_the_parameter_names_after_the_first():
         raise AssertionError
 
     first = torch.tensor([5.0])
-    given = columns().given(score, "R", first)
+    given = columns().arguments_of(score, "R", first)
     assert given[0] is first and [x.tolist() for x in given[1:]] == [[1.0, 0.0, 0.5], [2, 1, 0]]
 
 
