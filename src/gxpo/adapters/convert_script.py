@@ -337,7 +337,7 @@ class _Reader:
                 continue
             for target in node.targets:
                 is_field = isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)
-                if is_field and target.value.id in self._configs:  # type: ignore[union-attr]  # as `held` says
+                if is_field and target.value.id in self._configs:  # type: ignore[union-attr]  # narrowed by `is_field`
                     try:
                         value = Value(self._value(node.value), self._where(node))
                         self.source.settings[target.attr] = value  # type: ignore[union-attr]

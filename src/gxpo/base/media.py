@@ -414,7 +414,7 @@ def marked(content: Any) -> str:
 
 
 def unmarked(text: str) -> str:
-    """A text without the characters of marks, for one by whom nothing is to be shown: a policy's."""
+    """Remove the characters of picture marks from a text, so that a policy's answer shows no pictures to its reader."""
     return text.translate({ord(c): None for c in MARK})
 
 

@@ -143,7 +143,7 @@ class FlowLearner(InProcess):
         self.model = model.to(self.device).eval()
         if optimiser == "muon":
             raise ConfigError("learner.optimiser=muon is for language models' hidden matrices: use another for a flow")
-        # kept for `beside`, which makes a second learner of the same kind
+        # kept for `second_learner`, which makes a second learner of the same kind
         self._optimiser_settings: dict[str, Any] = {
             "kind": optimiser,
             "betas": betas,

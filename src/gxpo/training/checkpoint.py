@@ -127,7 +127,7 @@ def _complete(
         _write(partial / name, data)
     _sync_directory(partial)
     replaced = final.with_name(f"{_REPLACED}{final.name}")
-    if final.exists():  # a directory can't be replaced in one step; `_found` still knows it under the other name
+    if final.exists():  # a directory can't be replaced in one step; `_checkpoints` still finds it under the other name
         os.rename(final, replaced)
     os.rename(partial, final)
     _sync_directory(final.parent)

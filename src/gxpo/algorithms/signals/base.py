@@ -26,7 +26,7 @@ def _not_lent(*_: Any) -> Any:
 class SignalTools:
     """The run's tools for signals: the policy, the tokenizer, answers.
 
-    learner   the policy: `outputs`, `hidden`, and `beside` for a second model
+    learner   the policy: `outputs`, `hidden`, and `second_learner` for a second model
     decode    token ids -> text
     blank_id  a neutral token, in place of a masked one
     encode    text -> token ids, as it stands, without a template; the names of special tokens stay text

@@ -157,7 +157,7 @@ class SampledTasks:
         self._inner, self.sampler, self.arms = inner, sampler, arms
         self.rates = SuccessRates(sampler.discount, sampler.prior, sampler.window)
         self._draw_counts: Counter[str] = Counter()
-        self._pending: tuple[int, list[str]] = (-1, [])  # (step, names) of the newest draw, not yet in `_drawn`
+        self._pending: tuple[int, list[str]] = (-1, [])  # (step, names) of the newest draw, not yet in `_draw_counts`
         self._unobserved_forests: list[Forest] = []
         self._mixed_share = math.nan
         self._candidate_count: int | None = None  # names with a chance; None: not counted since a rate changed
