@@ -57,7 +57,7 @@ def test_the_verdict_comes_first(tmp_path: Path) -> None:
     page, text = drawn(tmp_path, comparison())
     said = "dr_grpo is better than grpo by .050"
     body = text[text.index("<main>") :]
-    assert 0 < body.index(said) < body.index("rloo can&#x27;t be told from grpo") < body.index("<h2>")
+    assert 0 < body.index(said) < body.index("rloo can&#39;t be told from grpo") < body.index("<h2>")
     assert "rloo and dr_grpo against grpo: sums" in page.text
     assert "rloo: 1 of 4 runs ended before its budget" in page.text
     headings = re.findall("<h2>(.*?)</h2>", text)

@@ -7,7 +7,9 @@ import re
 
 from gxpo.base.page import (
     Html,
+    bullets,
     charts,
+    finding,
     folded,
     masthead,
     page,
@@ -16,7 +18,6 @@ from gxpo.base.page import (
     section,
     svg_chart,
     table,
-    text,
     verdict,
 )
 from gxpo.doctor.evidence import LIMITS
@@ -38,7 +39,7 @@ def html(diagnosis: Diagnosis, log: RunLog) -> str:
     facts = [f"{diagnosis.source} run", f"{log.last_step:,} steps" if log.last_step else ""]
     if log.rollouts is not None and len(log.rollouts):
         facts.append(f"{len(log.rollouts):,} of {log.rollouts.of:,} rollouts read")
-    body = masthead("gxpo doctor", [f for f in facts if f]) + verdict_panel(diagnosis)
+    body: Html = masthead("gxpo doctor", [f for f in facts if f]) + verdict_panel(diagnosis)
     roots = [f for f in diagnosis.findings if _is_root(f, diagnosis)]
     if roots:
         body += section("Findings", *(_with_consequences(f, diagnosis) for f in roots), id="findings")
@@ -97,33 +98,23 @@ def _is_root(finding: Finding, diagnosis: Diagnosis) -> bool:
     return finding.follows_from is None or not any(finding.follows_from in f.ids for f in diagnosis.findings)
 
 
-def _with_consequences(finding: Finding, diagnosis: Diagnosis, ids_above: frozenset[str] = frozenset()) -> Html:
+def _with_consequences(cause: Finding, diagnosis: Diagnosis, ids_above: frozenset[str] = frozenset()) -> Html:
     # ids of several findings may name each other as their cause: without this the page would never end
-    ids_above = ids_above | set(finding.ids)
-    consequences = [f for f in diagnosis.findings if f.follows_from in finding.ids and ids_above.isdisjoint(f.ids)]
-    parts = [_finding(finding)]
+    ids_above = ids_above | set(cause.ids)
+    consequences = [f for f in diagnosis.findings if f.follows_from in cause.ids and ids_above.isdisjoint(f.ids)]
+    parts = [paragraph(f"{cause.severity}, {cause.grade}: {' or '.join(cause.ids)}", soft=True)]
+    parts.append(bullets(cause.evidence))
+    for example in cause.examples:
+        rows = [(key, _cell(example[key])) for key in EXAMPLE if example.get(key) not in (None, "")]
+        parts.append(folded(f"rollout {example.get('where', '')}", table(("", ""), rows)))
+    if any(MEASURED.search(line) for line in cause.remedy):
+        parts.append(paragraph(f"measured: {LIMITS}", soft=True))
+    parts.append(bullets([f"Try: {line}" for line in cause.remedy]))
     if consequences:
         inner = [_with_consequences(f, diagnosis, ids_above) for f in consequences]
         title = "1 consequence" if len(consequences) == 1 else f"{len(consequences)} consequences"
         parts.append(folded(title, *inner, open=True))
-    return Html(f'<div class="finding">{Html("").join(parts)}</div>\n')
-
-
-def _finding(finding: Finding) -> Html:
-    ids = " or ".join(finding.ids)
-    head = Html(f"<h3>{text(finding.title)}</h3>")
-    head += paragraph(f"{finding.severity}, {finding.grade}: {ids}", soft=True)
-    evidence = Html("").join(Html(f"<li>{text(line)}</li>") for line in finding.evidence)
-    body = head + Html(f"<ul>{evidence}</ul>" if evidence else "")
-    for example in finding.examples:
-        rows = [(key, _cell(example[key])) for key in EXAMPLE if example.get(key) not in (None, "")]
-        where = str(example.get("where", ""))
-        body += folded(f"rollout {where}", table(("", ""), rows))
-    if any(MEASURED.search(line) for line in finding.remedy):
-        body += paragraph(f"measured: {LIMITS}", soft=True)
-    if finding.remedy:
-        body += Html(f"<ul>{''.join(f'<li>Try: {text(line)}</li>' for line in finding.remedy)}</ul>")
-    return Html(body)
+    return finding(cause.title, *parts)
 
 
 def _cell(value: object) -> Html | str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gxpo.base.page import Html, data, folded, key_figures, masthead, page, paragraph, text
+from gxpo.base.page import Html, data, folded, key_figures, masthead, page, paragraph
 from gxpo.explain.group_figures import MOST_ROLLOUTS, MOST_TOKENS, GroupFigures, choose_groups, figures
 from gxpo.explain.outlook import Outlook, look
 from gxpo.explain.rollout_columns import columns
@@ -87,12 +87,12 @@ def _notes(source: Source, looks: Sequence[Outlook]) -> Html:
         html += paragraph(Html("<b>Not in the file:</b> "), "; ".join(source.lacks), soft=True)
     for outlook in looks:
         if outlook.missing:
-            html += paragraph(Html("<b>"), outlook.name, Html("</b> "), f"can't be shown: {outlook.missing}", soft=True)
+            html += paragraph(Html("<b>{}</b> ").format(outlook.name), f"can't be shown: {outlook.missing}", soft=True)
     notes = list(source.notes)
     notes += [f"{outlook.name}: {note}" for outlook in looks for note in outlook.notes]
     notes += [f"{outlook.name}: no {what}: {why}" for outlook in looks for what, why in outlook.without.items()]
     if notes:
-        html += folded("Notes on how it was computed", Html("".join(f"<p>{text(n)}</p>" for n in notes)))
+        html += folded("Notes on how it was computed", *map(paragraph, notes))
     return html
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import tempfile
@@ -16,6 +17,16 @@ def cache_directory(cache: str | os.PathLike[str] | None = None) -> Path:
     if environment_path := os.environ.get("GXPO_CACHE"):
         return Path(environment_path)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gxpo"
+
+
+def code_of(source: Path) -> bytes:
+    """Syntax tree of a Python file without docstrings and comments, for keys of caches: wording makes no model anew."""
+    tree = ast.parse(source.read_bytes())
+    for node in ast.walk(tree):
+        has_body = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        if has_body and ast.get_docstring(node):
+            node.body = node.body[1:]
+    return ast.dump(tree).encode()
 
 
 def put(target: Path, fill: Callable[[Path], None]) -> Path:

@@ -133,7 +133,7 @@ def _line(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], lis
 def html(run: Path, title: str, verdict: str | None) -> str:
     """HTML for notebooks: verdict, curves, the best and worst rollouts of the last written step."""
     metrics, evaluations = rows_of(run)
-    paragraphs = [paragraph(Html("<b>"), title, Html("</b>"))]
+    paragraphs = [paragraph(Html("<b>{}</b>").format(title))]
     if verdict is not None:
         paragraphs.append(paragraph(verdict))
     files = sorted((run / "rollouts").glob("step-*.jsonl"))

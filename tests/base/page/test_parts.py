@@ -8,7 +8,7 @@ HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> \
 
 
 def test_text_is_escaped_once_and_shows_what_hides() -> None:
-    assert text("a<b>&\"'") == "a&lt;b&gt;&amp;&quot;&#x27;"
+    assert text("a<b>&\"'") == "a&lt;b&gt;&amp;&#34;&#39;"
     assert text(text("<")) == "&lt;"
     assert text("x\u202ey\ud83dz\x07\u2028\tq\n") == "x&lt;U+202E&gt;y&lt;U+D83D&gt;z\u2407&lt;U+2028&gt;\tq\n"
     assert Html("<b>") + "<i>" == "<b>&lt;i&gt;" and "<i>" + Html("<b>") == "&lt;i&gt;<b>"

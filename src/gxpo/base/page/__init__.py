@@ -1,18 +1,32 @@
 """Self-contained HTML pages: what `report.html`, `gxpo explain` and `gxpo doctor --html` share.
 
-A page is `page(title, body)`, whose body is the sum of the parts below. Each part escapes what it is given, but for
-`Html`, which parts return; a page can therefore be put together only from text that was escaped once.
+A page is `page(title, body)`, whose body is the sum of the parts below. Markup is in Jinja's `parts.html`; whatever is
+no `Html` yet is escaped when it is put into it, so a page consists only of text that was escaped once.
 """
 
 from gxpo.base.page.chart import svg_chart
 from gxpo.base.page.document import data, page
-from gxpo.base.page.parts import charts, folded, key_figures, masthead, paragraph, preformatted, section, table, verdict
+from gxpo.base.page.parts import (
+    bullets,
+    charts,
+    finding,
+    folded,
+    key_figures,
+    masthead,
+    paragraph,
+    preformatted,
+    section,
+    table,
+    verdict,
+)
 from gxpo.base.page.text import Html, text
 
 __all__ = [
     "Html",
+    "bullets",
     "charts",
     "data",
+    "finding",
     "folded",
     "key_figures",
     "masthead",

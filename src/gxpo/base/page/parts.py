@@ -1,66 +1,69 @@
-"""Parts of a page: heading, verdict, key figures, charts, tables. Each escapes what it is given and gives `Html`."""
+"""Parts of a page: heading, verdict, key figures, charts, tables; `parts.html` has their markup."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
+
+from jinja2 import Environment, StrictUndefined
 
 from gxpo.base.page.text import Html, join, text
 
 Kind = Literal["critical", "warning", "note", "healthy"]
 
+# `finalize` escapes before Jinja does, so that characters which a reader would not see become visible as well
+_ENVIRONMENT = Environment(autoescape=True, finalize=text, undefined=StrictUndefined, keep_trailing_newline=True)
+MACROS: Any = _ENVIRONMENT.from_string((Path(__file__).parent / "parts.html").read_text(encoding="utf-8")).module
+
 
 def masthead(title: str, facts: Iterable[str] = ()) -> Html:
     """The page's heading, and under it one line of facts."""
-    spans = join(Html(f"<span>{text(fact)}</span>") for fact in facts)
-    return Html(f"<header><h1>{text(title)}</h1>{f'<p class=facts>{spans}</p>' if spans else ''}</header>\n")
+    return Html(MACROS.masthead(title, list(facts)))
 
 
 def verdict(kind: Kind, headline: str, lines: Iterable[str] = (), *, label: str | None = None) -> Html:
     """The headline box of a page, with its kind above it, or `label` instead."""
-    items = join(Html(f"<li>{text(line)}</li>") for line in lines)
-    return Html(
-        f'<div class="verdict {text(kind)}"><p class="kind">{text((label or kind).capitalize())}</p>'
-        f'<p class="said">{text(headline)}</p>{f"<ul>{items}</ul>" if items else ""}</div>\n'
-    )
+    return Html(MACROS.verdict(kind, (label or kind).capitalize(), headline, list(lines)))
 
 
 def key_figures(figures: Iterable[tuple[str, Any] | tuple[str, Any, str]]) -> Html:
-    """A row of (what, value) or (what, value, note)."""
-    cells = []
-    for what, value, *note in figures:
-        under = f'<span class="note">{text(note[0])}</span>' if note and note[0] else ""
-        cells.append(Html(f"<div><dt>{text(what)}</dt><dd>{text(value)}{under}</dd></div>"))
-    return Html(f'<dl class="figures">{join(cells)}</dl>\n')
+    """A row of (label, value) or (label, value, note)."""
+    return Html(MACROS.key_figures([(label, value, *note, "")[:3] for label, value, *note in figures]))
 
 
 def section(title: str, *body: str, id: str = "") -> Html:
     """A part of the page under a heading of its own."""
-    name = f' id="{text(id)}"' if id else ""
-    return Html(f"<section{name}><h2>{text(title)}</h2>\n{join(body)}</section>\n")
+    return Html(MACROS.section(title, join(body), id))
+
+
+def finding(title: str, *body: str) -> Html:
+    """A part of a section, under a smaller heading, set off by a line."""
+    return Html(MACROS.finding(title, join(body)))
 
 
 def paragraph(*content: str, soft: bool = False) -> Html:
-    return Html(f"<p{' class=soft' if soft else ''}>{join(content)}</p>\n")
+    return Html(MACROS.paragraph(join(content), soft))
+
+
+def bullets(lines: Iterable[str]) -> Html:
+    """A list with a bullet before each line; nothing without lines."""
+    return Html(MACROS.bullets(list(lines)))
 
 
 def preformatted(value: str, *, boxed: bool = False) -> Html:
     """Text of a model or a file, with its line ends."""
-    return Html(f"<pre{' class=boxed' if boxed else ''}>{text(value)}</pre>")
+    return Html(MACROS.preformatted(value, boxed))
 
 
 def folded(title: str, *body: str, open: bool = False) -> Html:
     """Body that is shown on request."""
-    return Html(f"<details{' open' if open else ''}><summary>{text(title)}</summary>{join(body)}</details>\n")
+    return Html(MACROS.folded(title, join(body), open))
 
 
 def charts(charts_and_captions: Iterable[tuple[str, str]]) -> Html:
     """A grid of (`svg_chart`, caption)."""
-    figures = [
-        Html(f"<figure>{svg}{f'<figcaption>{text(caption)}</figcaption>' if caption else ''}</figure>")
-        for svg, caption in charts_and_captions
-    ]
-    return Html(f'<div class="charts">{join(figures)}</div>\n')
+    return Html(MACROS.charts(list(charts_and_captions)))
 
 
 def table(
@@ -73,24 +76,11 @@ def table(
 ) -> Html:
     """A table that scrolls inside itself where it is wider than the page.
 
-    columns  headings; with all of them empty, the first cell of each row is its heading
+    columns  headings; with all of them empty, the first cell of each row is its heading, for readers that hear it
     numbers  the columns of figures, set to the right
     wide     as wide as the page
+
+    `ValueError` if a row has not as many cells as there are columns.
     """
-    # without headings the first cell of a row is its heading, for readers that hear the table
-    marks = [' class="n"' if column in numbers else "" for column in columns]
-    has_header = any(columns)
-    top = "".join(f"<th scope=col{mark}>{text(c)}</th>" for c, mark in zip(columns, marks, strict=True))
-    lines = []
-    for row in rows:
-        cells = [f"<td{mark}>{text(cell)}</td>" for cell, mark in zip(row, marks, strict=True)]
-        if not has_header:
-            cells[0] = f"<th scope=row>{text(row[0])}</th>"
-        lines.append(f"<tr>{''.join(cells)}</tr>\n")
-    above = f"<caption>{text(caption)}</caption>" if caption else ""
-    head = f"<thead><tr>{top}</tr></thead>" if has_header else ""
-    label = f' aria-label="{text(caption)}"' if caption else ' aria-label="table"'
-    return Html(
-        f'<div class="scroll" tabindex="0" role="region"{label}><table{" class=wide" if wide else ""}>{above}{head}'
-        f"<tbody>\n{''.join(lines)}</tbody></table></div>\n"
-    )
+    cells = [list(zip(columns, row, strict=True)) for row in rows]
+    return Html(MACROS.table(columns, cells, numbers, caption, wide))

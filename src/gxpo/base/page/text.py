@@ -1,10 +1,12 @@
-"""`text`: anything as HTML that shows it and does nothing else."""
+"""`Html` and `text`: anything as HTML that shows it and does nothing else."""
 
 from __future__ import annotations
 
-import html
 import re
+from collections.abc import Iterable
 from typing import Any
+
+from markupsafe import Markup, escape
 
 # What a reader would not see, or what would change how its neighbours are seen: C0 and C1 control characters but tab
 # and newline, marks that turn the writing direction, zero-width characters, line and paragraph separators, half a
@@ -12,14 +14,16 @@ from typing import Any
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 
-class Html(str):
-    """Text that is HTML already; the parts of a page leave it as it is."""
+class Html(Markup):
+    """Text that is HTML already. What is added, joined or formatted into it is escaped by `text`.
 
-    def __add__(self, other: str) -> Html:
-        return Html(f"{self}{text(other)}")
+    >>> Html("<b>{}</b>").format("<i>") + "&"
+    Html('<b>&lt;i&gt;</b>&amp;')
+    """
 
-    def __radd__(self, other: str) -> Html:
-        return Html(f"{text(other)}{self}")
+    @classmethod
+    def escape(cls, value: Any, /) -> Html:
+        return cls(value if isinstance(value, Markup) else escape(visible(str(value))))
 
 
 def visible(value: str) -> str:
@@ -41,15 +45,13 @@ def text(value: Any) -> Html:
     """The value as HTML: escaped, and with characters that a reader would not see made visible.
 
     >>> text("<b> & 'x'")
-    '&lt;b&gt; &amp; &#x27;x&#x27;'
+    Html('&lt;b&gt; &amp; &#39;x&#39;')
     >>> text(Html("<b>"))
-    '<b>'
+    Html('<b>')
     """
-    if isinstance(value, Html):
-        return value
-    return Html(html.escape(visible(str(value))))
+    return Html.escape(value)
 
 
-def join(parts: Any, between: str = "") -> Html:
+def join(parts: Iterable[Any], between: str = "") -> Html:
     """One piece of HTML of several, each escaped unless it is HTML."""
-    return Html(text(between).join(text(part) for part in parts))
+    return text(between).join(parts)

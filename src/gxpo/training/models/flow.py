@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from gxpo.base.errors import ModelError, need
 from gxpo.environments.tasks import points
-from gxpo.models.cache import cache_directory, put
+from gxpo.models.cache import cache_directory, code_of, put
 from gxpo.parts.protocols import Message
 
 NAME = "flow"
@@ -261,7 +261,7 @@ def load(
     for part in (json.dumps(RECIPE, sort_keys=True), torch.__version__):
         digest.update(part.encode())
     for module in (__file__, points.__file__):
-        digest.update(Path(module).read_bytes())
+        digest.update(code_of(Path(module)))
     target = cache_directory(cache) / f"flow-points-0-{digest.hexdigest()}"
     if not target.is_dir():  # `put` moves it there whole, so a folder that exists is complete
         notify("flow matching of the toy flow (once, then cached)")

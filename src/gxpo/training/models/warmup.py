@@ -27,7 +27,7 @@ import numpy as np
 from gxpo.base.errors import ModelError, did_you_mean, need
 from gxpo.environments.tasks import make
 from gxpo.environments.tasks.source import exact, fraction_of, stream
-from gxpo.models.cache import cache_directory, put
+from gxpo.models.cache import cache_directory, code_of, put
 from gxpo.models.processors import save_processor
 from gxpo.models.tiny import DIMENSIONS, IMAGE, character_tokenizer, tiny_model, tiny_vision_model
 from gxpo.parts.protocols import Task
@@ -226,7 +226,7 @@ def warm_start(
     progress  called with a `Check` every `check_every` steps
     recipe    instead of `WARMUPS[task]`
 
-    The folder's name has a hash of the recipe, the seed, the source files that take part and the versions of torch and
+    The folder's name has a hash of the recipe, the seed, the code that takes part and the versions of torch and
     transformers; `warmup.json` in it has the accuracies. The folder appears complete or not at all. With the same
     number of threads on the same machine its weights are the same bit for bit.
 
@@ -261,7 +261,7 @@ def recipe_of(task: str) -> Recipe:
 
 
 def _cache_key(task: str, seed: int, recipe: Recipe) -> str:
-    """Hash everything that the weights depend on: recipe, seed, source files, versions of torch and transformers."""
+    """Hash everything that the weights depend on: recipe, seed, code, versions of torch and transformers."""
     import torch
 
     import gxpo.environments.tasks.source
@@ -277,7 +277,7 @@ def _cache_key(task: str, seed: int, recipe: Recipe) -> str:
     for part in (task, seed, asdict(recipe), DIMENSIONS, torch.__version__, transformers.__version__):
         digest.update(json.dumps(part, sort_keys=True).encode())
     for file in files:
-        digest.update(file.read_bytes())
+        digest.update(code_of(file))
     return digest.hexdigest()
 
 
