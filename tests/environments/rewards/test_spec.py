@@ -11,6 +11,7 @@ from tests.environments.rewards.task_scorer import verdict
 
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards import RewardSet
+from gxpo.environments.rewards.spec import weighted
 
 NO_SCORER = Source(default=None)
 
@@ -119,3 +120,11 @@ def test_two_rewards_that_compute_one_component_are_refused(file: str, tmp_path:
     spec = {f"{file}:parts": 1.0, f"{tmp_path}/other.py:other": 1.0}
     with RewardSet.make(spec, source=NO_SCORER) as rewards, pytest.raises(ConfigError, match="computes 'correct'"):
         score(rewards, ["4"])
+
+
+def test_a_list_holds_rewards_and_pairs_with_weights() -> None:
+    assert weighted(["correct", ("short", 0.5), ["polite", 2]]) == {"correct": 1.0, "short": 0.5, "polite": 2}
+    with pytest.raises(ConfigError, match=r"\('short', 0.5, 1\) is neither a reward nor \(reward, weight\)"):
+        weighted(["correct", ("short", 0.5, 1)])
+    with pytest.raises(ConfigError, match="'correct' is listed twice"):
+        weighted(["correct", ("correct", 0.5)])

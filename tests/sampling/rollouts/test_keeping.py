@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.sampling.rollouts.again_parts import OversampleForVote
@@ -9,7 +11,9 @@ from tests.sampling.rollouts.scripted_session import ScriptedSession
 
 import gxpo
 from gxpo.base.errors import ConfigError
+from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Task
+from gxpo.sampling.rollouts.keeping import right_for_first
 from gxpo.sampling.rollouts.rounds import Independent
 
 TASKS = [Task("a", "?"), Task("b", "?")]
@@ -67,3 +71,18 @@ def test_ttrl_is_a_rollout_and_a_reward():
     m = gxpo.method("ttrl", {"rollout.group_size": 4})
     assert m.rollout == OversampleForVote(4)
     assert m.run_keys["reward"].value == "majority_vote"
+
+
+def test_a_success_of_the_second_round_replaces_the_first_attempt() -> None:
+    def scored(answers: list[list[int]], groups: list[str], success: list[float]) -> Forest:
+        forest = Forest.from_completions([[1]] * len(answers), [[a] for a in answers], groups=groups)
+        return forest.with_rewards(torch.tensor(success), success=torch.tensor(success) > 0)
+
+    first = scored([[2], [3], [4], [5]], ["a", "a", "b", "b"], [0.0, 0.0, 0.0, 0.0])
+    second = scored([[6], [7], [8]], ["a", "a", "b"], [0.0, 1.0, 0.0])
+    rounds = [SimpleNamespace(forest=first, scored=first), SimpleNamespace(forest=second, scored=second)]
+    chosen = right_for_first(rounds, None, 2)
+    tokens = [chosen.token[chosen.path_token[chosen.path_of(r)]].tolist() for r in range(4)]
+    # group a: its first attempt [2] gives way to the success [7]; group b had none, so that it stays as it was
+    assert tokens == [[7], [3], [4], [5]] and chosen.outcome.tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert right_for_first(rounds[:1], None, 2) is first
