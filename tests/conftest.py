@@ -23,10 +23,12 @@ torch.set_num_threads(1)
 typer.main.get_command = functools.cache(typer.main.get_command)  # else each `gxpo ...` makes all commands anew
 
 # GXPO_HYPOTHESIS=search looks for new counterexamples: other examples each time, and many more of them.
+MOST_EXAMPLES = 12  # of a property in `make test`, also where its test names more: those are for the search
 slow = [HealthCheck.too_slow]
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=20, suppress_health_check=slow)
 settings.register_profile("search", deadline=None, max_examples=1000, suppress_health_check=slow)
-settings.load_profile(os.environ.get("GXPO_HYPOTHESIS", "default"))
+PROFILE = os.environ.get("GXPO_HYPOTHESIS", "default")
+settings.load_profile(PROFILE)
 
 
 @pytest.fixture(scope="session")
@@ -64,5 +66,10 @@ def pytest_collection_finish(session):
 
 
 def pytest_collection_modifyitems(items):
-    """First, and one after the other in one process: what needs the warm start of the arithmetic, made on first use."""
+    """Sort the tests that need the warm start of the arithmetic to the front, and cap the examples of properties."""
     items.sort(key=lambda item: item.get_closest_marker("warm_start") is None)
+    for test in {getattr(item.obj, "__func__", item.obj) for item in items if hasattr(item, "obj")}:
+        limits = getattr(test, "_hypothesis_internal_use_settings", settings())
+        is_property = getattr(test, "is_hypothesis_test", False)
+        if is_property and PROFILE == "default" and limits.max_examples > MOST_EXAMPLES:
+            test._hypothesis_internal_use_settings = settings(limits, max_examples=MOST_EXAMPLES)

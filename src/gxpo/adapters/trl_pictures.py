@@ -74,18 +74,18 @@ def check_dataset(trainer: Any, verdicts: bool, components: Sequence[str]) -> No
         try:
             asks.rehearse(trainer.gxpo_method, forest, services)
         except asks.Failed as failed:
-            if isinstance(failed.error, Ungiven):
+            if isinstance(failed.error, MissingOutput):
                 raise failed.error from None
-    except Ungiven as error:
+    except MissingOutput as error:
         raise ConfigError(f"{error}; train_dataset has a column {columns[0]!r}") from None
 
 
 def check_trainer(trainer: Any) -> None:
-    """Raise `Ungiven` if a trainer's method can't work with the model on images, whatever the batch."""
+    """Raise `MissingOutput` if a trainer's method can't work with the model on images, whatever the batch."""
     if trainer.accelerator.num_processes > 1:
-        raise Ungiven(f"{name_of(trainer)} works with the model itself: on images that takes a single process")
+        raise MissingOutput(f"{name_of(trainer)} works with the model itself: on images that takes a single process")
     if trainer._extra_outputs:
-        raise Ungiven(f"{name_of(trainer)} reads the policy's {trainer._extra_outputs[0]}, {_only_given(READ)}")
+        raise MissingOutput(f"{name_of(trainer)} reads the policy's {trainer._extra_outputs[0]}, {_only_given(READ)}")
 
 
 def name_of(trainer: Any) -> str:
@@ -93,7 +93,7 @@ def name_of(trainer: Any) -> str:
     return f"{trainer.gxpo_method.name} in TRL"
 
 
-class Ungiven(ConfigError):
+class MissingOutput(ConfigError):
     """Error of a method that needs more of the model than there is for batches with images."""
 
 
@@ -135,18 +135,18 @@ class _Pictured:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise Ungiven(f"{self._name} asks for the model's {name}, {_only_given(READ)}")
+        raise MissingOutput(f"{self._name} asks for the model's {name}, {_only_given(READ)}")
 
     def _refuse_others(self, names: Collection[str], extra_inputs: Collection[str]) -> None:
         if other := [name for name in names if name not in READ] or list(extra_inputs):
-            raise Ungiven(f"{self._name} asks for the policy's {other[0]}, {_only_given(READ)}")
+            raise MissingOutput(f"{self._name} asks for the policy's {other[0]}, {_only_given(READ)}")
 
     def _need_same(self, base: Forest, forest: Forest) -> Tensor:
-        """Mask the picture rows among the tokens, [T] bool; `Ungiven` if two forests differ in other tokens."""
+        """Mask the picture rows among the tokens, [T] bool; `MissingOutput` if two forests differ in other tokens."""
         fits = forest.n_tokens == base.n_tokens and torch.equal(forest.path_token, base.path_token)
         rows = base.token >= media.FIRST
         if not fits or not torch.equal(forest.token[~rows], base.token[~rows]):
-            raise Ungiven(f"{self._name} reads the answers after other tokens, {_only_given(('the rollouts',))}")
+            raise MissingOutput(f"{self._name} reads the answers after other tokens, {_only_given(('the rollouts',))}")
         return rows
 
 

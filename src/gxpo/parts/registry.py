@@ -117,12 +117,19 @@ class Table(Mapping[str, Any]):
 
     def __init__(self, stage: str, package: str) -> None:
         self.stage, self.package = stage, f"gxpo.{package}"
+        self._parts: dict[str, Any] = {}
 
     @cached_property
     def _modules(self) -> dict[str, str]:
         return {name: module for (stage, name), module in _modules_of(self.package).items() if stage == self.stage}
 
     def __getitem__(self, name: str) -> Any:
+        # composing a method asks for the same few parts many times, and a scan of a module's members takes a while
+        if name not in self._parts:
+            self._parts[name] = self._load(name)
+        return self._parts[name]
+
+    def _load(self, name: str) -> Any:
         # a full collection during the first import walks everything that torch made: a third of its time
         with collections_paused():
             module = importlib.import_module(self._modules[name])
