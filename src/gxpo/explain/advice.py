@@ -18,7 +18,7 @@ from gxpo.parts.definition import EVIDENCE
 
 VERDICT_ORDER = ("helped", "", "mixed", "undecided", "harmed")  # best first; "": not measured
 SLACK = 4  # other words of a sentence that may stand between the words of a sign
-CLAUSE = re.compile(r"[,;:.!?]\s|\b(?:and|but|while|whereas|because|although)\b")
+CLAUSE = re.compile(r"[;:.!?]\s|\b(?:and|but|while|whereas|because|although)\b")
 NEGATIONS = ("not", "no", "without", "never", "nor", "neither")
 FORMS = {"fell": "falls", "fallen": "falls", "grew": "grows", "shrank": "shrinks", "rose": "rises", "went": "goes"}
 FILLERS = frozenset(
@@ -41,28 +41,35 @@ def find(text: str) -> str:
         return exact[0]
     words, *clauses = [_spelt(part, phrases) for part in (words, *clauses)]
     is_outside = any(_begins(word, stem) for word in words for stem in outside())
-    strengths = {
-        name: 0 if is_outside else _strength(words, clauses, phrases[name], symptom)
+    signs = {
+        name: set[str]() if is_outside else _sign(words, clauses, phrases[name], symptom)
         for name, symptom in SYMPTOMS.items()
     }
-    best = max(strengths.values())
-    matches = [repr(name) for name, strength in strengths.items() if strength == best]
-    if not best:
+    best = max(signs, key=lambda name: len(signs[name]))
+    if not signs[best]:
         nearest = ", ".join(map(repr, _nearest(words, phrases)))
         raise ConfigError(
             f"no symptom fits {text!r}; the nearest are {nearest}; `gxpo methods` ends with all of them, and `gxpo "
             "doctor RUN` names what a run has"
         )
+    # as strong, or said in other words of the text: nobody can tell which is meant
+    matches = [
+        repr(name) for name, sign in signs.items() if sign and (len(sign) == len(signs[best]) or not sign & signs[best])
+    ]
     if len(matches) > 1:
         raise ConfigError(f"{text!r} may be {' or '.join(matches)}: say which")
-    return max(strengths, key=lambda name: strengths[name])
+    return best
 
 
 def _words(text: str) -> list[str]:
     """Split a text into words: lower case, no hyphens, "n't" as "not", "pass@8" as "passk"."""
     text = re.sub(r"n['\u2019]t\b", " not", text.lower().replace("can't", "can not"))
     text = re.sub(r"\bpass(@| at )(\w+)", lambda m: "pass1" if m[2] in ("1", "one") else "passk", text)
-    text = re.sub(r"\blog[- ]?prob\w*", "logprob", re.sub(r"-|_(?!generations|tokens)", " ", text))
+    text = re.sub(
+        r"\blog[- ]?prob\w*",
+        "logprob",
+        re.sub(r"-|_(?!generations|tokens|new_tokens|completion_length|response_length|length)", " ", text),
+    )
     return [FORMS.get(word, word) for word in re.findall(r"[a-z0-9]+(?:[._][a-z0-9]+)*", text)]
 
 
@@ -87,30 +94,31 @@ def _begins(word: str, stem: str) -> bool:
     return word.startswith(stem) if len(stem) > 3 and stem.isalpha() else word in (stem, f"{stem}s")
 
 
-def _strength(words: list[str], clauses: list[list[str]], phrases: list[list[str]], symptom: Symptom) -> int:
-    """Return the number of words by which a text describes a symptom; 0: it does not."""
+def _sign(words: list[str], clauses: list[list[str]], phrases: list[list[str]], symptom: Symptom) -> set[str]:
+    """Return the words by which a text describes a symptom, the most that one sign has; none: it does not."""
     content = [word for word in words if word not in FILLERS]
-    strengths = [0]
+    matches: list[set[str]] = [set()]
     for phrase in phrases:
         # a phrase such as "replay" is a topic: it is meant where little else is said, and in a sentence may be anything
         wanted = [word for word in phrase if word not in FILLERS]
         sign = tuple((word[: max(len(word) - 2, 4)],) for word in wanted)
         if len(content) <= len(wanted) + (2 if len(wanted) > 1 else 1):
-            strengths.append(_matched(words, sign, in_order=True))
+            matches.append(_matched(words, sign, in_order=True))
         # two or more words of the name alone: "all wrong" of "all-wrong groups"
         if len(content) > 1 and all(any(_begins(p, word[: max(len(word) - 1, 3)]) for p in phrase) for word in content):
-            strengths.append(len(content))
-    return max([*strengths, *(_matched(clause, sign) for sign in symptom.signs for clause in clauses)])
+            matches.append(set(content))
+    matches += [_matched(clause, sign) for sign in symptom.signs for clause in clauses]
+    return max(matches, key=len)
 
 
-def _matched(words: list[str], sign: Sequence[Sequence[str]], *, in_order: bool = False) -> int:
-    """Return the number of a sign's words if all stand close together and none is negated, else 0."""
+def _matched(words: list[str], sign: Sequence[Sequence[str]], *, in_order: bool = False) -> set[str]:
+    """Return the words of a text that a sign consists of if all stand close together and none is negated, else none."""
     places = [
         [i for i, word in enumerate(words) if any(_begins(word, stem) for stem in alternatives)]
         for alternatives in sign
     ]
     if not all(places):
-        return 0
+        return set()
     for begin in sorted(i for row in places for i in row):
         # distinct words from here on, the first of each
         chosen: list[int] = []
@@ -119,8 +127,8 @@ def _matched(words: list[str], sign: Sequence[Sequence[str]], *, in_order: bool 
         if -1 in chosen or (in_order and chosen != sorted(chosen)):
             continue
         if not _is_negated(words, chosen):
-            return len(sign)
-    return 0
+            return {words[i] for i in chosen}
+    return set()
 
 
 def _is_negated(words: list[str], chosen: Sequence[int]) -> bool:

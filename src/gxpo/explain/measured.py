@@ -31,11 +31,14 @@ def effects(method: str, sets: Sequence[str] = ()) -> list[str]:
     '+.08 (95 % +.06 to +.11) on sums, 10 seeds, against grpo'
     """
     rows = [row for row in _rows() if row["method"] == method and set(sets) <= set(row["keys"].split())]
+    # runs that two studies share are one measurement
+    row_by_runs = {(row["setting"], row["low"], row["high"], row["seeds"]): row for row in reversed(rows)}
+    rows = [row for row in rows if row in row_by_runs.values()]
     lines = []
     for row in rows:
         difference, low, high = (signed(float(row[k])) for k in ("difference", "low", "high"))
         others = [key for key in row["keys"].split() if key not in sets]
-        beside = f" with {' '.join(others)}" if others else ""
+        beside = f" with {others[0]}{' and more' if others[1:] else ''}" if others else ""
         lines.append(
             f"{difference} (95 % {low} to {high}) on {row['setting']}{beside}, {row['seeds']} seeds, against "
             f"{row['against']}"

@@ -312,4 +312,5 @@ def _measured_texts(row: Mapping[str, Any]) -> list[str]:
         return [f"measured, {IN_WORDS[measured['verdict']]}: {measured['said']}"]
     if not row["elsewhere"]:
         return [NOT_MEASURED]
-    return [f"{NOT_MEASURED} on this symptom; elsewhere {'; '.join(row['elsewhere'])}"]
+    first, *others = row["elsewhere"]
+    return [f"{NOT_MEASURED} on this symptom; elsewhere {first}{f'; and {len(others)} more' if others else ''}"]

@@ -198,7 +198,8 @@ def as_data(source: Source, looks: Sequence[Outlook]) -> dict[str, Any]:
         "notes": source.notes,
         "methods": [
             {"name": x.name, "formula": x.formula, "settings": x.settings, "missing": x.missing or None,
-             "notes": x.notes, "zero_signal_groups": None if x.zero_signal is None else float(x.zero_signal.double().mean())}
+             "notes": x.notes,
+             "zero_signal_groups": None if x.zero_signal is None else float(x.zero_signal.double().mean())}
             for x in looks
         ],
         "groups": groups,

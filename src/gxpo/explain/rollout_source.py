@@ -210,7 +210,7 @@ def _source_of_records(records: list[dict[str, Any]], path: Path, given_path: Pa
 def _run_method(run: Path, step: int | None, trust: bool) -> tuple[Method | None, Any, list[str]]:
     """Return (method, settings, remarks) of a run's config.yaml, of the phase that `step` was in.
 
-    Parts that are functions in files are stand-ins which refuse to be called, unless `trust` has the files run. Rewards,
+    Parts that are functions in files are stand-ins that refuse to be called, unless `trust` has the files run. Rewards,
     tasks and callbacks of the run are no parts of the method.
     """
     try:
