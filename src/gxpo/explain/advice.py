@@ -193,6 +193,7 @@ def recommendations(symptom: str, measurements: Sequence[Measured] | None = None
             "evidence": tier,
             "cost": "; ".join([c for c in costs if c != FREE] or [FREE]),
             "why": advice.why,
+            "sets": list(advice.sets),
             "line": advice.line,
             "measured": None if measurement is None else {"verdict": measurement.verdict, "said": measurement.figures},
             "elsewhere": effects(advice.method, advice.sets),

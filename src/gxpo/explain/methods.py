@@ -94,7 +94,9 @@ def show(
             recommended = [row for row in recommended if selected.issuperset(row["method"].split("+"))]
         if bibtex:
             return citations("+".join(row["method"] for row in recommended)) if recommended else ""
-        in_trainer = {} if trainer is None else {r["method"]: of_trainer(trainer, r["method"]) for r in recommended}
+        in_trainer = (
+            {} if trainer is None else {r["method"]: of_trainer(trainer, r["method"], r["sets"]) for r in recommended}
+        )
         if as_json:
             return _to_json(
                 {"symptom": symptom_name, "what": SYMPTOMS[symptom_name].what, "cause": cause or None,
@@ -259,8 +261,11 @@ def labelled(name: str, text: str) -> str:
     return textwrap.fill(f"{name:<{MARGIN}}{text}", WIDTH, subsequent_indent=indent, break_long_words=False)
 
 
-def of_trainer(trainer: str, name: str) -> dict[str, Any]:
-    """Describe how a method is used in another trainer: `line` to type there, or `reason` why it does not work."""
+def of_trainer(trainer: str, name: str, sets: Sequence[str] = ()) -> dict[str, Any]:
+    """Describe how a method is used in another trainer: `line` to type there, or `reason` why it does not work.
+
+    sets  keys that it is recommended with
+    """
     (row,) = available.available(trainer, [name])
     where = {
         "trl": f'GRPOTrainer(model, method="{name}", ...) of gxpo.adapters.trl',
@@ -273,7 +278,8 @@ def of_trainer(trainer: str, name: str) -> dict[str, Any]:
             if part in row.parts
         ),
     }[trainer]
-    given = f"; give {', '.join(row.given)}" if row.given else ""
+    wanted = [*row.given, *(f"overrides: {key}" for key in sets)]
+    given = f"; give {', '.join(wanted)}" if wanted else ""
     return {"works": row.works, "line": f"{where}{given}" if row.works else None, "reason": row.reason or None}
 
 
