@@ -76,7 +76,8 @@ def advised(text, **more):
 
 
 def test_a_trl_run_gets_lines_for_trl(tmp_path):
-    rows = [{"reward": 0.4 + 0.05 * (i % 3), "reward_std": 0.3, "entropy": max(2.0 - 0.1 * i, 0.02), "loss": 0.01, "grad_norm": 0.5,
+    rows = [{"reward": 0.4 + 0.05 * (i % 3), "reward_std": 0.3, "entropy": max(2.0 - 0.1 * i, 0.02), "loss": 0.01,
+             "grad_norm": 0.5,
              "learning_rate": 1e-6, "kl": 0.0, "completions/mean_length": 50.0} for i in range(40)]  # fmt: skip
     text = advised(run_of(tmp_path / "run", rows))
     head, what, *_ = text.splitlines()

@@ -31,6 +31,11 @@ def plain(forest, signals, step):
 def damp(forest, credit, signals, step):
     size_P = credit.abs()
     return 1 / (1 + size_P)
+
+
+def soft(x, *, width=0.5):
+    """l = -A width tanh((rho - 1) / width)."""
+    return -x.credit * width * torch.tanh((x.ratio - 1) / width)
 '''
 
 
@@ -85,3 +90,14 @@ def test_the_page_holds_the_calls_on_their_axes(tmp_path, mine):
     # the unscored rollout takes part in nothing
     result = numbers(rows["result"]["value"], 3)
     assert [result[0], result[2]] == [0.75, -0.25] and result[1] != result[1]
+
+
+def test_a_surrogate_is_shown_at_the_tokens_that_it_is_given(mine):
+    forest = forest_of([1.0, 0.0], [1.0, 1.0], tokens=1)  # of the second group every advantage is 0
+    outlook = look(method("dr_grpo", {"objective.surrogate": f"{mine}:soft"}), forest)
+    (call,) = outlook.calls["loss"]
+    shown = values(call)
+    axis, credit = shown["in", "x.credit"]
+    assert axis == "P" and credit[:2] == [0.5, -0.5] and all(x != x for x in credit[2:])
+    assert shown["in", "x.ratio"][1][:2] == [1.0, 1.0] and shown["in", "width"] == "0.5"
+    assert ("in", "x.entropy") not in shown

@@ -23,7 +23,6 @@ from gxpo.explain.user_calls import Call, recorded_calls
 from gxpo.forest.forest import Forest
 from gxpo.methods.method import Method, zero_signal_groups
 from gxpo.parts.definition import show, stage_of
-from gxpo.parts.functions import users_code
 from gxpo.parts.options import Unexecuted
 from gxpo.parts.protocols import PolicyTokens
 
@@ -213,7 +212,10 @@ def _loss(out: Outlook, method: Method, forest: Forest, logprob: Tensor | None) 
     has_unknown_logprobs = bool((behaviour.isnan() & forest.path_trainable).any())
     if method.weights:
         out.notes.append(f"weights: {', '.join(method.weights)}; the learner's own log-probs are not in the file")
-    scored_forest = forest.select(forest.scored) if method.weights or users_code(method.terms["policy"]) else forest
+    # user functions are given the scored rollouts alone; a policy gradient calls those of its ratio and its surrogate
+    term = method.terms["policy"]
+    functions = [part for part in (term, getattr(term, "ratio", None), getattr(term, "surrogate", None)) if part]
+    scored_forest, scored_credit = forest.select(forest.scored), out.credit[forest.entries_of(forest.scored)]
     try:
         with recorded_calls(scored_forest, *method.weights.values()) as out.calls["weight"]:
             out.weight = method.token_weights(forest, out.credit)
@@ -222,7 +224,6 @@ def _loss(out: Outlook, method: Method, forest: Forest, logprob: Tensor | None) 
         out.without["surrogate"] = "its weights are not known"
         return
     # the policy term alone: a KL penalty or further terms would add slopes that the page does not explain
-    term = method.terms["policy"]
     if isinstance(term, Unexecuted):
         out.without["surrogate"] = f"{term.path} is not run here"
         return
@@ -238,7 +239,7 @@ def _loss(out: Outlook, method: Method, forest: Forest, logprob: Tensor | None) 
         ):
             old_logprob = torch.where(behaviour.isnan(), guess, behaviour)
             new_logprob = old_logprob.clone() if logprob is None else logprob.to(torch.float64)
-            with recorded_calls(scored_forest, term) as out.calls["loss"]:
+            with recorded_calls(scored_forest, *functions, credit=scored_credit) as out.calls["loss"]:
                 slopes.append(_policy_slope(policy_term_method, forest, new_logprob, old_logprob, out.credit, weight))
     except GxpoError as error:
         out.without["surrogate"] = _short_error(str(error))

@@ -109,6 +109,8 @@ function summandLines(m, k, r, s, p) {
 function callLines(calls, r, s, p) {
   const out = [];
   for (const call of calls) {
+    const columns = call.rows.filter(v => v.value);
+    if (columns.length && columns.every(v => v.value.axis === 'P' && Number.isNaN(v.value.at(p)))) { out.push(call.title + ': not called with this token'); continue; }
     out.push(call.title);
     for (const {name, role, value, text} of call.rows) {
       const shown = !value ? text
@@ -183,7 +185,7 @@ function lossLines(m, r, s, p, a) {
   const out = [];
   if (!T.trained(T.path(p))) return ['not trained'];
   const w = m.weight ? ofToken(m, 'weight', s, p) : 1;
-  out.push(...callLines(m.calls.weight, r, s, p), `weight ${num(w)}`);
+  out.push(...callLines(m.calls.weight, r, s, p), `weight ${num(w, 7)}`);
   if (m.share) {
     const share = ofToken(m, 'share', s, p);
     const n = steps(r).reduce((t, q) => t + entries(q).filter(e => T.trained(T.path(e))).length, 0);
