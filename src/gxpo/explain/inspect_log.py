@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def log_of(source: Source, path: Path) -> dict[str, Any]:
         samples.append(_sample(source, r, epoch_by_group[group], inputs))
     # inspect tells logs apart by these ids: the same file gives the same
     key = hashlib.sha256(f"{path.resolve()}".encode()).hexdigest()
-    created = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    created = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
     groups = list(dict.fromkeys(forest.group))
     return {
         "version": SCHEMA_VERSION,
@@ -126,7 +126,7 @@ def _sample(source: Source, r: int, epoch: int, inputs: Sequence[str | None]) ->
     rewards |= {"reward": float(forest.outcome[r]), "success": float(forest.success[r])}
     info = dict(forest.info[r])
     limit = forest.sampling[r].get("max_new_tokens")
-    is_cut = bool(turns) and turns[-1]["finish"] == "length" and isinstance(limit, (int, float))
+    cut_at = float(limit) if turns and turns[-1]["finish"] == "length" and isinstance(limit, (int, float)) else None
     last = next((m for m in reversed(messages) if m["role"] == "assistant"), None)
     stop = STOP_REASONS.get(turns[-1]["finish"] or "", "unknown") if turns else "unknown"
     answer = info.get("answer")
@@ -146,7 +146,7 @@ def _sample(source: Source, r: int, epoch: int, inputs: Sequence[str | None]) ->
             "final_observation": forest.final_observation[r], "sampling": forest.sampling[r], "info": info,
             "turns": turns,
         },
-        **({"limit": {"type": "token", "limit": float(limit)}} if is_cut else {}),
+        **({} if cut_at is None else {"limit": {"type": "token", "limit": cut_at}}),
     }  # fmt: skip
 
 

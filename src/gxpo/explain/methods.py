@@ -36,7 +36,9 @@ EQUAL_GROUPS_MEANING = {
     "zero": "a group of equal rewards teaches nothing",
     "signal": "a group of equal rewards can teach something: no filter may drop it",
 }
-FORMULA_FROM = dict(zip(EVIDENCE, ("authors' code", "paper", "another's port", "reconstruction"), strict=True))
+FORMULA_FROM: Mapping[str, str] = dict(
+    zip(EVIDENCE, ("authors' code", "paper", "another's port", "reconstruction"), strict=True)
+)
 RECONSTRUCTION = EVIDENCE[-1]
 AT_SOURCE = EVIDENCE[:2]
 SECTIONS = {  # sections of the list with their headings, in order
