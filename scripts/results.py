@@ -26,8 +26,8 @@ from gxpo.compare.files import Row, heading, read_rows
 from gxpo.compare.files import row as lines_of
 from gxpo.compare.results import Arm, Budget, Comparison, Kind
 from gxpo.compare.wording import number
-from gxpo.explain.measured import COLUMNS
-from gxpo.explain.measured import PATH as EFFECTS
+from gxpo.explain.measurements import COLUMNS
+from gxpo.explain.measurements import PATH as EFFECTS
 from study import HERE, STORE, keys_of, read_list, sides
 from study_rows import digest, read_store, result_of, with_former
 

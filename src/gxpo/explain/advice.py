@@ -11,7 +11,7 @@ from gxpo.base.errors import ConfigError
 from gxpo.doctor import evidence
 from gxpo.doctor.evidence import Measured
 from gxpo.explain.catalogue import FREE
-from gxpo.explain.measured import effects
+from gxpo.explain.measurements import effects
 from gxpo.explain.symptoms import SYMPTOMS, Advice, Symptom, outside
 from gxpo.methods import METHODS
 from gxpo.parts.definition import EVIDENCE
@@ -80,12 +80,14 @@ def _spelt(words: list[str], phrases: Mapping[str, list[list[str]]]) -> list[str
     stems = {
         a for symptom in SYMPTOMS.values() for sign in symptom.signs for alternatives in sign for a in alternatives
     }
-    known = {word for texts in phrases.values() for phrase in texts for word in phrase} | stems
+    stems_and_words = {word for texts in phrases.values() for phrase in texts for word in phrase} | stems
     out = []
     for word in words:
-        is_known = len(word) < 5 or word in FILLERS or any(_begins(word, stem) for stem in known)
-        close = None if is_known else process.extractOne(word, known, scorer=fuzz.ratio, score_cutoff=84)
-        out.append(close[0] if close else word)
+        is_known = len(word) < 5 or word in FILLERS or any(_begins(word, stem) for stem in stems_and_words)
+        nearest_word = (
+            None if is_known else process.extractOne(word, stems_and_words, scorer=fuzz.ratio, score_cutoff=84)
+        )
+        out.append(nearest_word[0] if nearest_word else word)
     return out
 
 
@@ -100,9 +102,9 @@ def _sign(words: list[str], clauses: list[list[str]], phrases: list[list[str]], 
     matches: list[set[str]] = [set()]
     for phrase in phrases:
         # a phrase such as "replay" is a topic: it is meant where little else is said, and in a sentence may be anything
-        wanted = [word for word in phrase if word not in FILLERS]
-        sign = tuple((word[: max(len(word) - 2, 4)],) for word in wanted)
-        if len(content) <= len(wanted) + (2 if len(wanted) > 1 else 1):
+        phrase_words = [word for word in phrase if word not in FILLERS]
+        sign = tuple((word[: max(len(word) - 2, 4)],) for word in phrase_words)
+        if len(content) <= len(phrase_words) + (2 if len(phrase_words) > 1 else 1):
             matches.append(_matched(words, sign, in_order=True))
         # two or more words of the name alone: "all wrong" of "all-wrong groups"
         if len(content) > 1 and all(any(_begins(p, word[: max(len(word) - 1, 3)]) for p in phrase) for word in content):
@@ -121,21 +123,23 @@ def _matched(words: list[str], sign: Sequence[Sequence[str]], *, in_order: bool 
         return set()
     for begin in sorted(i for row in places for i in row):
         # distinct words from here on, the first of each
-        chosen: list[int] = []
+        positions: list[int] = []
         for row in places:
-            chosen.append(next((i for i in row if begin <= i < begin + len(sign) + SLACK and i not in chosen), -1))
-        if -1 in chosen or (in_order and chosen != sorted(chosen)):
+            positions.append(
+                next((i for i in row if begin <= i < begin + len(sign) + SLACK and i not in positions), -1)
+            )
+        if -1 in positions or (in_order and positions != sorted(positions)):
             continue
-        if not _is_negated(words, chosen):
-            return {words[i] for i in chosen}
+        if not _is_negated(words, positions):
+            return {words[i] for i in positions}
     return set()
 
 
-def _is_negated(words: list[str], chosen: Sequence[int]) -> bool:
+def _is_negated(words: list[str], positions: Sequence[int]) -> bool:
     """Return True if a negation that is not itself one of the words stands just before one of them."""
     return any(
-        words[j] in NEGATIONS and j not in chosen and "longer" not in words[j + 1 : j + 2]
-        for i in chosen
+        words[j] in NEGATIONS and j not in positions and "longer" not in words[j + 1 : j + 2]
+        for i in positions
         for j in range(max(i - 2, 0), i)
     )
 
@@ -199,9 +203,9 @@ def recommendations(symptom: str, measurements: Sequence[Measured] | None = None
             "elsewhere": effects(advice.method, advice.sets),
         }
         # sorted by verdict, then by the size of the effect (only among measured ones), then by evidence
-        ranked = measurement if measurement and measurement.seeds >= evidence.FEWEST else None
-        verdict_rank = VERDICT_ORDER.index(ranked.verdict if ranked else "")
-        rows_by_rank.append(((verdict_rank, -ranked.difference if ranked else 0.0, EVIDENCE.index(tier)), row))
+        ranking = measurement if measurement and measurement.seeds >= evidence.FEWEST else None
+        verdict_rank = VERDICT_ORDER.index(ranking.verdict if ranking else "")
+        rows_by_rank.append(((verdict_rank, -ranking.difference if ranking else 0.0, EVIDENCE.index(tier)), row))
     return [row for _, row in sorted(rows_by_rank, key=lambda pair: pair[0])]
 
 

@@ -118,17 +118,22 @@ def _sample(source: Source, r: int, epoch: int, inputs: Sequence[str | None]) ->
     for s in steps:
         # what the agent was shown after its last action; of the first turn that is the prompt
         if inputs[s] is not None and s != steps[0]:
-            messages += _observed(inputs[s] or "", turns[-1]["info"] if turns else {}, f"{forest.id[r]}-{len(turns)}")
+            messages += _observation_messages(
+                inputs[s] or "", turns[-1]["info"] if turns else {}, f"{forest.id[r]}-{len(turns)}"
+            )
         turns.append(_turn(forest, s))
-        messages.append(_acted(source, s, f"{forest.id[r]}-{len(turns)}", model))
+        messages.append(_action_message(source, s, f"{forest.id[r]}-{len(turns)}", model))
     # null rewards are scores that could not be computed: no score, and their names in the metadata
     rewards = {name: float(x) for name, x in zip(forest.component_names, forest.components[r].tolist(), strict=True)}
     rewards |= {"reward": float(forest.outcome[r]), "success": float(forest.success[r])}
     info = dict(forest.info[r])
     limit = forest.sampling[r].get("max_new_tokens")
-    cut_at = float(limit) if turns and turns[-1]["finish"] == "length" and isinstance(limit, (int, float)) else None
-    last = next((m for m in reversed(messages) if m["role"] == "assistant"), None)
+    token_limit = (
+        float(limit) if turns and turns[-1]["finish"] == "length" and isinstance(limit, (int, float)) else None
+    )
+    last_answer = next((m for m in reversed(messages) if m["role"] == "assistant"), None)
     stop = STOP_REASONS.get(turns[-1]["finish"] or "", "unknown") if turns else "unknown"
+    choices = [] if last_answer is None else [{"message": last_answer, "stop_reason": stop}]
     answer = info.get("answer")
     return {
         "id": forest.group[r],
@@ -136,7 +141,7 @@ def _sample(source: Source, r: int, epoch: int, inputs: Sequence[str | None]) ->
         "input": prompt,
         "target": "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, default=str),
         "messages": messages,
-        "output": {"model": model, "choices": [] if last is None else [{"message": last, "stop_reason": stop}]},
+        "output": {"model": model, "choices": choices},
         "scores": {name: {"value": x} for name, x in rewards.items() if not math.isnan(x)},
         "metadata": {
             "rollout": forest.id[r], "task": forest.task[r], "advantage": float(source.recorded[r]),
@@ -146,7 +151,7 @@ def _sample(source: Source, r: int, epoch: int, inputs: Sequence[str | None]) ->
             "final_observation": forest.final_observation[r], "sampling": forest.sampling[r], "info": info,
             "turns": turns,
         },
-        **({} if cut_at is None else {"limit": {"type": "token", "limit": cut_at}}),
+        **({} if token_limit is None else {"limit": {"type": "token", "limit": token_limit}}),
     }  # fmt: skip
 
 
@@ -189,7 +194,7 @@ def _calls(info: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return calls
 
 
-def _acted(source: Source, s: int, key: str, model: str) -> dict[str, Any]:
+def _action_message(source: Source, s: int, key: str, model: str) -> dict[str, Any]:
     """Return the assistant's message of a turn."""
     forest, words = source.forest, source.words
     text = forest.action_text[s]
@@ -205,7 +210,7 @@ def _acted(source: Source, s: int, key: str, model: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _observed(text: str, info: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+def _observation_messages(text: str, info: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """Return the message of an observation: of a tool, where the turn before called one, else of the user."""
     calls = _calls(info, key)
     if not calls:

@@ -22,7 +22,7 @@ from gxpo.explain.effect import (
     effect,
     surrogate_effect,
 )
-from gxpo.explain.measured import effects_text
+from gxpo.explain.measurements import effects_text
 from gxpo.explain.methods import EQUAL_GROUPS_MEANING, FORMULA_FROM, SECTIONS, count_line, merge_summary, sections
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import METHODS

@@ -22,7 +22,7 @@ from gxpo.explain.catalogue import (
     select,
     tiers,
 )
-from gxpo.explain.measured import NOT_MEASURED, effects, effects_text
+from gxpo.explain.measurements import NOT_MEASURED, effects, effects_text
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import METHODS
 from gxpo.methods.compat import COMPAT
@@ -96,16 +96,16 @@ def show(
             recommended = [row for row in recommended if selected.issuperset(row["method"].split("+"))]
         if bibtex:
             return citations("+".join(row["method"] for row in recommended)) if recommended else ""
-        in_trainer = (
+        usage_by_method = (
             {} if trainer is None else {r["method"]: of_trainer(trainer, r["method"], r["sets"]) for r in recommended}
         )
         if as_json:
             return _to_json(
                 {"symptom": symptom_name, "what": SYMPTOMS[symptom_name].what, "cause": cause or None,
                  "trainer": trainer or "gxpo",
-                 "recommendations": [{**r, **in_trainer.get(r["method"], {})} for r in recommended]}
+                 "recommendations": [{**r, **usage_by_method.get(r["method"], {})} for r in recommended]}
             )  # fmt: skip
-        return "\n".join(filter(None, [cause, advice_text(symptom_name, recommended, trainer, in_trainer)]))
+        return "\n".join(filter(None, [cause, advice_text(symptom_name, recommended, trainer, usage_by_method)]))
     if trainer is not None:
         rows_of_trainer = available.available(trainer)
         return available.as_json(trainer, rows_of_trainer) if as_json else available.as_text(trainer, rows_of_trainer)
@@ -280,23 +280,27 @@ def of_trainer(trainer: str, name: str, sets: Sequence[str] = ()) -> dict[str, A
             if part in row.parts
         ),
     }[trainer]
-    wanted = [*row.given, *(f"overrides: {key}" for key in sets)]
-    given = f"; give {', '.join(wanted)}" if wanted else ""
-    return {"works": row.works, "line": f"{where}{given}" if row.works else None, "reason": row.reason or None}
+    requirements = [*row.given, *(f"overrides: {key}" for key in sets)]
+    requirements_text = f"; give {', '.join(requirements)}" if requirements else ""
+    return {
+        "works": row.works,
+        "line": f"{where}{requirements_text}" if row.works else None,
+        "reason": row.reason or None,
+    }
 
 
 def advice_text(
     symptom: str,
     rows: Sequence[Mapping[str, Any]],
     trainer: str | None = None,
-    in_trainer: Mapping[str, Mapping[str, Any]] | None = None,
+    usage_by_method: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """Format the recommendations for a symptom, in the lines of another trainer where one is given."""
-    in_trainer = in_trainer or {}
+    usage_by_method = usage_by_method or {}
     lines = [f"{symptom}: {SYMPTOMS[symptom].what}", ""]
-    lacking = [row for row in rows if not in_trainer.get(row["method"], {}).get("works", True)]
-    for row in (row for row in rows if row not in lacking):
-        line = in_trainer[row["method"]]["line"] if row["method"] in in_trainer else row["line"]
+    unavailable_rows = [row for row in rows if not usage_by_method.get(row["method"], {}).get("works", True)]
+    for row in (row for row in rows if row not in unavailable_rows):
+        line = usage_by_method[row["method"]]["line"] if row["method"] in usage_by_method else row["line"]
         lines += [
             f"{row['method']:<{MARGIN - 1}} {row['why']}",
             *(labelled("", text) for text in _measured_texts(row)),
@@ -304,11 +308,11 @@ def advice_text(
             f"{'':<{MARGIN}}{line}",
         ]
     lines += [] if rows else ["no recommendation meets these conditions"]
-    if lacking:
+    if unavailable_rows:
         lines += [
             "",
             f"not in {trainer}:",
-            *(labelled(r["method"], in_trainer[r["method"]]["reason"]) for r in lacking),
+            *(labelled(r["method"], usage_by_method[r["method"]]["reason"]) for r in unavailable_rows),
         ]
     limits = [f"measured: {LIMITS}"] if any(row["measured"] or row["elsewhere"] for row in rows) else []
     return "\n".join([*lines, "", *limits, "more of one: gxpo methods NAME"])

@@ -122,14 +122,18 @@ def _formula_and_settings(method: Method) -> tuple[str, dict[str, str]]:
         return show(tuple(value) if isinstance(value, list) else value)
 
     try:
-        published = gxpo.method("+".join(d.name for d in method.definitions)).keys
+        published_keys = gxpo.method("+".join(d.name for d in method.definitions)).keys
     except GxpoError:  # methods that can't be composed without a key that decides between them
-        published = {}
-    shown = {k: s for k, s in method.keys.items() if stage_of(k) in SHOWN_STAGES and s.value is not None}
-    changed = [k for k, s in shown.items() if k not in published or text(s.value) != text(published[k].value)]
-    settings = {k: text(shown[k].value) for k in dict.fromkeys([*SETTING_KEYS, *changed]) if k in shown}
+        published_keys = {}
+    part_settings = {k: s for k, s in method.keys.items() if stage_of(k) in SHOWN_STAGES and s.value is not None}
+    changed_keys = [
+        k for k, s in part_settings.items() if k not in published_keys or text(s.value) != text(published_keys[k].value)
+    ]
+    settings = {
+        k: text(part_settings[k].value) for k in dict.fromkeys([*SETTING_KEYS, *changed_keys]) if k in part_settings
+    }
     formula = next((method.remains[d.name] or d.formula for d in method.definitions), "")
-    words = [f"{k}={settings[k]}{f' ({w})' if (w := AGGREGATES.get(settings[k])) else ''}" for k in changed]
+    words = [f"{k}={settings[k]}{f' ({w})' if (w := AGGREGATES.get(settings[k])) else ''}" for k in changed_keys]
     return (f"{formula}\nhere with {', '.join(words)}" if words else formula), settings
 
 

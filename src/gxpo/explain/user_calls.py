@@ -68,12 +68,12 @@ def recorded_calls(forest: Forest, *parts: Any, credit: Tensor | None = None) ->
             return
         if event == "call":
             arguments[id(frame)] = [(n, frame.f_locals[n]) for n in code.co_varnames[: _count(frame)]]
-        elif (given := arguments.pop(id(frame), None)) is not None and len(calls) < MOST_CALLS:
+        elif (argument_pairs := arguments.pop(id(frame), None)) is not None and len(calls) < MOST_CALLS:
             title = f"{code.co_name} ({os.path.basename(code.co_filename)} line {code.co_firstlineno})"
             # arguments as they were given: the function may have assigned to their names since
-            names = {n for n, _ in given}
-            assigned = [(n, x) for n, x in frame.f_locals.items() if n not in names]
-            rows = [("in", given), ("then", assigned), ("out", [("result", result)])]
+            names = {n for n, _ in argument_pairs}
+            local_pairs = [(n, x) for n, x in frame.f_locals.items() if n not in names]
+            rows = [("in", argument_pairs), ("then", local_pairs), ("out", [("result", result)])]
             variables = [_variable(n, role, x, axes) for role, pairs in rows for n, x in _with_fields(pairs)]
             call = Call(title, [v for v in variables if v is not None])
             # a loss is evaluated again for its figures: the same call is shown once

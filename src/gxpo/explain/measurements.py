@@ -1,4 +1,4 @@
-"""Measured effects of methods in our studies, beside their formulas: `measured.csv`, made by `scripts/results.py`."""
+"""Measured effects of methods in our studies: `measurements.csv`, which `scripts/results.py` makes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from gxpo.doctor import evidence
 from gxpo.doctor.evidence import signed
 
-PATH = Path(__file__).with_name("measured.csv")
+PATH = Path(__file__).with_name("measurements.csv")
 COLUMNS = ("method", "keys", "setting", "difference", "low", "high", "seeds", "against")
 NOT_MEASURED = "not measured"
 LIMITS = "held-out accuracy, small policies on small tasks: docs/results.md"
@@ -38,9 +38,9 @@ def effects(method: str, sets: Sequence[str] = ()) -> list[str]:
     for row in rows:
         difference, low, high = (signed(float(row[k])) for k in ("difference", "low", "high"))
         others = [key for key in row["keys"].split() if key not in sets]
-        beside = f" with {others[0]}{' and more' if others[1:] else ''}" if others else ""
+        keys_text = f" with {others[0]}{' and more' if others[1:] else ''}" if others else ""
         lines.append(
-            f"{difference} (95 % {low} to {high}) on {row['setting']}{beside}, {row['seeds']} seeds, against "
+            f"{difference} (95 % {low} to {high}) on {row['setting']}{keys_text}, {row['seeds']} seeds, against "
             f"{row['against']}"
         )
     keys = {"method": method, **dict(key.split("=", 1) for key in sets)}
