@@ -65,12 +65,10 @@ def _words(text: str) -> list[str]:
     """Split a text into words: lower case, no hyphens, "n't" as "not", "pass@8" as "passk"."""
     text = re.sub(r"n['\u2019]t\b", " not", text.lower().replace("can't", "can not"))
     text = re.sub(r"\bpass(@| at )(\w+)", lambda m: "pass1" if m[2] in ("1", "one") else "passk", text)
-    text = re.sub(
-        r"\blog[- ]?prob\w*",
-        "logprob",
-        re.sub(r"-|_(?!generations|tokens|new_tokens|completion_length|response_length|length)", " ", text),
-    )
-    return [FORMS.get(word, word) for word in re.findall(r"[a-z0-9]+(?:[._][a-z0-9]+)*", text)]
+    text = re.sub(r"-|_(?!generations|tokens|new_tokens|completion_length|response_length|length)", " ", text)
+    text = re.sub(r"\blog ?prob\w*", "logprob", text)
+    words: list[str] = re.findall(r"[a-z0-9]+(?:[._][a-z0-9]+)*", text)
+    return [FORMS.get(word, word) for word in words]
 
 
 def _spelt(words: list[str], phrases: Mapping[str, list[list[str]]]) -> list[str]:
