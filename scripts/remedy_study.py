@@ -32,7 +32,6 @@ PAGE = HERE / "docs" / "remedies.md"
 MOST_SEEDS = 100
 CHOSEN, OF_EACH = 8, 2  # remedies that get more seeds: in all, of one sickness
 ALPHA = 0.05
-TOLD = 12  # seeds from which on a remedy is quoted as measured to people who ask for advice
 
 Store = Mapping[Any, Any]
 Row = Mapping[str, Any]
@@ -367,7 +366,7 @@ def main() -> None:
     print("more seeds for:", ", ".join(f"{name}: {label}" for name, label in chosen(listed, store)) or "nothing")
     if given.write:
         PAGE.write_text(page(listed, store))
-        PATH.write_text(to_json([m for m in found if m.seeds >= TOLD]))
+        PATH.write_text(to_json(found))
         print(json.dumps({"remedies": len(found), "written": [str(PAGE), str(PATH)]}))
 
 

@@ -10,6 +10,7 @@ Rows of studies that are not in studies/ are kept as they are.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import sys
@@ -25,6 +26,8 @@ from gxpo.compare.files import Row, heading, read_rows
 from gxpo.compare.files import row as lines_of
 from gxpo.compare.results import Arm, Budget, Comparison, Kind
 from gxpo.compare.wording import number
+from gxpo.explain.measurements import COLUMNS
+from gxpo.explain.measurements import PATH as EFFECTS
 from study import HERE, STORE, keys_of, read_list, sides
 from study_rows import digest, read_store, result_of, with_former
 
@@ -113,6 +116,22 @@ def write(rows: Sequence[str]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     PAGE.write_text("\n".join([f"{before}{BEGIN}", *table(read_rows(TABLE)), f"{END}{after}"]), encoding="utf-8")
+    write_effects(list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines())))
+
+
+def write_effects(rows: Sequence[Mapping[str, str]]) -> None:
+    """What `gxpo methods` quotes: published methods against their base, outside of the studies of remedies."""
+    with EFFECTS.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            row
+            for row in rows
+            if row["difference"]
+            and row["measure"] == "eval_accuracy"
+            and row["method"] != "grpo"
+            and not row["study"].startswith("remedies")
+        )
 
 
 def validated(found: Sequence[Comparison], settings: Sequence[str]) -> list[str]:

@@ -101,7 +101,7 @@ def test_the_command_lists_them_and_one_alone(rows):
     listed = json.loads(CliRunner().invoke(app, ["methods", "--in", "trl", "--json"]).output)
     assert listed["counts"] == available.counts(list(rows.values()))
     advised = CliRunner().invoke(app, ["methods", "--in", "trl", "--for", "all-wrong groups"]).output
-    assert "  lens       give success_at=1.0" in advised and advised.index("ngrpo") < advised.index("not there:")
-    assert advised.index("scaf_grpo") > advised.index("not there:")
+    assert 'GRPOTrainer(model, method="lens", ...) of gxpo.adapters.trl; give success_at=1.0' in advised
+    assert advised.index("ngrpo") < advised.index("not in trl:") < advised.index("scaf_grpo")
     refused = CliRunner().invoke(app, ["methods", "--in", "trl", "--cheap"])
     assert refused.exit_code == 2 and "--in goes with a NAME" in refused.output

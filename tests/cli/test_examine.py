@@ -3,6 +3,7 @@
 import json
 
 from tests import command_line
+from tests.explain.rollout_pages import record, write
 
 
 def test_the_doctor_lists_what_it_can_diagnose():
@@ -27,3 +28,21 @@ def test_an_unreadable_path_is_a_diagnosis_in_json_alone(tmp_path):
 def test_explain_of_what_is_no_run(tmp_path):
     code, out, err = command_line.run(["explain", tmp_path / "none"])
     assert (code, out) == (2, "") and err.count("\n") == 1 and not (tmp_path / "explain.html").exists()
+
+
+def test_explain_takes_the_arms_of_compare(tmp_path):
+    path = write(tmp_path / "step-000001.jsonl", [record(i, r) for i, r in enumerate([1.0, 0.0])])
+    (tmp_path / "mine.py").write_text("def gap(outcome, group): return outcome - 0.25\n")
+    (tmp_path / "plain.yaml").write_text("method: rloo\nmodel: tiny\n")
+    arms = f"grpo@trl,dr_grpo:credit.shift=0.25,weight.mismatch=truncated,{tmp_path / 'plain.yaml'}"
+    own = f"my gap=grpo:credit={tmp_path / 'mine.py'}:gap"
+    code, out, err = command_line.run(["explain", path, "--methods", arms, "--methods", own, "--json"])
+    assert code == 0, err
+    names = ["grpo@trl", "dr_grpo:credit.shift=0.25,weight.mismatch=truncated", "plain", "my gap"]
+    assert [m["name"] for m in json.loads(out)["methods"]] == names
+    first, second = json.loads(out)["groups"][0]["rollouts"]
+    assert first["advantage"]["my gap"]["mean"] == 0.75 and second["advantage"]["plain"]["mean"] == -1.0
+    # (1 - 0.5) - 0.25 and (0 - 0.5) - 0.25
+    assert [r["advantage"][names[1]]["mean"] for r in (first, second)] == [0.25, -0.75]
+    code, _, err = command_line.run(["explain", path, "--methods", "mine.py:gap", "--json"])
+    assert code == 2 and "as grpo:credit=mine.py:gap" in err and err.count("\n") == 1

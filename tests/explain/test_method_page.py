@@ -7,6 +7,7 @@ import pytest
 from tests import started
 
 import gxpo
+from gxpo.explain.catalogue import EVIDENCE_MEANING
 from gxpo.explain.effect import RATIOS, Effect, SurrogateEffect, effect, surrogate_effect
 from gxpo.explain.method_page import INDICES, effect_figure, number, pages, surrogate_figure, svg
 from gxpo.explain.reference_pages import reference
@@ -57,7 +58,7 @@ def test_links_lead_somewhere(written):
 def test_reconstructions_are_called_that(written):
     for name, definition in METHODS.items():
         text = written[f"{name}.md"]
-        assert f"Evidence `{definition.evidence}`" in text
+        assert EVIDENCE_MEANING[definition.evidence][1:] in text and "Measured: " in text
         if definition.evidence == "reconstruction":
             assert "not verified" in text and not re.search(r"(?<!not )verified", text), name
 

@@ -42,3 +42,22 @@ def test_unknown_log_probs_matter_only_where_a_loss_reads_them() -> None:
     assert outlook.gradient_share is not None and outlook.gradient_share.tolist() == pytest.approx([1.0] * 4)
     depends = look("disco", forest_of([1, 0, 0], logprob=float("nan")))
     assert depends.pull is None and "log-probs" in depends.without["surrogate"]
+
+
+def test_a_systems_preset_says_its_aggregation_and_eps() -> None:
+    outlook = look("grpo@trl", forest_of([1, 0, 0, 1]))
+    assert outlook.formula.endswith(
+        "here with credit.eps=0.0001, objective.aggregate=token_mean (mean over all trained tokens)"
+    )
+    assert outlook.settings["credit.eps"] == "0.0001" and outlook.settings["objective.clip_low"] == "0.2"
+    assert "here with" not in look("grpo", forest_of([1, 0])).formula
+
+
+def test_a_horizon_is_noted_where_the_loss_divides_by_one() -> None:
+    def notes(name: str, horizon: float | None = None) -> str:
+        return " ".join(look(name, forest_of([1, 0], tokens=2), horizon=horizon).notes)
+
+    assert "the longest rollout of the file, 2 tokens, stands for it" in notes("dr_grpo")
+    # a formula that has the word, and a loss that divides by a stated one: nothing is unknown
+    for name, horizon in (("dr_grpo", 5.0), ("luspo", None), ("grpo", None), ("grpo@trl", None)):
+        assert "horizon" not in notes(name, horizon)

@@ -15,6 +15,7 @@ from gxpo.explain.parts import entries, show_parts
 from gxpo.methods import METHODS
 from gxpo.parts import registry
 from gxpo.parts.definition import show
+from gxpo.training.phase_plan import expand
 
 
 def run(*words):
@@ -118,3 +119,16 @@ def test_stages():
     with pytest.raises(ConfigError):
         show_parts("relative", "update", as_json=False)
     assert "Example: gxpo parts relative" in run("--help").output
+
+
+def test_a_part_inside_phases_counts_its_method():
+    rows = {(row["slot"], row["name"]): row for row in entries()}
+    phased = {name: d for name, d in METHODS.items() if "phases" in d.keys}
+    assert phased
+    for name, definition in phased.items():
+        for phase in expand(definition.keys["phases"]):
+            for key, stated in phase.keys.items():
+                part = registry.part_at(key, stated.value)
+                if isinstance(part, type):
+                    (row,) = [r for (_, n), r in rows.items() if n == show(part) and name in r["methods"]]
+                    assert row["methods"].count(name) == 1

@@ -63,7 +63,53 @@ def test_files_that_a_configuration_names_are_not_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"method: grpo\ncredit: {tmp_path / 'mine.py'}:credit\n")
     page = page_of(tmp_path)
     assert not (tmp_path / "ran").exists()
-    assert page.data["methods"][0]["name"] == "grpo" and "is not run here" in page.text
+    assert page.data["methods"][0]["missing"] == f"{tmp_path / 'mine.py'}:credit is not run here"
+    assert "--trust runs them" in page.text
+
+
+def test_a_reward_in_a_file_is_no_reason_to_show_another_method(tmp_path: Path) -> None:
+    write(tmp_path / "rollouts" / "step-000001.jsonl", [record(i, r) for i, r in enumerate([1.0, 0.0])])
+    # files that are gone, or that nobody may run: of the run, not of its method
+    (tmp_path / "config.yaml").write_text(
+        "method: dr_grpo\nreward: gone.py:mine\ntask: gone.py:tasks\ntrainer: {callbacks: ['gone.py:C']}\n"
+        "credit: {shift: 0.25}\nsampling: {max_new_tokens: 7}\n"
+    )
+    source = read(tmp_path)
+    assert source.method is not None and source.method.name == "dr_grpo" and source.method.credit.shift == 0.25
+    assert source.horizon == 7.0 and not [x for x in source.lacks if "run" in x]
+
+
+def test_a_weight_in_a_file_leaves_the_advantage(tmp_path: Path) -> None:
+    write(tmp_path / "rollouts" / "step-000001.jsonl", [record(i, r) for i, r in enumerate([1.0, 0.0])])
+    (tmp_path / "mine.py").write_text("def weight(forest, credit, signals, step): return credit * 0 + 1\n")
+    config = (
+        f"method: dr_grpo\nreward.add.bonus: {tmp_path / 'mine.py'}:weight\nweight.w: {tmp_path / 'mine.py'}:weight\n"
+    )
+    (tmp_path / "config.yaml").write_text(config)
+    (shown,) = page_of(tmp_path).data["methods"]
+    assert numbers(shown["credit"], 2) == [0.5, -0.5] and "is not run here" in shown["without"]["weight"]
+    assert read(tmp_path, trust=True).lacks == [
+        "log-probs of an updated policy (every ratio is 1)",
+        "recorded advantages",
+    ]
+
+
+def test_a_run_with_phases_shows_the_method_of_the_step(tmp_path: Path) -> None:
+    for step in (1, 2):
+        write(tmp_path / "rollouts" / f"step-00000{step}.jsonl", [record(i, r) for i, r in enumerate([1.0, 0.0])])
+    (tmp_path / "config.yaml").write_text("phases: [{method: rloo, steps: 1}, {method: dr_grpo, steps: 1}]\n")
+    assert read(tmp_path).method is None and any("phase of the step" in x for x in read(tmp_path).lacks)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "phase": 1}\n{"step": 2, "phase": 2}\n')
+    assert [read(tmp_path, step).method.name for step in (1, 2)] == ["rloo", "dr_grpo"]
+
+
+def test_the_horizon_of_many_turns_is_not_guessed(tmp_path: Path) -> None:
+    rows = [record(i, r) for i, r in enumerate([1.0, 0.0])]
+    for row in rows:
+        row["turns"] = row["turns"] * 2
+    write(tmp_path / "rollouts" / "step-000001.jsonl", rows)
+    (tmp_path / "config.yaml").write_text("method: dr_grpo\nsampling: {max_new_tokens: 7}\n")
+    assert read(tmp_path).horizon is None
 
 
 def test_a_pipe_instead_of_a_file_is_an_error_without_waiting(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from gxpo.cli.options import (
     app,
     fail,
     found_run,
-    quiet,
     resolved_of,
     say,
 )
@@ -218,7 +217,12 @@ def evaluate(
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show one method or composition in full.")] = None,
     symptom: Annotated[
-        str | None, typer.Option("--for", metavar="SYMPTOM", help="What to try: 'all-wrong groups', 'length growth'...")
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="WORDS|RUN",
+            help="What to try: for what goes wrong in your words, or for a run's own cause.",
+        ),
     ] = None,
     stage: Annotated[
         str | None, typer.Option(help="Only methods that change this stage: credit, objective, rollout...")
@@ -226,7 +230,13 @@ def methods(
     needs: Annotated[
         str | None, typer.Option(metavar="SIGNAL", help="Only methods that read this signal; `none`: no signal.")
     ] = None,
-    evidence: Annotated[list[str] | None, typer.Option(help="Only methods of this evidence tier; repeatable.")] = None,
+    evidence: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TIER",
+            help="Only methods whose formula is from reference-code, paper, secondary or reconstruction; repeatable.",
+        ),
+    ] = None,
     cheap: Annotated[bool, typer.Option("--cheap", help="Only methods that cost no more than GRPO.")] = False,
     zero_variance: Annotated[
         str | None,
@@ -249,33 +259,24 @@ def methods(
 
     Example: gxpo methods gspo
 
-    Example: gxpo methods --for "all-wrong groups" --cheap
+    Example: gxpo methods --for "answers get longer without getting better" --cheap
+
+    Example: gxpo methods --for outputs/my-trl-run
 
     Example: gxpo methods --stage credit --needs none --zero-variance signal
 
     Example: gxpo methods --in trl --for "all-wrong groups"
     """
-    # Another trainer supports some methods only, so its list has an own page with own settings.
-    if trainer is not None:
-        from gxpo.adapters import available
-
-        if stage or needs or evidence or cheap or zero_variance or bibtex:
-            # These choose among gxpo's own methods by facts that are not kept for other trainers.
-            raise typer.BadParameter("--in goes with a NAME, --for and --json alone")
-        names = None if name is None else [name]
-        if symptom is not None:
-            from gxpo.explain.advice import find, recommendations
-
-            names = [row["method"] for row in recommendations(find(symptom))]
-        rows = available.available(trainer, names)
-        say(available.as_json(trainer, rows) if as_json else available.as_text(trainer, rows))
-        return
+    # These choose among gxpo's own methods by facts that are not kept for other trainers.
+    if trainer is not None and (stage or needs or evidence or cheap or zero_variance or bibtex):
+        raise typer.BadParameter("--in goes with a NAME, --for and --json alone")
     from gxpo.explain.methods import show
 
     say(
         show(
             name,
             symptom,
+            trainer=trainer,
             as_json=as_json,
             bibtex=bibtex,
             conditions={
@@ -324,41 +325,15 @@ def schema(as_json: Json = False) -> None:
     say(json.dumps(Record.model_json_schema(by_alias=True), indent=1))
 
 
-from gxpo.cli import plan  # noqa: E402, F401  # `plan` stands here in --help
-
-
-@app.command()
-def export(
-    run: RunArgument,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory.")],
-    adapter: Annotated[bool, typer.Option("--adapter", help="Only the LoRA adapter, as peft loads it.")] = False,
-    step: Annotated[int | None, typer.Option(help="Checkpoint of this step; default: the newest.")] = None,
-    best: Best = False,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float64; default: the run's.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Write a run's checkpoint as a model directory that transformers loads, with its model card.
-
-    Example: gxpo export runs/arithmetic models/arithmetic
-    """
-    from gxpo.base.errors import ConfigError
-    from gxpo.training.best import best_of
-    from gxpo.training.export import export as write
-
-    if best and step is not None:
-        raise ConfigError("--best and --step: give one of them")
-    quiet()  # progress bars would get between the lines of --json
-    run = found_run(run)
-    step = best_of(run)["step"] if best else step
-    model_directory = write(run, directory, adapter=adapter, step=step, dtype=dtype)
-    if as_json:
-        files = {p.name: p.stat().st_size for p in sorted(model_directory.iterdir())}
-        say(json.dumps({"directory": str(model_directory), "bytes": files}))
-        return
-    say(f"{model_directory}: " + ", ".join(sorted(p.name for p in model_directory.iterdir())))
-
-
-from gxpo.cli import checks, compare, convert, examine, serve  # noqa: E402, F401  # stand here in --help
+from gxpo.cli import (  # noqa: E402, F401  # stand here in --help
+    checks,
+    compare,
+    convert,
+    examine,
+    plan,  # `plan` stands here in --help
+    serve,
+)
+from gxpo.cli import export as _export  # noqa: E402, F401
 from gxpo.cli import tasks as _tasks  # noqa: E402, F401
 
 

@@ -78,27 +78,38 @@ def explain(
         Path | None, typer.Option("--out", metavar="FILE.html", help="The page to write; default: explain.html.")
     ] = None,
     methods: Annotated[
-        str,
-        typer.Option("--methods", metavar="NAMES", help="Side by side, with commas between; default: the run's own."),
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            "--methods",
+            metavar="METHOD,...",
+            help="Side by side, as `gxpo compare` takes them, with commas between or repeated; default: the run's own.",
+        ),
+    ] = None,
     step: Annotated[int | None, typer.Option(help="A step of the run; default: the last.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run the files that hold parts of the run's own method.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show the rollouts of a step: as trees, each token by advantage, weight and gradient, with the arithmetic.
 
-    The page fetches nothing and needs no server. No file that a run's configuration names is run. --json prints the
-    rewards and advantages of every group instead.
+    The page fetches nothing and needs no server. No file that a run's configuration names is run without --trust.
+    --json prints the rewards and advantages of every group instead.
 
     Example: gxpo explain runs/arithmetic --methods grpo,dr_grpo --out step.html
 
+    Example: gxpo explain runs/arithmetic --methods grpo@trl,grpo:credit=mine.py:credit,mine.yaml
+
     Example: gxpo explain runs/arithmetic --json
     """
+    from gxpo.compare.arms import parse_arm, split_arms
     from gxpo.explain.rollout_page import as_data, looks_of, page_text
     from gxpo.explain.rollout_source import read
 
     # The page is written by default; with --json alone the data take its place.
-    source = read(path, step)
-    looks = looks_of(source, [name.strip() for name in methods.split(",") if name.strip()])
+    arms = [parse_arm(text, {}) for option in methods or () for text in split_arms(option)]
+    source = read(path, step, trust=trust)
+    looks = looks_of(source, {arm.label: arm.keys for arm in arms})
     if out is not None or not as_json:
         page, to = page_text(source, looks), out or EXPLAIN_PAGE
         try:

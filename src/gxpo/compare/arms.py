@@ -20,6 +20,21 @@ _COMMA = re.compile(r",(?=\s*[A-Za-z_][\w.]*\s*=)")  # one that is followed by K
 SHARED = ("model", "task", "seed", "out", "init_from")
 
 
+def split_arms(text: str) -> list[str]:
+    """Split arms at the commas between them; a comma before KEY= belongs to the arm whose keys it is among.
+
+    >>> split_arms("grpo, dr_grpo:credit.eps=1e-4,optim.betas=[0.9, 0.95],rloo")
+    ['grpo', 'dr_grpo:credit.eps=1e-4,optim.betas=[0.9, 0.95]', 'rloo']
+    """
+    arms: list[str] = []
+    for piece in re.split(r",(?![^\[{]*[\]}])", text):
+        if arms and ":" in arms[-1] and re.match(r"\s*[A-Za-z_][\w.]*\s*=", piece):
+            arms[-1] += f",{piece}"
+        else:
+            arms.append(piece.strip())
+    return [arm for arm in arms if arm]
+
+
 def parse_arm(text: str, setting: Mapping[str, Any]) -> Arm:
     """Parse one arm.
 
@@ -38,6 +53,11 @@ def parse_arm(text: str, setting: Mapping[str, Any]) -> Arm:
         keys = {k: s.value for k, s in config.read(spec).items()}
     else:
         method, _, rest = spec.partition(":")
+        if method.endswith(".py"):
+            raise ConfigError(
+                f"arm {text!r} is a part of a method: say of which one and where, as grpo:credit={spec}, "
+                f"grpo:weight.mine={spec} or grpo:objective={spec}"
+            )
         # Commas inside of brackets belong to a list.
         set_keys = config.parse_set([x for x in _COMMA.split(rest) if x.strip()]) if rest else {}
         keys = {"method": method.strip(), **{k: s.value for k, s in set_keys.items()}}

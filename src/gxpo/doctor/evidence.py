@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 PATH = Path(__file__).with_name("evidence.json")
 ALPHA = 0.05
+FEWEST = 12  # seeds from which on a remedy is quoted to people who ask for advice
 Verdict = Literal["helped", "mixed", "undecided", "harmed"]
 IN_WORDS = {"helped": "helped", "mixed": "mixed", "undecided": "no clear change", "harmed": "did harm"}
 LIMITS = "held-out accuracy against the untreated run, small tasks, a 1-million-parameter model: docs/remedies.md"
@@ -149,10 +150,11 @@ def to_json(measurements: Sequence[Measured]) -> str:
 
 
 @cache
-def read(path: Path = PATH) -> tuple[Measured, ...]:
-    """Read the measurements of a file; none where there is no file."""
+def read(path: Path = PATH, fewest: int = FEWEST) -> tuple[Measured, ...]:
+    """Read the measurements of a file that have at least `fewest` seeds; none where there is no file."""
     rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    return tuple(Measured(**{**row, "tasks": tuple(OfTask(**t) for t in row["tasks"])}) for row in rows)
+    measurements = (Measured(**{**row, "tasks": tuple(OfTask(**t) for t in row["tasks"])}) for row in rows)
+    return tuple(m for m in measurements if m.seeds >= fewest)
 
 
 def measured_for_line(sickness: str, line: str, measurements: Sequence[Measured]) -> Measured | None:
@@ -169,11 +171,16 @@ def measured_for_line(sickness: str, line: str, measurements: Sequence[Measured]
 def measured_for_keys(
     sicknesses: Sequence[str], keys: Mapping[str, Any], measurements: Sequence[Measured]
 ) -> Measured | None:
-    """Find the measurement of these settings for any of the sicknesses; method `tis` equals `grpo+tis`."""
+    """Find the measurement of these settings for any of the sicknesses."""
+    return next((m for m in measurements if m.sickness in sicknesses and is_measured_as(m, keys)), None)
+
+
+def is_measured_as(measurement: Measured, keys: Mapping[str, Any]) -> bool:
+    """Return True if a measurement is of these settings; method `tis` equals `grpo+tis`."""
 
     def comparable(settings: Mapping[str, Any]) -> dict[str, str]:
         # as texts: --set gives texts, a study's file gives numbers and flags
         texts = {k: str(v).lower() for k, v in settings.items()}
         return {**texts, "method": texts.get("method", "grpo").removeprefix("grpo+")}
 
-    return next((m for m in measurements if m.sickness in sicknesses and comparable(m.keys) == comparable(keys)), None)
+    return comparable(measurement.keys) == comparable(keys)

@@ -18,11 +18,11 @@ from gxpo.parts.definition import EVIDENCE, STAGES, Definition, same, show, stag
 from gxpo.parts.registry import part_at
 
 FREE = str(next(f.default for f in dataclasses.fields(Definition) if f.name == "cost"))  # text of no cost beyond GRPO
-EVIDENCE_MEANING = {
-    "reference-code": "the authors' own code was read",
-    "paper": "the paper's equations were read",
-    "secondary": "somebody else's port or summary was read",
-    "reconstruction": "made from an abstract and general knowledge; not verified, and may change without notice",
+EVIDENCE_MEANING = {  # where the formula is from: what it does for a run is another matter, and is measured
+    "reference-code": "formula read in the authors' code",
+    "paper": "formula read in the paper",
+    "secondary": "formula read in somebody else's port or summary",
+    "reconstruction": "formula from an abstract and general knowledge; not verified, may change without notice",
 }
 # A method is listed under the first of these that it changes.
 HOMES = ("rollout", "update", "credit", "reward", "weight", "objective", "signal", "segment", "tasks.sampler")
@@ -172,6 +172,19 @@ def _fields_of(kind: Any) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------- filters
+def check_conditions(
+    stage: str | None = None, evidence: Sequence[str] = (), zero_variance: str | None = None, **others: Any
+) -> None:
+    """Refuse conditions of `select` that no method can meet, before any entry is made. ConfigError."""
+    del others
+    if stage is not None:
+        one_of("--stage", stage, STAGES)
+    for tier in evidence:
+        one_of("--evidence", tier, EVIDENCE)
+    if zero_variance is not None:
+        one_of("--zero-variance", zero_variance, ("zero", "signal"))
+
+
 def select(
     rows: Iterable[Mapping[str, Any]],
     *,
@@ -191,12 +204,10 @@ def select(
 
     Raises ConfigError for a stage, tier or signal that does not exist.
     """
+    check_conditions(stage, evidence, zero_variance)
     selected = [dict(row) for row in rows]
     if stage is not None:
-        one_of("--stage", stage, STAGES)
         selected = [r for r in selected if stage in r["stages"]]
-    for tier in evidence:
-        one_of("--evidence", tier, EVIDENCE)
     if evidence:
         selected = [r for r in selected if r["evidence"] in evidence]
     # the entries left so far decide which signals exist; those that every run has (`BUILT_IN`) always do
@@ -211,7 +222,6 @@ def select(
     if cheap:
         selected = [r for r in selected if is_free(r["cost"])]
     if zero_variance is not None:
-        one_of("--zero-variance", zero_variance, ("zero", "signal"))
         selected = [r for r in selected if r["on_equal"] == zero_variance]
     return selected
 

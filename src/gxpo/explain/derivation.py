@@ -20,6 +20,7 @@ from gxpo.algorithms.credit.base import CreditPart, CreditSum
 from gxpo.algorithms.credit.relative import VALUES, Relative
 from gxpo.algorithms.credit.state_keys import StateKeyed
 from gxpo.algorithms.credit.state_relative import StateRelative
+from gxpo.explain.user_calls import Call, recorded_calls
 from gxpo.forest.forest import Forest
 from gxpo.forest.grouped import DEGENERATE
 from gxpo.parts.definition import show
@@ -66,6 +67,7 @@ class Summand:
 
     formula   first formula of the part's documentation
     compared  None: only input and output are shown
+    calls     of the user's functions that it was computed with
     """
 
     name: str
@@ -73,6 +75,7 @@ class Summand:
     formula: str
     contribution: Tensor
     compared: Compared | None
+    calls: list[Call] = field(default_factory=list)
 
 
 class RecordedCredit:
@@ -98,17 +101,18 @@ def summands(credit: Any, forest: Forest, signals: Any, step: int) -> list[Summa
     total_P = torch.zeros(forest.n_entries, dtype=torch.float64)
     for part, factor in zip(parts, factors, strict=True):
         # a part may read the sum so far, in units of its own factor, as in `CreditSum.__call__`
-        if factor and isinstance(part, CreditPart):
-            advantage_P = part.summand(total_P / factor, forest, signals, step)
-        else:
-            advantage_P = part(forest, signals, step)
+        with recorded_calls(forest, part) as calls:
+            if factor and isinstance(part, CreditPart):
+                advantage_P = part.summand(total_P / factor, forest, signals, step)
+            else:
+                advantage_P = part(forest, signals, step)
         advantage_P = advantage_P.detach().to(torch.float64)
         total_P = total_P + factor * advantage_P
         comparison = None
         # a subclass with a `__call__` of its own computes something else than `_comparison` restates
         if isinstance(part, Relative) and type(part).__call__ is Relative.__call__:
             comparison = _comparison(part, forest, signals, advantage_P)
-        out.append(Summand(show(part), float(factor), formula_of(part), advantage_P, comparison))
+        out.append(Summand(show(part), float(factor), formula_of(part), advantage_P, comparison, calls))
     return out
 
 

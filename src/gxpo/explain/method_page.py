@@ -22,7 +22,8 @@ from gxpo.explain.effect import (
     effect,
     surrogate_effect,
 )
-from gxpo.explain.methods import EQUAL_GROUPS_MEANING, SECTIONS, count_line, merge_summary, sections
+from gxpo.explain.measurements import effects_text
+from gxpo.explain.methods import EQUAL_GROUPS_MEANING, FORMULA_FROM, SECTIONS, count_line, merge_summary, sections
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import METHODS
 from gxpo.methods.compose import method
@@ -93,7 +94,7 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
         "gxpo methods --for all-wrong-groups",
         FENCE,
         "",
-        f"{count_line(rows)}. Evidence: "
+        f"{count_line(rows)}. Where formulas are from (`--evidence`): "
         + "; ".join(f"`{tier}`: {what}" for tier, what in EVIDENCE_MEANING.items())
         + '. "Equal groups": what a group of equal rewards teaches, `zero` or a `signal`. Cost: `*` where a method has '
         "costs or savings of its own. `gxpo methods --help` has filters for all of these.",
@@ -116,14 +117,14 @@ def _more_index(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], page: str) -> list[str]:
-    lines = ["| stage | method | evidence | equal groups | cost | idea |", "|---|---|---|---|---|---|"]
+    lines = ["| stage | method | formula from | equal groups | cost | idea |", "|---|---|---|---|---|---|"]
     for section, members in sections(rows).items():
         if section not in INDICES[page]:
             continue
         for i, row in enumerate(members):
             cost = "" if is_free(row["cost"]) else "*"
             link = f"[{row['name']}]({row['name']}.md)"
-            cells = [section if i == 0 else "", link, row["evidence"], row["on_equal"], cost, row["idea"]]
+            cells = [section if i == 0 else "", link, FORMULA_FROM[row["evidence"]], row["on_equal"], cost, row["idea"]]
             lines.append(_cells(cells))
     return lines
 
@@ -163,7 +164,9 @@ def _page(
 def _source(row: Mapping[str, Any], definition: Definition) -> str:
     where = f"[arXiv {row['arxiv']}](https://arxiv.org/abs/{row['arxiv']})" if row["arxiv"] else ""
     cited = ", ".join(x for x in (definition.authors, str(definition.year or ""), where) if x)
-    return f"*{row['title']}*. {cited}. Evidence `{row['evidence']}`: {EVIDENCE_MEANING[row['evidence']]}."
+    return (
+        f"*{row['title']}*. {cited}. F{EVIDENCE_MEANING[row['evidence']][1:]}. Measured: {effects_text(row['name'])}."
+    )
 
 
 def _docstring(definition: Definition) -> str:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from gxpo.adapters import available
 from gxpo.base.errors import ConfigError
 from gxpo.doctor.evidence import IN_WORDS, LIMITS
 from gxpo.explain import advice
-from gxpo.explain.catalogue import EVIDENCE_MEANING, citations, entries, entry, is_free, select, tiers
+from gxpo.explain.catalogue import (
+    EVIDENCE_MEANING,
+    check_conditions,
+    citations,
+    entries,
+    entry,
+    is_free,
+    select,
+    tiers,
+)
+from gxpo.explain.measurements import NOT_MEASURED, effects, effects_text
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import METHODS
 from gxpo.methods.compat import COMPAT
@@ -24,6 +36,9 @@ EQUAL_GROUPS_MEANING = {
     "zero": "a group of equal rewards teaches nothing",
     "signal": "a group of equal rewards can teach something: no filter may drop it",
 }
+FORMULA_FROM: Mapping[str, str] = dict(
+    zip(EVIDENCE, ("authors' code", "paper", "another's port", "reconstruction"), strict=True)
+)
 RECONSTRUCTION = EVIDENCE[-1]
 AT_SOURCE = EVIDENCE[:2]
 SECTIONS = {  # sections of the list with their headings, in order
@@ -45,23 +60,35 @@ def show(
     name: str | None,
     symptom: str | None,
     *,
+    trainer: str | None = None,
     as_json: bool,
     bibtex: bool,
     conditions: Mapping[str, Any],
 ) -> str:
     """Return the output of the command: one method (`name`), recommendations (`symptom`) or the list.
 
+    symptom     in free words, or the path of a run, which is diagnosed
+    trainer     "trl" | "verl": what works there; default: the trainer of the run, gxpo itself otherwise
     conditions  keywords of `catalogue.select`; they narrow recommendations and the list
     """
     conditional = any(conditions.values())
+    check_conditions(**conditions)
     if name is not None:
         if symptom is not None or conditional:
             raise ConfigError("give a method's NAME, or conditions for the list, not both")
+        if trainer is not None:
+            row = available.available(trainer, [name])
+            return available.as_json(trainer, row) if as_json else available.as_text(trainer, row)
         if bibtex:
             return citations(name)
         return _as_json(name) if as_json else method_text(name)
     if symptom is not None:
-        symptom_name = advice.find(symptom)
+        cause = ""
+        if Path(symptom).exists():
+            symptom_name, trainer_of_run, cause = advice.of_run(Path(symptom))
+            trainer = trainer or trainer_of_run
+        else:
+            symptom_name = advice.find(symptom)
         recommended = advice.recommendations(symptom_name)
         # a composition is kept if all of its methods meet the conditions
         if conditional:
@@ -69,11 +96,19 @@ def show(
             recommended = [row for row in recommended if selected.issuperset(row["method"].split("+"))]
         if bibtex:
             return citations("+".join(row["method"] for row in recommended)) if recommended else ""
+        usage_by_method = (
+            {} if trainer is None else {r["method"]: of_trainer(trainer, r["method"], r["sets"]) for r in recommended}
+        )
         if as_json:
             return _to_json(
-                {"symptom": symptom_name, "what": SYMPTOMS[symptom_name].what, "recommendations": recommended}
-            )
-        return advice_text(symptom_name, recommended)
+                {"symptom": symptom_name, "what": SYMPTOMS[symptom_name].what, "cause": cause or None,
+                 "trainer": trainer or "gxpo",
+                 "recommendations": [{**r, **usage_by_method.get(r["method"], {})} for r in recommended]}
+            )  # fmt: skip
+        return "\n".join(filter(None, [cause, advice_text(symptom_name, recommended, trainer, usage_by_method)]))
+    if trainer is not None:
+        rows_of_trainer = available.available(trainer)
+        return available.as_json(trainer, rows_of_trainer) if as_json else available.as_text(trainer, rows_of_trainer)
     rows = select(entries(), **conditions)
     if bibtex:
         return "\n\n".join(METHODS[row["name"]].bibtex for row in rows)
@@ -114,13 +149,14 @@ def methods_table(rows: Sequence[Mapping[str, Any]]) -> str:
     from gxpo.base import terminal
 
     grid = Table(box=None, header_style="bold")
-    for column in ("name", "evidence", "equal groups", "cost", "idea"):
+    for column in ("name", "formula from", "measured", "equal groups", "cost", "idea"):
         grid.add_column(column, no_wrap=column != "idea")
     for section, members in sections(rows).items():
-        grid.add_row(Text(section, style="bold"), "", "", "", Text(SECTIONS[section], style="bold"))
+        grid.add_row(Text(section, style="bold"), "", "", "", "", Text(SECTIONS[section], style="bold"))
         for row in members:
             cost = "" if is_free(row["cost"]) else "*"
-            cells = (f"  {row['name']}", row["evidence"], row["on_equal"], cost, row["idea"])
+            measured = str(len(effects(row["name"])) or "-")
+            cells = (f"  {row['name']}", FORMULA_FROM[row["evidence"]], measured, row["on_equal"], cost, row["idea"])
             grid.add_row(*(Text(cell) for cell in cells))
     # captured as text, at a fixed least width: the ideas would wrap to columns of one word
     console = terminal.console(width=max(120, terminal.console().width))
@@ -129,6 +165,7 @@ def methods_table(rows: Sequence[Mapping[str, Any]]) -> str:
             console.print(grid)
     lines = (
         captured.get() + count_line(rows),
+        "measured: settings in which our studies compared it; - none; gxpo methods NAME shows the differences",
         "* has costs (or savings) of its own; one whole: gxpo methods NAME; a composition: gxpo methods dapo+gmpo",
         "by what goes wrong: gxpo methods --for SYMPTOM, one of",
         textwrap.fill(", ".join(SYMPTOMS), WIDTH, initial_indent="  ", subsequent_indent="  "),
@@ -141,14 +178,13 @@ def count_line(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return "0 methods: no method meets these conditions"
     count_by_tier = tiers(rows)
-    sides = ((AT_SOURCE, "read at source"), (EVIDENCE[len(AT_SOURCE) :], "not"))
+    sides = ((AT_SOURCE, "with a formula read at source"), (EVIDENCE[len(AT_SOURCE) :], "not"))
     parts = []
     for side, name in sides:
         tiers_of_side = {tier: count_by_tier[tier] for tier in side if tier in count_by_tier}
         if tiers_of_side:
-            parts.append(
-                f"{sum(tiers_of_side.values())} {name} ({', '.join(f'{n} {t}' for t, n in tiers_of_side.items())})"
-            )
+            counts = ", ".join(f"{n} {FORMULA_FROM[t]}" for t, n in tiers_of_side.items())
+            parts.append(f"{sum(tiers_of_side.values())} {name} ({counts})")
     return f"{len(rows)} methods: {', '.join(parts)}"
 
 
@@ -165,7 +201,8 @@ def method_text(spec: str) -> str:
     fields = {
         "idea": row["idea"],
         "formula": row["formula"],
-        "evidence": f"{row['evidence']}: {EVIDENCE_MEANING[row['evidence']]}",
+        "source": EVIDENCE_MEANING[row["evidence"]],
+        "measured": effects_text(spec),
         "code": " ".join(row["code"]),
         "stages": ", ".join(row["stages"]) or ("phases" if phases else "none: it is the base"),
         "phases": "; ".join(phases),
@@ -226,16 +263,66 @@ def labelled(name: str, text: str) -> str:
     return textwrap.fill(f"{name:<{MARGIN}}{text}", WIDTH, subsequent_indent=indent, break_long_words=False)
 
 
-def advice_text(symptom: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format the recommendations for a symptom."""
+def of_trainer(trainer: str, name: str, sets: Sequence[str] = ()) -> dict[str, Any]:
+    """Describe how a method is used in another trainer: `line` to type there, or `reason` why it does not work.
+
+    sets  keys that it is recommended with
+    """
+    (row,) = available.available(trainer, [name])
+    where = {
+        "trl": f'GRPOTrainer(model, method="{name}", ...) of gxpo.adapters.trl',
+        "verl": " ".join(
+            key
+            for part, key in (
+                ("advantage", f"algorithm.adv_estimator=gxpo/{name}"),
+                ("loss", f"actor_rollout_ref.actor.policy_loss.loss_mode=gxpo/{name}"),
+            )
+            if part in row.parts
+        ),
+    }[trainer]
+    requirements = [*row.given, *(f"overrides: {key}" for key in sets)]
+    requirements_text = f"; give {', '.join(requirements)}" if requirements else ""
+    return {
+        "works": row.works,
+        "line": f"{where}{requirements_text}" if row.works else None,
+        "reason": row.reason or None,
+    }
+
+
+def advice_text(
+    symptom: str,
+    rows: Sequence[Mapping[str, Any]],
+    trainer: str | None = None,
+    usage_by_method: Mapping[str, Mapping[str, Any]] | None = None,
+) -> str:
+    """Format the recommendations for a symptom, in the lines of another trainer where one is given."""
+    usage_by_method = usage_by_method or {}
     lines = [f"{symptom}: {SYMPTOMS[symptom].what}", ""]
-    for row in rows:
+    unavailable_rows = [row for row in rows if not usage_by_method.get(row["method"], {}).get("works", True)]
+    for row in (row for row in rows if row not in unavailable_rows):
+        line = usage_by_method[row["method"]]["line"] if row["method"] in usage_by_method else row["line"]
         lines += [
             f"{row['method']:<{MARGIN - 1}} {row['why']}",
-            labelled("", f"evidence: {row['evidence']}; cost: {row['cost']}"),
-            *([labelled("", f"measured, {IN_WORDS[m['verdict']]}: {m['said']}")] if (m := row["measured"]) else []),
-            f"{'':<{MARGIN}}{row['line']}",
+            *(labelled("", text) for text in _measured_texts(row)),
+            labelled("", f"{EVIDENCE_MEANING[row['evidence']]}; cost: {row['cost']}"),
+            f"{'':<{MARGIN}}{line}",
         ]
     lines += [] if rows else ["no recommendation meets these conditions"]
-    limits = [f"measured: {LIMITS}"] if any(row["measured"] for row in rows) else []
+    if unavailable_rows:
+        lines += [
+            "",
+            f"not in {trainer}:",
+            *(labelled(r["method"], usage_by_method[r["method"]]["reason"]) for r in unavailable_rows),
+        ]
+    limits = [f"measured: {LIMITS}"] if any(row["measured"] or row["elsewhere"] for row in rows) else []
     return "\n".join([*lines, "", *limits, "more of one: gxpo methods NAME"])
+
+
+def _measured_texts(row: Mapping[str, Any]) -> list[str]:
+    """Return lines of a recommendation on what was measured: on this symptom, else elsewhere, else that nothing was."""
+    if measured := row["measured"]:
+        return [f"measured, {IN_WORDS[measured['verdict']]}: {measured['said']}"]
+    if not row["elsewhere"]:
+        return [NOT_MEASURED]
+    first, *others = row["elsewhere"]
+    return [f"{NOT_MEASURED} on this symptom; elsewhere {first}{f'; and {len(others)} more' if others else ''}"]

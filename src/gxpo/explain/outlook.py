@@ -19,9 +19,11 @@ from gxpo.algorithms.signals import Signals
 from gxpo.base.errors import GxpoError
 from gxpo.explain.derivation import RecordedCredit, Summand
 from gxpo.explain.effect import gradient_weights
+from gxpo.explain.user_calls import Call, recorded_calls
 from gxpo.forest.forest import Forest
 from gxpo.methods.method import Method, zero_signal_groups
-from gxpo.parts.definition import show
+from gxpo.parts.definition import show, stage_of
+from gxpo.parts.options import Unexecuted
 from gxpo.parts.protocols import PolicyTokens
 
 CURVE_RATIOS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)  # ratios at which the surrogate is shown
@@ -43,6 +45,8 @@ class Outlook:
       gradient_share   the surrogate's gradient over the unclipped one: 1 all of it, 0 cut
     zero_signal  [G] no token of the group has an advantage
     curve      (ratio, gradient over the unclipped one at A > 0, at A < 0)
+    settings   what decides the numbers: statistic, eps, clip, aggregation, by key
+    calls      of the user's functions in the "weight" and the "loss"; those of the credit are its summands'
     """
 
     name: str
@@ -62,18 +66,22 @@ class Outlook:
     surrogate: str = ""
     aggregate: str = ""
     curve: list[tuple[float, float, float]] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, list[Call]] = field(default_factory=dict)
 
 
 def look(
     spec: str | Method,
     forest: Forest,
     *,
+    name: str = "",
     horizon: float | None = None,
     is_own_run: bool = False,
     logprob: Tensor | None = None,
 ) -> Outlook:
     """Apply a method to rollouts, token by token.
 
+    name        heading of its columns; "": the method's own
     horizon     longest trainable length of a rollout in tokens; None: that of the longest in the file
     is_own_run  the rollouts are of a run of this method, so that its own rewards are in them already
     logprob     [P] of an updated policy; None: it has not moved, so that every ratio is 1
@@ -81,7 +89,8 @@ def look(
     Raises ConfigError for an unknown method; requirements that the rollouts do not meet are in `missing` instead.
     """
     method = gxpo.method(spec)
-    out = Outlook(method.name, next((method.remains[d.name] or d.formula for d in method.definitions), ""))
+    formula, settings = _formula_and_settings(method)
+    out = Outlook(name or method.name, formula, settings=settings)
     # rollouts that a method can't be applied to are a line on the page, beside the methods that can
     try:
         _credit(out, method, forest, horizon, is_own_run)
@@ -92,6 +101,46 @@ def look(
         return out
     _loss(out, method.fill(**_sizes(forest, horizon)), forest, logprob)
     return out
+
+
+SETTING_KEYS = (
+    "credit", "credit.center", "credit.scale", "credit.ddof", "credit.eps", "objective", "objective.surrogate",
+    "objective.ratio", "objective.clip_low", "objective.clip_high", "objective.aggregate", "objective.horizon",
+)  # fmt: skip
+SHOWN_STAGES = ("credit", "weight", "objective", "reward", "signal")
+AGGREGATES = {
+    "token_mean": "mean over all trained tokens",
+    "sequence_mean": "mean over rollouts of each one's mean over its tokens",
+    "sequence_sum": "mean over rollouts of each one's sum over its tokens, divided by the horizon",
+}
+
+
+def _formula_and_settings(method: Method) -> tuple[str, dict[str, str]]:
+    """Return the published formula with what the method changes of it, and the keys that decide advantage and loss."""
+
+    def text(value: Any) -> str:  # a run's config.yaml has lists for tuples
+        return show(tuple(value) if isinstance(value, list) else value)
+
+    try:
+        published_keys = gxpo.method("+".join(d.name for d in method.definitions)).keys
+    except GxpoError:  # methods that can't be composed without a key that decides between them
+        published_keys = {}
+    part_settings = {k: s for k, s in method.keys.items() if stage_of(k) in SHOWN_STAGES and s.value is not None}
+    changed_keys = [
+        k for k, s in part_settings.items() if k not in published_keys or text(s.value) != text(published_keys[k].value)
+    ]
+    settings = {
+        k: text(part_settings[k].value) for k in dict.fromkeys([*SETTING_KEYS, *changed_keys]) if k in part_settings
+    }
+    formula = next((method.remains[d.name] or d.formula for d in method.definitions), "")
+    words = [f"{k}={settings[k]}{f' ({w})' if (w := AGGREGATES.get(settings[k])) else ''}" for k in changed_keys]
+    return (f"{formula}\nhere with {', '.join(words)}" if words else formula), settings
+
+
+def _reads_horizon(method: Method) -> bool:
+    """Return True if the policy term divides by a horizon that no key states."""
+    term = method.terms["policy"]
+    return getattr(term, "aggregate", "") == "sequence_sum" and getattr(term, "horizon", 0.0) is None
 
 
 def _sizes(forest: Forest, horizon: float | None) -> dict[str, Any]:
@@ -105,8 +154,8 @@ def _credit(out: Outlook, method: Method, forest: Forest, horizon: float | None,
     if missing_text := _missing_requirements(method, forest):
         out.missing = missing_text
         return
-    # asked before `fill`, whose copies of parts remember nothing
-    has_state = bool(method.state_dict())
+    # asked before `fill`, whose copies of parts remember nothing and have a horizon
+    has_state, reads_horizon = bool(method.state_dict()), _reads_horizon(method)
     method = method.fill(**_sizes(forest, horizon))
     if not method.reads_credit:
         out.notes.append("its objective reads rewards, not advantages: what is shown as advantage moves nothing")
@@ -128,8 +177,12 @@ def _credit(out: Outlook, method: Method, forest: Forest, horizon: float | None,
         out.credit = dataclasses.replace(method, credit=recorded_credit).advantages(forest)
     out.summands, out.scored = recorded_credit.summands, forest.scored
     out.zero_signal = zero_signal_groups(forest, out.credit)
-    if horizon is None and "horizon" in out.formula:
-        out.notes.append(f"horizon: the longest rollout of the file, {_sizes(forest, None)['horizon']:g} tokens")
+    if horizon is None and reads_horizon:
+        longest = _sizes(forest, None)["horizon"]
+        out.notes.append(
+            f"its horizon is not known: the longest rollout of the file, {longest:g} tokens, stands for it, which "
+            "multiplies the whole loss by a constant"
+        )
 
 
 def _missing_requirements(method: Method, forest: Forest) -> str:
@@ -163,14 +216,21 @@ def _loss(out: Outlook, method: Method, forest: Forest, logprob: Tensor | None) 
     has_unknown_logprobs = bool((behaviour.isnan() & forest.path_trainable).any())
     if method.weights:
         out.notes.append(f"weights: {', '.join(method.weights)}; the learner's own log-probs are not in the file")
+    # user functions are given the scored rollouts alone; a policy gradient calls those of its ratio and its surrogate
+    term = method.terms["policy"]
+    functions = [part for part in (term, getattr(term, "ratio", None), getattr(term, "surrogate", None)) if part]
+    scored_forest, scored_credit = forest.select(forest.scored), out.credit[forest.entries_of(forest.scored)]
     try:
-        out.weight = method.token_weights(forest, out.credit)
+        with recorded_calls(scored_forest, *method.weights.values()) as out.calls["weight"]:
+            out.weight = method.token_weights(forest, out.credit)
     except GxpoError as error:
         out.without["weight"] = _short_error(str(error))
         out.without["surrogate"] = "its weights are not known"
         return
     # the policy term alone: a KL penalty or further terms would add slopes that the page does not explain
-    term = method.terms["policy"]
+    if isinstance(term, Unexecuted):
+        out.without["surrogate"] = f"{term.path} is not run here"
+        return
     policy_term_method = dataclasses.replace(method, terms={"policy": term}, kl_reward=None)
     weight = out.weight
     # Log-probs that the file lacks are guessed, twice and differently: where both guesses give one gradient, it does
@@ -183,12 +243,14 @@ def _loss(out: Outlook, method: Method, forest: Forest, logprob: Tensor | None) 
         ):
             old_logprob = torch.where(behaviour.isnan(), guess, behaviour)
             new_logprob = old_logprob.clone() if logprob is None else logprob.to(torch.float64)
-            slopes.append(_policy_slope(policy_term_method, forest, new_logprob, old_logprob, out.credit, weight))
+            with recorded_calls(scored_forest, *functions, credit=scored_credit) as out.calls["loss"]:
+                slopes.append(_policy_slope(policy_term_method, forest, new_logprob, old_logprob, out.credit, weight))
     except GxpoError as error:
         out.without["surrogate"] = _short_error(str(error))
         return
     if any(not torch.allclose(slopes[0], x, rtol=1e-9, atol=1e-12) for x in slopes[1:]):
         out.without["surrogate"] = "its gradient depends on log-probs, which the file does not hold"
+        out.calls["loss"] = []  # computed with guessed log-probs
         return
     ratio = (
         torch.ones_like(behaviour) if logprob is None else (logprob - behaviour.nan_to_num(nan=GUESSED_LOGPROB)).exp()

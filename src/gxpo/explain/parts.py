@@ -16,6 +16,7 @@ from gxpo.methods.compose import method
 from gxpo.parts import ranges
 from gxpo.parts.definition import Definition, show, stage_of
 from gxpo.parts.registry import PLACES, STAGES, part_at
+from gxpo.training.phase_plan import expand
 
 TYPE_WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
 
@@ -91,8 +92,11 @@ def _base_parts() -> set[type]:
 
 
 def _parts_of(definition: Definition) -> list[type]:
+    """List the parts that a definition names, in its phases too."""
+    keys = {**definition.paper_defaults, **definition.keys}
+    phases = expand(keys["phases"]) if "phases" in keys else []
     out = []
-    for key, value in {**definition.paper_defaults, **definition.keys}.items():
+    for key, value in [*keys.items(), *((k, s.value) for phase in phases for k, s in phase.keys.items())]:
         value = part_at(key, value)
         if isinstance(value, type) or dataclasses.is_dataclass(value):
             out.append(value if isinstance(value, type) else type(value))

@@ -17,6 +17,7 @@ from gxpo.explain.derivation import Compared, Summand
 from gxpo.explain.group_figures import GroupFigures
 from gxpo.explain.outlook import Outlook
 from gxpo.explain.rollout_source import Source
+from gxpo.explain.user_calls import Call, Variable
 from gxpo.forest.columns import ACTION
 from gxpo.forest.forest import Forest
 
@@ -194,11 +195,11 @@ def _turns(forest: Forest, words: Sequence[str], token: np.ndarray, texts: TextT
         "entry": packed(first_entry_S),
         "finish": packed(np.array([finish_reasons.index(x) if x else -1 for x in forest.step_finish], dtype=np.int64)),
         "finishes": finish_reasons,
-        "seen": texts.column(_observations(forest, words, token)),
+        "seen": texts.column(observations(forest, words, token)),
     }
 
 
-def _observations(forest: Forest, words: Sequence[str], token: np.ndarray) -> list[str | None]:
+def observations(forest: Forest, words: Sequence[str], token: np.ndarray) -> list[str | None]:
     """Return each turn's input: its observation, else the context since the last action; None where that is the prompt.
 
     words, token  texts of distinct tokens, and [T] which of them each stored token is
@@ -270,6 +271,8 @@ def _method(outlook: Outlook, step_forest: Forest, forest: Forest, kept_rows: Ax
         "surrogate": outlook.surrogate,
         "aggregate": outlook.aggregate,
         "curve": outlook.curve,
+        "settings": outlook.settings,
+        "calls": {where: _calls(calls, outlook, step_forest, kept_rows) for where, calls in outlook.calls.items()},
         "rollouts": len(step_forest.path_trajectory[is_trained_P].unique()),
         "tokens": int(is_trained_P.sum()),
         "summands": [_summand(s, outlook, step_forest, forest, kept_rows) for s in outlook.summands],
@@ -286,19 +289,43 @@ def _summand(
         0, entries, summand.contribution
     )[kept_rows["P"]]
     column["value"] = packed_tokens(forest, contribution_P, "f8")
+    column["calls"] = _calls(summand.calls, outlook, step_forest, kept_rows)
     if summand.compared is None:
         return {**column, "compared": None}
-    compared_rows = step_forest.kept_rows(outlook.scored)[summand.compared.axis]  # its rows are of the scored rollouts
-    return {**column, "compared": _compared(summand.compared, compared_rows.numpy(), step_forest, kept_rows)}
+    scored_rows = step_forest.kept_rows(outlook.scored)  # its rows are of the scored rollouts
+    return {**column, "compared": _compared(summand.compared, scored_rows, step_forest, kept_rows)}
 
 
-def _compared(comparison: Compared, rows: np.ndarray, step_forest: Forest, kept_rows: AxisRows) -> dict[str, Any]:
-    n = step_forest._size(comparison.axis)
+def _on_page(
+    values: np.ndarray, blank: float, axis: str, scored_rows: AxisRows, step_forest: Forest, kept_rows: AxisRows
+) -> dict[str, Any]:
+    """Pack a column of the scored rollouts; rows of the page that it lacks are `blank`."""
+    full = np.full(step_forest._size(axis), blank, dtype=values.dtype if values.dtype != bool else np.uint8)
+    full[scored_rows[axis].numpy()] = values
+    return packed(full[kept_rows[axis].numpy()])
 
+
+def _calls(calls: Sequence[Call], outlook: Outlook, step_forest: Forest, kept_rows: AxisRows) -> list[dict[str, Any]]:
+    """Pack the calls of a user's functions: columns on their axes, and single values as text."""
+    if not calls or outlook.scored is None:
+        return []
+    scored_rows = step_forest.kept_rows(outlook.scored)
+
+    def column(variable: Variable) -> dict[str, Any]:
+        if variable.values is None:
+            return {"text": variable.text}
+        packed_column = _on_page(variable.values.numpy(), np.nan, variable.axis, scored_rows, step_forest, kept_rows)
+        return {"value": {**packed_column, "a": variable.axis}}
+
+    return [
+        {"title": call.title, "rows": [{"name": v.name, "role": v.role, **column(v)} for v in call.variables]}
+        for call in calls
+    ]
+
+
+def _compared(comparison: Compared, scored_rows: AxisRows, step_forest: Forest, kept_rows: AxisRows) -> dict[str, Any]:
     def on_page(values: np.ndarray, blank: float) -> dict[str, Any]:
-        full = np.full(n, blank, dtype=values.dtype if values.dtype != bool else np.uint8)
-        full[rows] = values
-        return packed(full[kept_rows[comparison.axis].numpy()])
+        return _on_page(values, blank, comparison.axis, scored_rows, step_forest, kept_rows)
 
     return {
         "axis": comparison.axis,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,15 @@ from gxpo.explain.group_figures import MOST_ROLLOUTS, MOST_TOKENS, GroupFigures,
 from gxpo.explain.outlook import Outlook, look
 from gxpo.explain.rollout_columns import columns
 from gxpo.explain.rollout_source import Source, read
+from gxpo.methods.method import Method
+from gxpo.parts.definition import Stated
+from gxpo.training import config
 
 HERE = Path(__file__).parent
 SCRIPTS = ("columns.js", "arithmetic.js", "tree.js", "view.js")
+
+
+Keys = Mapping[str, Any]  # of a method, `method` among them
 
 
 def explain(path: Path | str, methods: Sequence[str] = (), step: int | None = None) -> str:
@@ -27,18 +33,24 @@ def explain(path: Path | str, methods: Sequence[str] = (), step: int | None = No
     methods  shown side by side; default: the run's own method, else GRPO
     """
     source = read(Path(path), step)
-    return page_text(source, looks_of(source, methods))
+    return page_text(source, looks_of(source, {name: {"method": name} for name in methods}))
 
 
-def looks_of(source: Source, methods: Sequence[str]) -> list[Outlook]:
-    """Apply each method to the rollouts; the run's own method, where it is among them, with the run's settings."""
+def looks_of(source: Source, methods: Mapping[str, Keys]) -> list[Outlook]:
+    """Apply each method to the rollouts; the run's own method, where it is among them, with the run's settings.
+
+    methods  by the name that it is shown under: its keys, as `gxpo.compare.arms.parse_arm` reads them
+    """
     run_method = source.method
-    method_names = list(dict.fromkeys(methods)) or [run_method.name if run_method is not None else "grpo"]
+    own_name = run_method.name if run_method is not None else "grpo"
     looks = []
-    for name in method_names:
-        is_own_run = run_method is not None and run_method.name == name
-        spec = run_method if run_method is not None and is_own_run else name
-        looks.append(look(spec, source.forest, horizon=source.horizon, is_own_run=is_own_run))
+    for name, keys in (methods or {own_name: {"method": own_name}}).items():
+        is_own_run = run_method is not None and dict(keys) == {"method": run_method.name}
+        if run_method is not None and is_own_run:
+            spec: Method = run_method
+        else:
+            spec = config.resolve({k: Stated(v, "--methods") for k, v in keys.items()}).method
+        looks.append(look(spec, source.forest, name=name, horizon=source.horizon, is_own_run=is_own_run))
     return looks
 
 
@@ -185,7 +197,8 @@ def as_data(source: Source, looks: Sequence[Outlook]) -> dict[str, Any]:
         "not_in_the_file": source.lacks,
         "notes": source.notes,
         "methods": [
-            {"name": x.name, "formula": x.formula, "missing": x.missing or None, "notes": x.notes,
+            {"name": x.name, "formula": x.formula, "settings": x.settings, "missing": x.missing or None,
+             "notes": x.notes,
              "zero_signal_groups": None if x.zero_signal is None else float(x.zero_signal.double().mean())}
             for x in looks
         ],

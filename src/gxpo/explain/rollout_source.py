@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from gxpo.forest import Forest
 from gxpo.forest.record_format.schema import SCHEMA
 from gxpo.methods.method import Method
 from gxpo.models.tiny import CHARACTERS, IMAGE, SPECIAL, built_in
-from gxpo.parts.definition import show, stage_of
+from gxpo.parts.options import Unexecuted
 from gxpo.training import config
+from gxpo.training.directory import METRICS
+from gxpo.training.metrics import read as read_metrics
 
 WORD = re.compile(r"\s*[^\s]{1,24}|\s+")  # 24: a text without spaces is cut, too
 STEP = re.compile(r"(\d{1,18})(?!.*\d)")
@@ -57,6 +60,7 @@ class Source:
     method    the run's own method with its settings; None: not known
     horizon   longest trainable length of a rollout by the run's settings
     notes     remarks of the reader
+    model     that sampled, as the run's settings name it
     """
 
     forest: Forest
@@ -68,27 +72,40 @@ class Source:
     method: Method | None = None
     horizon: float | None = None
     notes: list[str] = field(default_factory=list)
+    model: str | None = None
 
 
-def read(path: Path, step: int | None = None) -> Source:
-    """Read the rollouts of a run directory (of `step`, default its last) or of a file; errors are of one line."""
+def read(path: Path, step: int | None = None, *, trust: bool = False) -> Source:
+    """Read the rollouts of a run directory (of `step`, default its last) or of a file; errors are of one line.
+
+    trust  run the files that hold parts of the run's own method
+    """
     path = Path(path)
+    chosen = files_of(path, step, is_last_alone=True)[-1]
+    records = _read_records(chosen)
+    return _source_of_records(records, chosen, path, trust) if records is not None else _source_of_table(chosen, path)
+
+
+def files_of(path: Path, step: int | None = None, *, is_last_alone: bool = False) -> list[Path]:
+    """List the files of a run's rollouts, in order of their steps, or that of one step; a file is its own only one.
+
+    is_last_alone  without a step, only the last
+    """
     if not path.exists():
         raise RecordError(f"{path}: no such file or directory")
-    if path.is_dir():
-        files = _rollout_files(path)
-        if not files:
-            raise RecordError(
-                f"{path} holds no rollouts: give a gxpo run with rollouts/, a folder of completions_*.parquet or of "
-                "verl's STEP.jsonl, or one such file"
-            )
-        chosen = _file_of_step(files, step, path)
-    else:
-        files, chosen = [path], path
+    if not path.is_dir():
         if step is not None and _step_of(path) not in (None, step):
             raise RecordError(f"{path} is of step {_step_of(path)}, not {step}: leave --step out")
-    records = _read_records(chosen)
-    return _source_of_records(records, chosen, path) if records is not None else _source_of_table(chosen, path)
+        return [path]
+    files = _rollout_files(path)
+    if not files:
+        raise RecordError(
+            f"{path} holds no rollouts: give a gxpo run with rollouts/, a folder of completions_*.parquet or of "
+            "verl's STEP.jsonl, or one such file"
+        )
+    if step is not None:
+        return [_file_of_step(files, step, path)]
+    return files[-1:] if is_last_alone else files
 
 
 def _rollout_files(folder: Path) -> list[Path]:
@@ -112,9 +129,7 @@ def _step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def _file_of_step(files: Sequence[Path], step: int | None, path: Path) -> Path:
-    if step is None:
-        return files[-1]
+def _file_of_step(files: Sequence[Path], step: int, path: Path) -> Path:
     file_by_step = {_step_of(p): p for p in files}
     if step not in file_by_step:
         steps = [str(s) for s in file_by_step]
@@ -150,11 +165,13 @@ def _read_records(path: Path) -> list[dict[str, Any]] | None:
     return out
 
 
-def _source_of_records(records: list[dict[str, Any]], path: Path, given_path: Path) -> Source:
+def _source_of_records(records: list[dict[str, Any]], path: Path, given_path: Path, trust: bool) -> Source:
     run_directory = next(
         (p for p in (given_path, path.parent, path.parent.parent) if (p / "config.yaml").is_file()), None
     )
-    method, settings, lacks = (None, None, []) if run_directory is None else _run_method(run_directory)
+    method, settings, lacks = (
+        (None, None, []) if run_directory is None else _run_method(run_directory, _step_of(path), trust)
+    )
     PICTURES.look_in(path.parent / FOLDER)
     # a forest needs token ids: actions that are known only as text get a made-up id for each word
     text_actions, lexicon = _with_pseudo_ids(records)
@@ -187,38 +204,60 @@ def _source_of_records(records: list[dict[str, Any]], path: Path, given_path: Pa
             f"{run_directory.name}/{path.relative_to(run_directory).as_posix()}",
             *([f"model {model}"] if model else []),
         ]
-    horizon = None
-    if settings is not None and settings.sampling is not None:
-        turns = max(int(forest.step_turn.max()) + 1 if forest.n_steps else 1, 1)
-        horizon = float(settings.sampling.max_new_tokens * (turns if turns > 1 else 1))
-        if method is not None and "objective.horizon" in method.keys and method.keys["objective.horizon"].value:
-            horizon = float(method.keys["objective.horizon"].value)
-    return Source(forest, title, facts, lacks, words, recorded, method, horizon)
+    return Source(forest, title, facts, lacks, words, recorded, method, _horizon(method, settings, forest), model=model)
 
 
-def _run_method(run: Path) -> tuple[Method | None, Any, list[str]]:
-    """Return (method, settings, remarks) of a run's config.yaml. No file that it names is run."""
+def _run_method(run: Path, step: int | None, trust: bool) -> tuple[Method | None, Any, list[str]]:
+    """Return (method, settings, remarks) of a run's config.yaml, of the phase that `step` was in.
+
+    Parts that are functions in files are stand-ins that refuse to be called, unless `trust` has the files run. Rewards,
+    tasks and callbacks of the run are no parts of the method.
+    """
     try:
-        with unexecuted():
-            keys = config.read(run / "config.yaml")
-            stages_with_files = {stage_of(k) for k, s in keys.items() if ".py:" in show(s.value)} - {None}
-            keys_without_files = {
-                k: s for k, s in keys.items() if stage_of(k) not in stages_with_files
-            }  # options of a file's parts are known only when it runs
-            resolved = config.resolve(keys_without_files)
+        with nullcontext() if trust else unexecuted():
+            resolved = config.resolve(config.read(run / "config.yaml"))
     except (GxpoError, NotRun) as error:
         return (
             None,
             None,
             [f"a configuration that can be resolved ({error}; GRPO is shown instead of the run's method)"],
         )
-    if stages_with_files or any(type(part).__name__ == "Unexecuted" for part in resolved.method.parts()):
-        return (
-            None,
-            resolved.settings,
-            ["the run's method, parts of which are a file of its own that is not run here (GRPO is shown)"],
+    remarks = []
+    if resolved.phases:
+        number = _phase_of(run, step)
+        if number is None or not 1 <= number <= len(resolved.phases):
+            lacks = f"the phase of the step (no line of {METRICS} states it; the run has {len(resolved.phases)}: "
+            return None, resolved.settings, [f"{lacks}GRPO is shown instead of the run's method)"]
+        resolved = resolved.phases[number - 1]
+    paths = dict.fromkeys(part.path for part in resolved.method.parts() if isinstance(part, Unexecuted))
+    if paths:
+        remarks.append(
+            f"what the run's own {', '.join(paths)} gave (files that a run names are not run here; --trust runs them)"
         )
-    return resolved.method, resolved.settings, []
+    return resolved.method, resolved.settings, remarks
+
+
+def _phase_of(run: Path, step: int | None) -> int | None:
+    """Return the number of the phase that a step was in, by the run's metrics; None where they do not state it."""
+    try:
+        rows = read_metrics(run / METRICS)
+    except (GxpoError, OSError, ValueError):
+        return None
+    return next((row["phase"] for row in rows if row.get("step") == step and isinstance(row.get("phase"), int)), None)
+
+
+def _horizon(method: Method | None, settings: Any, forest: Forest) -> float | None:
+    """Return the longest trainable length of a rollout by the run's settings; None where they do not state it.
+
+    A run multiplies the tokens of an action by the environment's number of turns, which only the environment knows.
+    """
+    if settings is None or method is None:
+        return None
+    stated = method.keys["objective.horizon"].value if "objective.horizon" in method.keys else None
+    if stated:
+        return float(stated)
+    has_one_turn = bool(forest.n_steps) and int(forest.step_turn.max()) == 0 and settings.env.max_turns in (None, 1)
+    return float(settings.sampling.max_new_tokens) if has_one_turn else None
 
 
 def _with_pseudo_ids(records: list[dict[str, Any]]) -> tuple[int, dict[str, int]]:

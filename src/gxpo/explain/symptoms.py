@@ -37,6 +37,7 @@ class Symptom:
     """A failure of training runs, in users' words.
 
     also        synonyms
+    signs       words that mean it together, wherever they stand in a sentence; each has alternatives
     sicknesses  ids of the doctor's for the same failure, for which remedies were measured
     """
 
@@ -44,11 +45,12 @@ class Symptom:
     also: tuple[str, ...]
     advice: tuple[Advice, ...]
     sicknesses: tuple[str, ...] = ()
+    signs: tuple[tuple[tuple[str, ...], ...], ...] = ()
 
 
 @cache
-def _tables() -> tuple[dict[str, str], dict[str, Symptom]]:
-    """Claims and symptoms of the file."""
+def _tables() -> tuple[dict[str, str], dict[str, Symptom], tuple[str, ...]]:
+    """Claims, symptoms, and words of other subjects of the file."""
     document = yamltext.plain(yamltext.load(PATH.read_text(encoding="utf-8"), PATH.name), PATH.name)
     symptoms = {
         name: Symptom(
@@ -56,10 +58,11 @@ def _tables() -> tuple[dict[str, str], dict[str, Symptom]]:
             tuple(row["also"]),
             tuple(Advice(**{**advice, "sets": tuple(advice.get("sets", ()))}) for advice in row["advice"]),
             tuple(row.get("sicknesses", ())),
+            tuple(tuple(tuple(word.split("|")) for word in sign.split()) for sign in row["signs"]),
         )
         for name, row in document["symptoms"].items()
     }
-    return document["claims"], symptoms
+    return document["claims"], symptoms, tuple(document["outside"])
 
 
 class _Lazy(Mapping[str, T]):
@@ -80,3 +83,8 @@ class _Lazy(Mapping[str, T]):
 
 CLAIMS: Mapping[str, str] = _Lazy(lambda: _tables()[0])  # what a recommendation rests on, where it can be computed
 SYMPTOMS: Mapping[str, Symptom] = _Lazy(lambda: _tables()[1])
+
+
+def outside() -> tuple[str, ...]:
+    """Words of sentences about software and machines, which no symptom of the table is about."""
+    return _tables()[2]

@@ -105,9 +105,31 @@ function summandLines(m, k, r, s, p) {
   }
   return {lines: out, value: status === SHOWN ? c.result(row) : status === INPUTS ? onAxis(k.value, r, s, p) : 0};
 }
+// A user's function: what went in, its variables in the order of its code, what came out.
+function callLines(calls, r, s, p) {
+  const out = [];
+  for (const call of calls) {
+    const columns = call.rows.filter(v => v.value);
+    if (columns.length && columns.every(v => v.value.axis === 'P' && Number.isNaN(v.value.at(p)))) { out.push(call.title + ': not called with this token'); continue; }
+    out.push(call.title);
+    for (const {name, role, value, text} of call.rows) {
+      const shown = !value ? text
+        : value.axis === 'R' ? listed(members[R.group(r)], q => rname(q) + ': ' + num(value.at(q)), ', ')
+        : value.axis === 'S' ? listed(steps(r), q => turnName(q) + ': ' + num(value.at(q)), ', ')
+        : `${num(value.at(p))} (${turnName(s)}, token ${p - S.entry(s)})`;
+      out.push(`${role} ${role === 'out' ? '' : name + (value ? ': ' : ' = ')}${shown}`);
+    }
+  }
+  return out;
+}
 function inputLines(m, k, r, s, p) { // a part without a written derivation: what went in, what came out
-  const g = R.group(r);
-  const out = [`its formula: ${k.formula}`, 'rewards of the group: ' + listed(members[g], q => rname(q) + ': ' + num(rewardOf(m, q)), ', ')];
+  const g = R.group(r), formula = k.formula ? [`its formula: ${k.formula}`] : [];
+  const rewards = 'rewards of the group: ' + listed(members[g], q => rname(q) + ': ' + num(rewardOf(m, q)), ', ');
+  if (k.calls.length) {
+    const given = k.calls[0].rows.some(v => v.role === 'in' && v.value);
+    return [...formula, ...(given ? [] : [rewards]), ...callLines(k.calls, r, s, p), 'value: ' + num(onAxis(k.value, r, s, p))];
+  }
+  const out = [...formula, rewards];
   const paid = steps(r).filter(q => !Number.isNaN(S.reward(q)));
   if (paid.length) out.push('step rewards of ' + rname(r) + ': ' + listed(paid, q => 'turn ' + S.turn(q) + ': ' + num(S.reward(q)), ', '));
   if (S.state(s) >= 0 && D.states.length > 1) {
@@ -124,7 +146,8 @@ function ofGroup(m, g) {
   for (const k of m.summands) {
     const c = k.compared, lines = [];
     if (!c || c.axis !== 'R') {
-      lines.push(c ? `${c.what} of turns or tokens among ${c.among}: choose one` : `its formula: ${k.formula}`);
+      const r = members[g][0], of = k.calls.length ? inputLines(m, k, r, R.step(r), S.entry(R.step(r))).slice(0, -1) : [`its formula: ${k.formula}`];
+      lines.push(...(c ? [`${c.what} of turns or tokens among ${c.among}: choose one`] : of));
     } else {
       const sets = new Map();
       for (const r of members[g]) sets.set(c.set(r), [...(sets.get(c.set(r)) || []), r]);
@@ -162,7 +185,7 @@ function lossLines(m, r, s, p, a) {
   const out = [];
   if (!T.trained(T.path(p))) return ['not trained'];
   const w = m.weight ? ofToken(m, 'weight', s, p) : 1;
-  out.push(`weight ${num(w)}`);
+  out.push(...callLines(m.calls.weight, r, s, p), `weight ${num(w, 7)}`);
   if (m.share) {
     const share = ofToken(m, 'share', s, p);
     const n = steps(r).reduce((t, q) => t + entries(q).filter(e => T.trained(T.path(e))).length, 0);
@@ -172,6 +195,7 @@ function lossLines(m, r, s, p, a) {
       : m.aggregate === 'sequence_sum' ? `1 / (${m.rollouts} rollouts \u00d7 horizon ${num(1 / (share * m.rollouts), 6)})` : '';
     out.push(`share of the loss, ${m.aggregate}${how ? ' = ' + how : ''} = ${num(share, 6)}`);
   }
+  out.push(...callLines(m.calls.loss, r, s, p));
   if (m.pull) {
     const pull = ofToken(m, 'pull', s, p), kept = m.kept ? ofToken(m, 'kept', s, p) : NaN;
     if (!Number.isNaN(kept)) out.push(`${m.surrogate.split(',')[0]} keeps ${num(kept, 4)} of the unclipped gradient`);

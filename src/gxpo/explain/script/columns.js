@@ -44,7 +44,9 @@ const axisColumn = x => x ? {axis: x.a, at: col(x)} : null;
 const M = D.methods.map(m => {
   const out = {...m, outcome: m.outcome ? col(m.outcome) : null};
   for (const k of ['credit', 'weight', 'share', 'pull', 'kept']) out[k] = axisColumn(m[k]);
-  out.summands = (m.summands || []).map(s => ({...s, value: axisColumn(s.value), compared: s.compared && {...decoded(s.compared)}}));
+  const calls = list => (list || []).map(c => ({...c, rows: c.rows.map(v => ({...v, value: axisColumn(v.value)}))}));
+  out.calls = {weight: calls((m.calls || {}).weight), loss: calls((m.calls || {}).loss)};
+  out.summands = (m.summands || []).map(s => ({...s, value: axisColumn(s.value), calls: calls(s.calls), compared: s.compared && {...decoded(s.compared)}}));
   return out;
 });
 const ofToken = (m, name, s, p) => m[name] ? onAxis(m[name], S.rollout(s), s, p) : NaN;
