@@ -399,6 +399,19 @@ class RunLog:
         return self.has("grad_norm") and self.first("grad_norm") == 0.0
 
     @cached_property
+    def collapse(self) -> float | None:
+        """Step from which on entropy is below a fifth of its start, or length below a third; None if neither."""
+        ends = []
+        for name, share in (("entropy", 1 / 5), ("length", 1 / 3)):
+            column = self.column(name)
+            if len(column) < 4 or not column.start[0] > (0.02 if name == "entropy" else 2):
+                continue
+            above = np.flatnonzero(column.values > share * column.start[0])
+            if len(above) and above[-1] + 2 < len(column):
+                ends.append(float(column.steps[above[-1] + 1]))
+        return min(ends, default=None)
+
+    @cached_property
     def updates_per_batch(self) -> float | None:
         """Updates on the same rollouts: as configured, or losses per reward (TRL logs rewards where it samples)."""
         epochs = self.number("epochs")

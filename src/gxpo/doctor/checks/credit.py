@@ -351,9 +351,10 @@ def group_too_small(log: RunLog) -> Finding | None:
             "groups of one: there is nothing to compare an answer with",
             f"group size {size:g}",
         )
-    top = log.top_reward
-    rate = log.mean("success") if log.has("success") else log.mean("reward") / top if top > 0 else 0.5
-    rate = min(max(rate, 0.0), 1.0)
+    rate = _right_share(log)
+    # rewards that never differ leave groups of any size without a signal
+    if rate is None or log.is_silent:
+        return None
     # a group has no signal if all of its answers are right or all are wrong
     expected = rate**size + (1 - rate) ** size
     evidence = [
@@ -374,6 +375,20 @@ def group_too_small(log: RunLog) -> Finding | None:
         *evidence,
         log.quote("reward"),
     )
+
+
+def _right_share(log: RunLog) -> float | None:
+    """Mean share of right answers: verdicts, else the place of the mean reward between the lowest and the largest; None
+    where no reward differs from another."""
+    if log.has("success"):
+        return log.mean("success")
+    if not log.has("reward"):
+        return None
+    lows = [float(log.values(name).min()) for name in ("reward", "reward_min") if log.has(name)]
+    low, top = min(*lows, 0.0), log.top_reward
+    if top <= low or (log.is_constant("reward") and spread_between(log) <= 1e-9):
+        return None
+    return min(max((log.mean("reward") - low) / (top - low), 0.0), 1.0)
 
 
 def _counted(log: RunLog) -> int:

@@ -103,6 +103,15 @@ def entropy_collapse(log: RunLog) -> Finding | None:
             log.quote(log.evaluation or "reward"),
             "does the loss have an entropy term, and the right sign?",
         )
+    # entropy and length gone together are no sharpening: what is left is one short answer
+    if gone and log.column("length").start_to_last < 1 / 3 and not log.gains:
+        return finding(
+            ["entropy_collapse", "lr_too_high"],
+            "critical",
+            "likely",
+            "the policy has collapsed: entropy and length are gone",
+            *(log.quote(n) for n in ("entropy", "length", "reward", "grad_norm", "lr") if log.has(n)),
+        )
     if log.n_steps < LEAST or not gone:
         return None
     covered = log.solved_shares

@@ -112,10 +112,14 @@ def nothing_trained(log: RunLog) -> bool:
     "every completion is masked: no gradient although rewards differ",
     "gradient norm 0 in steps whose groups have spread",
     needs=("grad_norm",),
-    follows=("no_eos",),
+    follows=("no_eos", "lr_too_high", "entropy_collapse"),
 )
 def all_masked(log: RunLog) -> Finding | None:
     if not nothing_trained(log):
+        return None
+    # a collapsed policy gives one answer, whose gradient is 0: that came later than the collapse
+    still = log.steps("grad_norm")[log.values("grad_norm") == 0]
+    if log.collapse is not None and still[0] >= log.collapse and not log.last("truncated") > 0.5:
         return None
     evidence = [log.quote(n) for n in ("grad_norm", "reward_std", "zero_signal", "truncated") if log.has(n)]
     rate = log.values("lr")
@@ -144,7 +148,7 @@ def all_masked(log: RunLog) -> Finding | None:
     "the length limit is shorter than the answers",
     "more than 20% cut, and cut answers earn about nothing while finished ones earn something; or all cut",
     needs=("truncated", "rollouts"),
-    follows=("no_eos", "length_hack", "lr_too_high"),
+    follows=("no_eos", "length_hack", "lr_too_high", "entropy_collapse"),
 )
 def truncation(log: RunLog) -> Finding | None:
     if not log.has("truncated") or log.has_partial_rollouts:
@@ -171,7 +175,7 @@ def truncation(log: RunLog) -> Finding | None:
             examples=facts.examples(range(2)) if facts is not None else (),
         )
     # a policy that writes more and more runs into the limit late: a consequence, no cause
-    share, late = float(log.values("truncated")[0]), log.last("truncated")
+    share, late = log.first("truncated"), log.last("truncated")
     if max(share, late) < 0.2 or 2 <= len(log.values("truncated")) < 5:
         return None  # a few first steps of a policy that has not been trained yet
     shares = dict(zip(log.steps("truncated").astype(int).tolist(), log.values("truncated").tolist(), strict=True))
@@ -181,7 +185,8 @@ def truncation(log: RunLog) -> Finding | None:
     if split is not None:
         cut, ended, count = split
         evidence.append(f"mean reward of cut completions {cut:.3g}, of finished ones {ended:.3g} ({count} rollouts)")
-        if cut > 0.5 * ended:
+        # where hardly any answer earns something, what cut ones earn tells nothing
+        if cut > 0.5 * ended and (log.gains or ended > 0.1 * log.top_reward):
             return None
     unpaid = split is not None and split[0] < 0.25 * split[1] and min(share, late) > 0.2
     if log.gains and late < 0.5 and not late > share + 0.1 and not unpaid:
@@ -191,8 +196,28 @@ def truncation(log: RunLog) -> Finding | None:
         "truncation",
         "warning" if log.gains or grows else "critical",
         "likely" if split is not None or min(share, late) > 0.5 else "possible",
-        f"{max(share, late):.0%} of the completions are cut at the length limit",
+        f"{late:.0%} of the completions are cut at the length limit in the last steps"
+        if grows
+        else f"{log.mean('truncated'):.0%} of the completions are cut at the length limit",
         *evidence,
+        _disagreement(log, shares),
+    )
+
+
+def _disagreement(log: RunLog, shares: dict[int, float]) -> str:
+    """Evidence where the rollouts that were read contradict the metrics, which count as they are of all rollouts."""
+    r = log.training_rollouts
+    if r is None:
+        return ""
+    is_known = np.isfinite(r.truncated) & np.isin(r.step, list(shares))
+    if not is_known.any():
+        return ""
+    logged = float(np.mean([shares[s] for s in r.step[is_known].tolist()]))
+    read = float(r.truncated[is_known].mean())
+    if abs(logged - read) < 0.1:
+        return ""
+    return (
+        f"of the rollouts that were read {read:.0%} are cut, by {log.key('truncated')} {logged:.0%}: the latter counts"
     )
 
 
@@ -211,7 +236,6 @@ def wrong_template(log: RunLog) -> Finding | None:
     share, what, rows = facts.template
     if share < 0.2:
         return None
-    low = log.first("reward") if log.has("reward") else float("nan")
     # base models learn to print roles and yet to answer: a note while the run gains
     healthy = log.gains and share < 0.9 and "completion" in what
     return finding(
@@ -219,6 +243,6 @@ def wrong_template(log: RunLog) -> Finding | None:
         "note" if healthy else "critical",
         "likely" if share > 0.5 else "possible",
         f"{what} in {share:.0%} of the rollouts: another chat template than the model's",
-        f"mean reward in the first steps: {low:.3g}",
+        log.quote("reward"),
         examples=facts.examples(rows),
     )

@@ -330,8 +330,7 @@ def lr_too_high(log: RunLog) -> Finding | None:
         if outside and log.evaluation is not None:
             evidence.append(log.quote(log.evaluation))
         evidence.append(
-            f"{log.key('reward')} {start:.3g} at the start, {max(score.best, start):.3g} at best, "
-            f"{score.last:.3g} at the end"
+            f"{log.quote('reward')}" + (f", {score.best:.3g} at best" if score.best > start + error else "")
         )
     # at its lowest level at the end: it did not recover
     low = float(reward.min())
