@@ -18,7 +18,11 @@ SEVERITY = ("critical", "warning", "note")
 GRADE = ("proved", "likely", "possible")
 # Titles of consequences. These sicknesses' own titles name a cause ("the learning rate is too high"), which would
 # contradict the finding that they follow from.
-CONSEQUENCE_TITLES = {"advantage_sign": "the reward falls steadily", "lr_too_high": "the policy has collapsed"}
+CONSEQUENCE_TITLES = {
+    "advantage_sign": "the reward falls steadily",
+    "lr_too_high": "the policy has collapsed",
+    "verifier_outage": "the reward stays at one level",
+}
 LEAST = 5  # logged steps below which most checks report nothing
 SILENT = {"all_wrong", "all_right", "group_too_small", "no_diversity"}  # groups of equal scores are what is wrong
 

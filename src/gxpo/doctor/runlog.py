@@ -104,6 +104,15 @@ SETTINGS: dict[str, str] = {
 }
 
 
+def denominator(values: Floats, most: int = 4096) -> int | None:
+    """Smallest n of which all values are multiples of 1 / n; None above `most`.
+
+    >>> denominator(np.array([0.25, 0.5, 0.375])), denominator(np.array([0.1234567]))
+    (8, None)
+    """
+    return next((n for n in range(1, most + 1) if float(np.abs(values * n - np.round(values * n)).max()) < 1e-4), None)
+
+
 @dataclass
 class RunLog:
     """Everything that was read of one run.
@@ -435,7 +444,19 @@ class RunLog:
             return size
         if self.has("rollouts", "groups"):
             return float(np.median(self.values("rollouts") / np.maximum(self.values("groups"), 1)))
-        return None if self.facts is None else self.facts.group_size
+        size = None if self.facts is None else self.facts.group_size
+        return self._implied_group_size if size is None else size
+
+    @cached_property
+    def _implied_group_size(self) -> float | None:
+        """Rollouts a prompt by denominators: rewards of 0 and 1 are multiples of 1 / rollouts, silent shares of 1 / groups.
+
+        0.3125 and 0.4375 of 16 rollouts beside 0.125 and 0.625 of 8 groups are pairs.
+        """
+        if not self.has_binary_rewards or len(np.unique(self.values("zero_signal"))) < 4:
+            return None
+        rollouts, groups = denominator(self.values("reward")), denominator(self.values("zero_signal"))
+        return rollouts / groups if rollouts and groups and rollouts % groups == 0 and rollouts > groups else None
 
     @cached_property
     def facts(self) -> Facts | None:

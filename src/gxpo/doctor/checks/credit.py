@@ -174,7 +174,9 @@ def all_right(log: RunLog) -> Finding | None:
     ):
         if log.has("zero_signal") and log.mean("zero_signal") < 0.8:
             return None
-        if not log.has("zero_signal") and not (level.all() and log.is_constant("reward")):
+        # the largest mean of a step is the largest reward only where it is a round one
+        is_full = top == 1.0 and float(reward.mean()) > 0.97 and not log.gains
+        if not log.has("zero_signal") and not (level.all() and log.is_constant("reward")) and not is_full:
             return None
         ids = ["all_right"]
         has_no_rollouts = log.training_rollouts is None

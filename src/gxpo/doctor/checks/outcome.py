@@ -67,6 +67,7 @@ def judge_hacked(log: RunLog) -> Finding | None:
         "advantage_sign",
         "kl_runaway",
         "too_off_policy",
+        "non_finite",
     ),
 )
 def entropy_collapse(log: RunLog) -> Finding | None:
@@ -326,7 +327,7 @@ def component_dominates(log: RunLog) -> Finding | None:
     "the policy runs away from its reference",
     "KL grows more than tenfold and past 1 nat a token while reward or evaluation falls",
     needs=("kl",),
-    follows=("lr_too_high", "too_off_policy", "reward_noise", "stale_sampler", "length_hack"),
+    follows=("lr_too_high", "too_off_policy", "reward_noise", "stale_sampler", "length_hack", "non_finite"),
 )
 def kl_runaway(log: RunLog) -> Finding | None:
     kl = log.values("kl")

@@ -12,6 +12,7 @@ from gxpo.doctor.sickness import finding, sickness
 
 BLOWN_UP = 10  # times the largest advantage that a group can give its members
 SPIKE = 1000.0  # gradient norm, in itself and in medians of the run, that advantages of about 1 do not reach
+FAR_KL = 1.0  # nats a token from the reference, from which the policy itself may have broken
 FAINT = 2e-3  # length of a gradient that is made of rounding; advantages of about 1 give 0.01 and more
 
 
@@ -215,7 +216,7 @@ def _blown_up(log: RunLog) -> Finding | None:
     spikes = np.flatnonzero(grad > SPIKE * max(usual, 1.0))
     if len(grad) < 6 or not len(spikes) or len(spikes) > 0.2 * len(grad) or log.falls("reward"):
         return None
-    if columns or (log.has("kl") and float(log.values("kl").max()) > 1.0):
+    if columns or (log.has("kl") and float(log.values("kl").max()) > FAR_KL):
         return None  # advantages are as usual, or a far reference explains it
     return finding(
         ["near_constant_reward", "lr_too_high"],
@@ -282,7 +283,7 @@ def dead_component(log: RunLog) -> Finding | None:
     "a component at exactly one level for consecutive steps, entropy and length unchanged at the onset; or a burst of "
     "missing scores",
     needs=("reward",),
-    follows=(),
+    follows=("non_finite",),
 )
 def verifier_outage(log: RunLog) -> Finding | None:
     if log.has("unscored", "rollouts"):
@@ -345,6 +346,8 @@ def _stretch(log: RunLog, name: str) -> tuple[float, float, float, float, float 
     level = float(values[i])
     if level >= log.largest(name) - 1e-9 and level > 0:
         return None  # solved
+    if float(before.mean()) - level < 0.5 * (float(np.median(values[:i])) - level):
+        return None  # it had been falling before: an outage comes at once
     # a whole step of zeros is no chance where a step of many rollouts had some right ones
     exact = level == 0.0 and float(before.min()) > 0.05 and float(before.mean()) > 0.15 and j + 1 < len(values)
     if not exact and float(before.mean()) - level < max(4 * noise, 0.05):
@@ -361,11 +364,15 @@ def _stretch(log: RunLog, name: str) -> tuple[float, float, float, float, float 
 
 
 def _calm(log: RunLog, step: float) -> bool:
-    """True if entropy and length at a step are as in the steps before it, so that the policy did not change."""
+    """True if entropy and length at a step are as in the steps before it, and the reference is near, so that the policy
+    did not change."""
     is_known = False
+    kl = log.column("kl")
+    if (kl.steps <= step).any() and float(kl.values[kl.steps <= step][-1]) > FAR_KL:
+        return False
     for name in ("entropy", "length"):
         values, steps = log.values(name), log.steps(name)
-        before, after = values[(steps < step) & (steps >= step - 6)], values[(steps >= step) & (steps < step + 2)]
+        before, after = values[steps < step][-6:], values[steps >= step][:2]
         if len(before) < 3 or not len(after):
             continue
         is_known = True

@@ -95,6 +95,9 @@ def nothing_trained(log: RunLog) -> bool:
     least = min(3, len(still))  # a pasted row or two of a longer run will do
     if len(zero) < max(least, 0.6 * len(still)) or log.last_step < 3:
         return False
+    # a spread over the whole step may lie between groups: single steps without a gradient are then chance
+    if not log.has("zero_signal") and not log.has("advantage_max") and (still.mean() < 0.95 or log.is_solved):
+        return False
     # steps without a gradient count only if their rewards asked for one
     for name, silent in (("zero_signal", lambda v: v < 1.0), ("reward_std", lambda v: v > 1e-6)):
         if log.has(name):
@@ -125,8 +128,9 @@ def all_masked(log: RunLog) -> Finding | None:
     rate = log.values("lr")
     # few completions are cut, so that a mask of cut ones can't be the reason
     if log.has("truncated") and log.last("truncated") < 0.5:
+        is_known = log.has("zero_signal") or log.has("advantage_max")
         return finding(
-            ["all_masked", "weights_do_not_move"],
+            ["all_masked", "weights_do_not_move", *([] if is_known else ["no_diversity"])],
             "critical",
             "likely",
             "there is no gradient although rewards differ: every token is masked, or no parameter is trained",
@@ -148,7 +152,7 @@ def all_masked(log: RunLog) -> Finding | None:
     "the length limit is shorter than the answers",
     "more than 20% cut, and cut answers earn about nothing while finished ones earn something; or all cut",
     needs=("truncated", "rollouts"),
-    follows=("no_eos", "length_hack", "lr_too_high", "entropy_collapse"),
+    follows=("no_eos", "length_hack", "lr_too_high", "entropy_collapse", "non_finite"),
 )
 def truncation(log: RunLog) -> Finding | None:
     if not log.has("truncated") or log.has_partial_rollouts:

@@ -17,7 +17,7 @@ NOT_FINITE = re.compile(
     r"contains either `?inf`?|(?:loss|grad\w{0,20}|logits|probabilit\w{1,20}|tensor)\b.{0,40}\b(?:nan|inf)\b", re.I
 )
 ROUNDED = 3e-5  # rate below which most updates of bfloat16 weights are lost: they are 2^-8 of a weight apart
-SHARP = 0.03  # deviation of the entropy from step to step, as a share of it, with which rest can be told from motion
+SHARP = 0.02  # standard error of the entropy's change over the run, as a share of it, up to which rest can be told
 TINY_RATE = 1.1e-7  # below the rates that any published recipe of full fine-tuning uses
 STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at a divergence of a few nats
 
@@ -43,7 +43,10 @@ def still(log: RunLog) -> tuple[bool, list[str]]:
         return False, []
     # a policy that moves would show in its entropy, if that is known well enough
     level = log.trend("entropy")
-    sharp = level is not None and level.noise < SHARP * max(level.first, level.last)
+    sharp = level is not None and level.error < SHARP * max(level.first, level.last)
+    # without an entropy, a long run in which a gain of a tenth would have been seen
+    if not log.has("entropy") and score is not None and log.n_steps >= 2.5 * LEAST and log.has("length", "lr"):
+        sharp = score.detectable < 0.1 * log.top_reward
     rest_is_stated = _stated_rest(log)
     if log.n_steps < 1.5 * LEAST and not averaged and not rest_is_stated:
         return False, []
@@ -91,7 +94,7 @@ def _unfinished_warmup(log: RunLog) -> bool:
     "learning rate too small, or a warm-up longer than the run",
     "printed rate below 1e-7 or still warming up; reward, entropy and length keep one level, KL below 1e-3",
     needs=("lr", "reward"),
-    follows=(),
+    follows=("all_right",),
 )
 def lr_too_low(log: RunLog) -> Finding | None:
     flat, evidence = still(log)
@@ -141,7 +144,7 @@ def lr_too_low(log: RunLog) -> Finding | None:
     "checksum or share of moved weights; else gradient > 0 and rate > 0 while reward, entropy, length keep one level "
     "and KL or ratio stay exactly at rest",
     needs=("weights_crc", "weights_moved", "grad_norm"),
-    follows=(),
+    follows=("all_right",),
 )
 def weights_do_not_move(log: RunLog) -> Finding | None:
     if not has_gradient(log) or log.is_silent:
@@ -310,6 +313,8 @@ def _steps_of_fall(values: Floats, start: float, low: float) -> int:
         "labels_misaligned",
         "too_off_policy",
         "verifier_outage",
+        "near_constant_reward",
+        "non_finite",
         *SAMPLER,
     ),
 )
