@@ -449,9 +449,9 @@ class RunLog:
 
     @cached_property
     def _implied_group_size(self) -> float | None:
-        """Rollouts a prompt by denominators: rewards of 0 and 1 are multiples of 1 / rollouts, silent shares of 1 / groups.
+        """Rollouts a prompt by denominators: rewards of 0 and 1 are multiples of 1 / rollouts, shares of 1 / groups.
 
-        0.3125 and 0.4375 of 16 rollouts beside 0.125 and 0.625 of 8 groups are pairs.
+        0.3125 and 0.4375 of 16 rollouts beside zero_signal 0.125 and 0.625 of 8 groups are pairs.
         """
         if not self.has_binary_rewards or len(np.unique(self.values("zero_signal"))) < 4:
             return None
