@@ -187,10 +187,16 @@ def _rank(finding: Finding) -> tuple[int, int, int]:
 
 
 def _without_repeats(findings: list[Finding]) -> list[Finding]:
-    """Keep one finding per sickness: the graver, the better founded, then the one with fewer alternatives."""
+    """Keep one finding per sickness: the graver, the better founded, then the one with fewer alternatives.
+
+    A guess among alternatives of which one is proved is left out, too.
+    """
     distinct: list[Finding] = []
     for finding in sorted(findings, key=lambda f: (*_rank(f)[:2], len(f.ids), _rank(f)[2])):
-        if not any(finding.ids[0] in f.ids for f in distinct):
+        is_guess = finding.grade == "possible"
+        if not any(
+            finding.ids[0] in f.ids or (is_guess and f.grade == "proved" and f.ids[0] in finding.ids) for f in distinct
+        ):
             distinct.append(finding)
     return distinct
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gxpo.doctor.finding import Finding
+from gxpo.doctor.rollout_sample import spread
 from gxpo.doctor.rollout_texts import closed_only
 from gxpo.doctor.rollouts import REFERENCES
 from gxpo.doctor.runlog import RunLog
@@ -20,7 +20,7 @@ from gxpo.explain.trials import FORMS, Trial
 from gxpo.parts.protocols import Task
 
 MOST = 48  # completions that are scored, spread over the run
-MOST_RAISED = 0.5  # share of completions whose score a mended form raises, from which the form was to blame
+RAISED = 0.1  # share of completions whose score a mended form raises, from which the form was to blame
 SECONDS = 5.0  # for one completion
 
 
@@ -43,13 +43,13 @@ def check(log: RunLog, reward: str) -> tuple[Finding | None, str]:
     reward   `file.py:function`: of one completion, or TRL's of all
 
     Forms that are tried: the tag before it that a completion closes and does not open, the completion as a list of
-    messages, and the reference answer in the usual forms. A form that raises most scores proves that the form was
-    rejected, not the answer.
+    messages, and the reference answer in the usual forms. Where another form of the same completion scores more, its
+    form was rejected, not its answer.
     """
     r = log.training_rollouts
     if r is None or not len(r):
         return None, f"{reward} was not called: no completions were read"
-    rows = np.unique(np.linspace(0, len(r) - 1, MOST).astype(int)).tolist()
+    rows = spread(len(r), MOST)
     tasks = [_task(r.prompt[i], r.reference[i]) for i in rows]
     trials = [Trial("as logged", r.completion[i], task) for i, task in zip(rows, tasks, strict=True)]
     tag, is_closed_only = closed_only([t.text for t in trials])
@@ -72,15 +72,15 @@ def check(log: RunLog, reward: str) -> tuple[Finding | None, str]:
     line = (
         f"{reward} on {len(rows)} logged completions: mean {np.nanmean(logged):.3g}, as logged for {same:.0%} of them"
     )
-    # references in any form are compared with the best that a logged completion got: all of them must be beaten
-    raised = {kind: _raised(logged, scores[n]) for n, kind in enumerate(kinds) if n}
-    best = max(raised, key=lambda kind: raised[kind], default="")
-    if not best or raised[best] < MOST_RAISED:
-        return None, line
-    if best.startswith("reference") and np.nanmean(logged) > np.nanmin(logged):
-        return None, line  # some completions earn something: the others may just be wrong
-    if best.startswith("reference") and not _holds_references(log):
-        return None, f"{line}; it accepts reference answers ({best.partition(', ')[2]})"
+    raised = {kind: float((scores[n] > logged + 1e-9).mean()) for n, kind in enumerate(kinds) if n}
+    # a mended form of the policy's own answers proves it; a reference only shows what the reward accepts
+    mended = {kind: share for kind, share in raised.items() if not kind.startswith("reference")}
+    best = max(mended, key=lambda kind: mended[kind])
+    if mended[best] < RAISED:
+        accepted = max(raised.items(), key=lambda item: item[1])
+        is_accepted = accepted[1] > 0.5 and float(np.nanmax(logged)) <= float(np.nanmin(logged))
+        return None, f"{line}; {accepted[0]}: {accepted[1]:.0%} score more" if is_accepted else line
+    higher = np.flatnonzero(scores[kinds.index(best)] > logged + 1e-9)
     return (
         finding(
             "verifier_rejects_right_answers",
@@ -88,8 +88,8 @@ def check(log: RunLog, reward: str) -> tuple[Finding | None, str]:
             "proved",
             "the reward function rejects the form of the completions, not their answers",
             line,
-            f"{best}: {raised[best]:.0%} of them score more, mean {np.nanmean(scores[kinds.index(best)]):.3g}",
-            examples=() if log.facts is None else log.facts.examples(rows[:2]),
+            f"{best}: {mended[best]:.0%} of them score more, mean {np.nanmean(scores[kinds.index(best)]):.3g}",
+            examples=() if log.facts is None else log.facts.examples(rows[i] for i in higher),
         ),
         line,
     )
@@ -99,15 +99,3 @@ def _task(prompt: str, reference: str | None) -> Task:
     """A task of a logged prompt, its reference under all usual names of a data set's column."""
     answer: Any = None if reference is None else reference
     return Task("", prompt, answer, {} if answer is None else dict.fromkeys(REFERENCES, answer))
-
-
-def _raised(before: Any, after: Any) -> float:
-    """Share of scores that are larger after a change."""
-    is_known = np.isfinite(before) & np.isfinite(after)
-    return float((after[is_known] > before[is_known] + 1e-9).mean()) if is_known.any() else math.nan
-
-
-def _holds_references(log: RunLog) -> bool:
-    """True if completions hold their reference answers far more often than by chance."""
-    match = None if log.facts is None else log.facts.references
-    return match is not None and match.hits >= 8 and match.hits > 2 * match.chance * match.n

@@ -59,3 +59,13 @@ def test_right_answers_of_rewards_from_minus_one_to_one() -> None:
     results = diagnose(log(**figures, config={"group_size": 2})).findings
     evidence = next(f for f in results if "group_too_small" in f.ids).evidence
     assert evidence[0].startswith("group size 2, share of right answers 0.50: 50% of groups")
+
+
+def test_pairs_are_told_by_denominators() -> None:
+    """Rewards are multiples of 1/16, shares of zero-signal groups of 1/8: two rollouts a prompt."""
+    reward = np.round(16 * (0.4 + noise(0.15))) / 16
+    figures = {"reward": reward, "reward_std": np.sqrt(reward * (1 - reward)), "entropy": rise(0.5, 0.4)}
+    figures["zero_signal"] = np.round(8 * (0.6 + noise(0.3, turn=3))) / 8
+    run = log(**healthy(figures))
+    assert run.group_size == 2
+    assert any("group_too_small" in f.ids for f in diagnose(run).findings)

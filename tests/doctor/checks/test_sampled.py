@@ -91,3 +91,9 @@ def test_a_gradient_that_ends_with_the_collapse_is_not_masked() -> None:
     results = diagnose(log(**healthy(figures))).findings
     assert {"lr_too_high", "entropy_collapse"} & set(results[0].ids)
     assert all("all_masked" not in f.ids for f in results)
+
+
+def test_single_steps_without_a_gradient_mask_nothing() -> None:
+    """Only the spread over the whole step is known, which may lie between groups."""
+    figures = {"grad_norm": np.where(np.arange(N) % 10 < 7, 0.0, 0.4), "zero_signal": None}
+    assert all("all_masked" not in f.ids for f in diagnose(log(**healthy(figures))).findings)

@@ -156,6 +156,8 @@ def all_right(log: RunLog) -> Finding | None:
     level = np.asarray(reward >= 0.98 * top)
     easy = log.has("zero_signal") and log.first("zero_signal") >= 0.6 and log.mean("zero_signal") >= 0.6
     exactly = log.is_constant("reward") and log.is_silent
+    # the largest mean of a step is the largest reward only where it is a round one
+    is_full = (log.has("reward_max") or top == 1.0) and float(reward.mean()) > 0.97 * top and not log.gains
     high = log.first("reward") >= 0.9 * top and float(reward.mean()) >= 0.85 * top
     if easy and not exactly and high and not log.gains:
         return finding(
@@ -169,13 +171,11 @@ def all_right(log: RunLog) -> Finding | None:
         )
     if (
         log.first("reward") >= 0.95 * top
-        and level.mean() > 0.7
+        and (level.mean() > 0.7 or is_full)
         and (log.is_silent_from_start or not log.has("zero_signal"))
     ):
         if log.has("zero_signal") and log.mean("zero_signal") < 0.8:
             return None
-        # the largest mean of a step is the largest reward only where it is a round one
-        is_full = top == 1.0 and float(reward.mean()) > 0.97 and not log.gains
         if not log.has("zero_signal") and not (level.all() and log.is_constant("reward")) and not is_full:
             return None
         ids = ["all_right"]

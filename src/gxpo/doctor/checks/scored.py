@@ -46,9 +46,22 @@ def verifier_rejects(log: RunLog) -> Finding | None:
         "completions with the right answer are scored as wrong",
         f"{match.hits} of {match.n} completions contain their reference answer, {match.chance:.1%} would by chance",
         f"{match.accepted:.0%} of those {match.hits} have more than the lowest score",
+        _unopened(log),
         log.quote("reward"),
         examples=examples_of(log, match.rejected),
     )
+
+
+def _unopened(log: RunLog) -> str:
+    """Evidence where most completions close a tag that they did not open; "" where they do not."""
+    r = log.training_rollouts
+    tag, is_closed_only = ("", np.zeros(1)) if r is None else closed_only(r.completion)
+    share = float(is_closed_only.mean())
+    opens = 0.0 if r is None else float(np.mean([re.search(rf"<{tag}>\s*$", p, re.I) is not None for p in r.prompt]))
+    if share < 0.5:
+        return ""
+    where = f"{opens:.0%} of the prompts end in <{tag}>" if opens else "does the chat template open it?"
+    return f"{share:.0%} of the completions hold </{tag}> and no <{tag}>: {where}"
 
 
 def _half_open(log: RunLog) -> Finding | None:
@@ -70,15 +83,13 @@ def _half_open(log: RunLog) -> Finding | None:
     if not rejecting:
         return None
     is_dead = rejecting[0] == "the reward"
-    opens = np.array([re.search(rf"<{tag}>\s*$", p, re.I) is not None for p in r.prompt])
     name = rejecting[0] if is_dead else rejecting[-1]
     return finding(
         ["verifier_rejects_right_answers", "all_wrong" if is_dead else "dead_component"],
         "critical" if is_dead or not log.gains else "warning",
         "likely",
         f"{name} rejects every completion that holds </{tag}> without <{tag}>: does it want both tags?",
-        f"{is_closed_only.mean():.0%} of the completions close the tag and do not open it"
-        + (f"; {opens.mean():.0%} of the prompts end in <{tag}>" if opens.any() else ": a chat template may open it"),
+        _unopened(log),
         log.quote("reward"),
         f"gxpo doctor PATH --reward FILE.py:FUNCTION scores these completions again, with <{tag}> before them, too",
         examples=examples_of(log, np.flatnonzero(is_closed_only)),

@@ -28,6 +28,8 @@ def still(log: RunLog) -> tuple[bool, list[str]]:
     if (log.n_steps < LEAST and not averaged) or log.gains or log.falls("reward"):
         return False, []
     score = log.trend("reward")
+    if not _stated_rest(log) and log.has("reward_max") and log.mean("reward") > 0.95 * log.top_reward > 0:
+        return False, []  # there is nothing left to gain
     if (
         not _stated_rest(log)
         and score is not None
