@@ -72,9 +72,20 @@ def judge_hacked(log: RunLog) -> Finding | None:
 )
 def entropy_collapse(log: RunLog) -> Finding | None:
     entropy, reward = log.values("entropy"), log.values("reward")
-    if len(entropy) < 8 or len(reward) < 2 or log.is_solved:
+    if len(entropy) < 4 or len(reward) < 2 or log.is_solved:
         return None
     begin, end = float(entropy[:2].mean()), log.last("entropy")
+    # entropy and length gone together are no sharpening: what is left is one short answer
+    if begin > 0.02 and end < 0.1 * begin and log.column("length").start_to_last < 1 / 3 and not log.gains:
+        return finding(
+            ["entropy_collapse", "lr_too_high"],
+            "critical",
+            "likely",
+            "the policy has collapsed: entropy and length are gone",
+            *(log.quote(n) for n in ("entropy", "length", "reward", "grad_norm", "lr") if log.has(n)),
+        )
+    if len(entropy) < 8:
+        return None
     # it has learnt most of what there is: low entropy is then what it should have
     if log.gains and log.last("reward") > 0.8 * log.top_reward:
         return None
@@ -103,15 +114,6 @@ def entropy_collapse(log: RunLog) -> Finding | None:
             log.quote("reward"),
             log.quote(log.evaluation or "reward"),
             "does the loss have an entropy term, and the right sign?",
-        )
-    # entropy and length gone together are no sharpening: what is left is one short answer
-    if gone and log.column("length").start_to_last < 1 / 3 and not log.gains:
-        return finding(
-            ["entropy_collapse", "lr_too_high"],
-            "critical",
-            "likely",
-            "the policy has collapsed: entropy and length are gone",
-            *(log.quote(n) for n in ("entropy", "length", "reward", "grad_norm", "lr") if log.has(n)),
         )
     if log.n_steps < LEAST or not gone:
         return None

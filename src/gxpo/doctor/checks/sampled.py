@@ -189,17 +189,18 @@ def truncation(log: RunLog) -> Finding | None:
     if split is not None:
         cut, ended, count = split
         evidence.append(f"mean reward of cut completions {cut:.3g}, of finished ones {ended:.3g} ({count} rollouts)")
-        # where hardly any answer earns something, what cut ones earn tells nothing
-        if cut > 0.5 * ended and (log.gains or ended > 0.1 * log.top_reward):
-            return None
+    # cut answers that earn as much are no loss, unless most are cut and the run does not gain
+    is_lossless = split is not None and split[0] > 0.5 * split[1] > 0
+    if is_lossless and (log.gains or late < 0.5):
+        return None
     unpaid = split is not None and split[0] < 0.25 * split[1] and min(share, late) > 0.2
     if log.gains and late < 0.5 and not late > share + 0.1 and not unpaid:
         return finding("truncation", "note", "possible", f"{late:.0%} of the completions are cut", *evidence)
     grows = late > share + 0.2
     return finding(
         "truncation",
-        "warning" if log.gains or grows else "critical",
-        "likely" if split is not None or min(share, late) > 0.5 else "possible",
+        "warning" if log.gains or grows or is_lossless else "critical",
+        "likely" if not is_lossless and (split is not None or min(share, late) > 0.5) else "possible",
         f"{late:.0%} of the completions are cut at the length limit in the last steps"
         if grows
         else f"{log.mean('truncated'):.0%} of the completions are cut at the length limit",

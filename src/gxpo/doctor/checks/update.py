@@ -375,7 +375,7 @@ def lr_too_high(log: RunLog) -> Finding | None:
         signs.append("sudden")
         evidence.append(f"within one step {log.key('reward')} falls by {drop:.3g}")
     if "reward" not in signs or len(signs) < 2:
-        return None
+        return _falling(log)
     if len(signs) == 2 and not collapsed and not outside and score.last > 0.5 * start > 0:
         return None  # harder tasks do as much
     # gains are what a wrong sign can't have had
@@ -394,6 +394,21 @@ def lr_too_high(log: RunLog) -> Finding | None:
         "the policy has collapsed: the learning rate is too high",
         *evidence,
         log.quote("lr", ".2g") if log.has("lr") else "",
+    )
+
+
+def _falling(log: RunLog) -> Finding | None:
+    """Report a reward that falls beyond its noise, whatever the reason: no such run is healthy."""
+    if not log.falls("reward") or log.gains or (log.correctness is not None and not log.falls(log.correctness)):
+        return None
+    return finding(
+        ["lr_too_high", "reward_noise", "advantage_sign"],
+        "warning",
+        "possible",
+        "the reward falls, and nothing that was logged says why",
+        log.quote("reward"),
+        *(log.quote(n) for n in ("grad_norm", "entropy", "kl", "lr") if log.has(n)),
+        "a tenth of the learning rate tells a rate that is too high from noise or a wrong sign in the reward",
     )
 
 
