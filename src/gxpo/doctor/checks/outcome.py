@@ -398,6 +398,15 @@ def memorising(log: RunLog) -> Finding | None:
     many = (len(epochs) > 0 and epochs[-1] > 5) or (few is not None and few <= 64)
     if len(epochs):
         evidence.append(log.quote("epoch"))
+    # prompts that are hardly repeated can't be known by heart: what rises then is something else than what is evaluated
+    if change < -2 * error and not many:
+        return finding(
+            ["component_dominates", "memorising"],
+            "critical",
+            "likely",
+            "the reward rises while held-out answers get worse: it pays for something else than they are judged by",
+            *evidence,
+        )
     return finding(
         "memorising",
         "critical" if change < -2 * error else "warning",

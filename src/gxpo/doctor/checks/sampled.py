@@ -152,7 +152,7 @@ def all_masked(log: RunLog) -> Finding | None:
     "the length limit is shorter than the answers",
     "more than 20% cut, and cut answers earn about nothing while finished ones earn something; or all cut",
     needs=("truncated", "rollouts"),
-    follows=("no_eos", "length_hack", "lr_too_high", "entropy_collapse", "non_finite"),
+    follows=("no_eos", "length_hack", "lr_too_high", "entropy_collapse", "reward_sign", "non_finite"),
 )
 def truncation(log: RunLog) -> Finding | None:
     if not log.has("truncated") or log.has_partial_rollouts:
