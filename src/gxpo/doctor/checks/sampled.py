@@ -194,7 +194,7 @@ def truncation(log: RunLog) -> Finding | None:
     if is_lossless and (log.gains or late < 0.5):
         return None
     unpaid = split is not None and split[0] < 0.25 * split[1] and min(share, late) > 0.2
-    if log.gains and late < 0.5 and not late > share + 0.1 and not unpaid:
+    if log.gains and late < 0.5 and not late > max(share + 0.1, 0.3) and not unpaid:
         return finding("truncation", "note", "possible", f"{late:.0%} of the completions are cut", *evidence)
     grows = late > share + 0.2
     return finding(
