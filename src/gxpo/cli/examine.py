@@ -31,11 +31,10 @@ def doctor(
     """Diagnose a training run from its logs and files: TRL, verl, gxpo, OpenRLHF, prime-rl, unsloth.
 
     One cause first, its consequences under it, with evidence and remedies in that trainer's own keys. Exit code 0:
-    healthy, 1: a warning or worse, 2: nothing could be read.
+    healthy, 1: a warning or worse, 2: nothing could be read. No file that a run's configuration names is run; --reward
+    names one that is.
 
     Example: gxpo doctor runs/arithmetic
-
-    No file that a run's configuration names is run; --reward names one that is, in a process of its own.
 
     Example: gxpo doctor outputs/checkpoint-500 --json
 

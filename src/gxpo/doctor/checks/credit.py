@@ -89,6 +89,8 @@ def all_wrong(log: RunLog) -> Finding | None:
         evidence.append(
             "either the tasks are too hard or the verifier can't read the answers: reference answers would tell which"
         )
+        if log.facts is not None:
+            evidence.append("gxpo doctor PATH --reward FILE.py:FUNCTION calls the verifier on these completions")
     if name.startswith("component/"):
         ids.append("dead_component")
     return finding(
