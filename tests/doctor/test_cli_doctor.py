@@ -100,3 +100,21 @@ def test_metrics_are_read_without_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_reward_is_called_on_the_logged_completions(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    for step in range(1, 7):
+        rows = [
+            {"input": f"{g}+{step}=", "output": f"so {m}</think>{g + step}", "gts": str(g + step), "score": 0.0}
+            for g in range(4)
+            for m in range(4)
+        ]
+        text = "\n".join(json.dumps(row | {"step": step}) for row in rows)
+        (tmp_path / "rollouts" / f"{step}.jsonl").write_text(text)
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text("def both(completion, answer):\n    return float(completion.startswith('<think>'))\n")
+    code, out, _ = doctor(str(tmp_path / "rollouts"), "--reward", f"{rewards}:both")
+    assert code == 1
+    assert "proved: the reward function rejects the form of the completions" in out
+    assert "with <think> before it: 100% of them score more" in out

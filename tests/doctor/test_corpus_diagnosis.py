@@ -20,7 +20,6 @@ NOT_FIRST = {
     "trl-008": "says length_hack: style is paid by the word",
     "trl-024": "packed: no evaluation among the rollouts that were kept",
     "trl-037": "packed: few prompts come twice in the rollouts that were kept",
-    "verl-026": "packed: says memorising, for want of rollouts in which style earns most",
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.doctor.logs import groups, healthy, log, noise, rise, rollouts
 
-from gxpo.doctor import RunLog, Series, diagnose
+from gxpo.doctor import Finding, RunLog, Series, diagnose, diagnosis
 from gxpo.doctor.diagnosis import progress, signal_by_method, unchecked
 
 
@@ -144,3 +144,9 @@ def test_progress_of_one_metric_stays_in_one_line():
     """The text of a diagnosis breaks progress at "; "."""
     flat = RunLog("trl", ["x"], {"reward": series([0.5, 0.4] * 20, "reward")})
     assert progress(flat).endswith("or more would have been visible)") and "; " not in progress(flat)
+
+
+def test_a_guess_of_which_one_is_proved_is_left_out() -> None:
+    proved = Finding(("verifier_rejects_right_answers",), "critical", "proved", "rejected")
+    guess = Finding(("labels_misaligned", "verifier_rejects_right_answers"), "critical", "possible", "either")
+    assert diagnosis._without_repeats([guess, proved]) == [proved]

@@ -158,3 +158,10 @@ def test_a_run_is_not_advised_the_method_that_it_has():
     assert any(line.startswith("method=ngrpo ") for line in advised["grpo"])
     assert not any(line.startswith("method=ngrpo ") for line in advised["ngrpo+tis"])
     assert len(advised["grpo"]) == len(advised["ngrpo+tis"]) + 1
+
+
+def test_methods_are_withheld_while_scores_are_suspect():
+    ids, run = ["all_wrong", "verifier_rejects_right_answers"], log("trl", reward=0.0)
+    lines = remedies(ids, run, with_methods=False)
+    assert lines[0].startswith("verifier_rejects_right_answers: ")
+    assert not any("ngrpo" in line for line in lines) and any("ngrpo" in line for line in remedies(ids, run))

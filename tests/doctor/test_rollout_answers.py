@@ -53,13 +53,13 @@ def test_the_last_answer_of_a_text(text, last):
     assert Holder(text).last == last
 
 
-def _answered(answer_shift: int, number: int = 12) -> Facts:
-    """Groups of two that answer the reference of the group `answer_shift` places on, all scored 0."""
+def _answered(answer_shift: int, number: int = 12, size: int = 2) -> Facts:
+    """Groups that answer the reference of the group `answer_shift` places on, all scored 0."""
     return Facts(
         rollouts(
             groups(
                 number,
-                2,
+                size,
                 lambda g, m: {
                     "completion": f"it is {100 + g + answer_shift}.",
                     "score": 0.0,
@@ -91,3 +91,18 @@ def test_one_prompt_with_two_references() -> None:
     match = Facts(rollouts(groups(12, 2, row))).references
     assert match is not None
     assert (match.repeated, match.contradictions) == (6, 6)
+
+
+def test_few_prompts_prove_no_shift() -> None:
+    match = _answered(1, 8, 3).references  # seven have a next one
+    assert match is not None and match.shift is None
+
+
+def test_an_answer_that_most_prompts_share_is_no_shift() -> None:
+    """All say 7, the reference of every other prompt: it fits the neighbours as often as any others."""
+
+    def row(g: int, m: int) -> dict[str, object]:
+        return {"completion": "it is 7", "score": 0.0, "reference": "7" if g % 2 else str(100 + g), "step": 1}
+
+    match = Facts(rollouts(groups(24, 2, row))).references
+    assert match is not None and match.shift is None

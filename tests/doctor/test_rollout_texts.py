@@ -67,3 +67,9 @@ def test_overlap():
     r = sample(*((1, i, 0.0, {"prompt": p, "held_out": h}) for i, (p, h) in enumerate(rows)))
     figures = rollout_texts.overlap(r)
     assert (figures.held_out, figures.shared, figures.rows) == (2, 1, [(2, 0)])
+
+
+def test_closed_only():
+    tag, flags = rollout_texts.closed_only(["so</think>4", "<think>so</think>4", "4", "<answer>4</answer>"])
+    assert (tag, flags.tolist()) == ("think", [True, False, False, False])
+    assert rollout_texts.closed_only(["4"])[0] == ""

@@ -69,5 +69,5 @@ def test_figures_are_quoted_by_how_many_there_are():
     assert case.quote("entropy") == "entropy 2, 1 at steps 10, 20"
     assert case.quote("reward") == "reward = 0.25 in all 7 logged steps"
     assert case.quote("eval/accuracy") == "eval_acc 0.1 at step 0, 0.5 at step 5"
-    assert case.quote("length") == "len 3 in the first steps, 9 in the last (steps 1 to 10)"
+    assert case.quote("length") == "len 1.5 in the first steps, 9 in the last (steps 1 to 10)"
     assert case.quote("grad_norm") == ""

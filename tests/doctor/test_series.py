@@ -30,7 +30,7 @@ def test_a_column_is_made_once_and_cannot_be_written_to():
 
 def test_means_of_the_run_its_beginning_and_its_end():
     series = Series(np.arange(20.0), np.arange(20.0), "length").column
-    assert (series.mean, series.first, series.last) == (9.5, 2.0, 17.5)
+    assert (series.mean, series.first, series.last) == (9.5, 0.5, 17.5)
     assert not series.is_constant
     assert series.trend is not None and series.trend.rises
     assert np.isnan(EMPTY.column.mean) and EMPTY.column.trend is None
@@ -63,3 +63,11 @@ def test_trend_of_a_straight_line_and_of_a_level() -> None:
     level = np.array([0.0, 1.0] * 15)
     assert stationary(level)
     assert not stationary(np.linspace(0.0, 1.0, 30))
+
+
+def test_the_start_is_one_level_for_all_evidence():
+    """The first two of twelve steps; the first alone where the mean of both would hide a fall."""
+    level = Series(np.arange(1.0, 13.0), np.array([2.0, 4.0] + [9.0] * 10), "r")
+    assert level.start == (3.0, "in the first steps") and level.trend.first == level.first == 3.0
+    fall = Series(np.arange(1.0, 13.0), np.array([9.0] + [1.0] * 11), "r")
+    assert fall.start == (9.0, "at step 1")

@@ -19,6 +19,10 @@ def doctor(
         Path | None, typer.Argument(metavar="PATH", help="A run directory, or one of its files.", show_default=False)
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the diagnosis as a page.")] = None,
+    reward: Annotated[
+        str,
+        typer.Option(metavar="FILE.py:FUNCTION", help="Call this reward function on the logged completions, too."),
+    ] = "",
     listed: Annotated[
         bool, typer.Option("--list", help="List every sickness it can diagnose, with its statistic.")
     ] = False,
@@ -27,11 +31,14 @@ def doctor(
     """Diagnose a training run from its logs and files: TRL, verl, gxpo, OpenRLHF, prime-rl, unsloth.
 
     One cause first, its consequences under it, with evidence and remedies in that trainer's own keys. Exit code 0:
-    healthy, 1: a warning or worse, 2: nothing could be read.
+    healthy, 1: a warning or worse, 2: nothing could be read. No file that a run's configuration names is run; --reward
+    names one that is.
 
     Example: gxpo doctor runs/arithmetic
 
     Example: gxpo doctor outputs/checkpoint-500 --json
+
+    Example: gxpo doctor outputs --reward rewards.py:accuracy
     """
     from gxpo.base.errors import GxpoError
     from gxpo.doctor import Diagnosis, diagnose, read
@@ -56,7 +63,14 @@ def doctor(
             raise
         say(json.dumps(Diagnosis("unknown", [], notes=[str(error)]).as_json(), indent=1))
         raise typer.Exit(2) from None
-    diagnosis = diagnose(log, recompute=True)
+    further = []
+    if reward:
+        from gxpo.explain.logged_reward import check
+
+        rejection, line = check(log, reward)
+        further = [] if rejection is None else [rejection]
+        log.notes.append(line)
+    diagnosis = diagnose(log, recompute=True, further=further)
     if html is not None:
         from gxpo.doctor.html import html as page
 

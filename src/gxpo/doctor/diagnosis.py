@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from gxpo.doctor import checks  # noqa: F401  # registers them
 from gxpo.doctor.finding import Diagnosis, Finding, Unchecked
-from gxpo.doctor.remedies import remedies
+from gxpo.doctor.remedies import SCORE_SUSPECTS, remedies
 from gxpo.doctor.rollouts import Rollouts
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.sickness import SICKNESSES
@@ -17,7 +18,11 @@ SEVERITY = ("critical", "warning", "note")
 GRADE = ("proved", "likely", "possible")
 # Titles of consequences. These sicknesses' own titles name a cause ("the learning rate is too high"), which would
 # contradict the finding that they follow from.
-CONSEQUENCE_TITLES = {"advantage_sign": "the reward falls steadily", "lr_too_high": "the policy has collapsed"}
+CONSEQUENCE_TITLES = {
+    "advantage_sign": "the reward falls steadily",
+    "lr_too_high": "the policy has collapsed",
+    "verifier_outage": "the reward stays at one level",
+}
 LEAST = 5  # logged steps below which most checks report nothing
 SILENT = {"all_wrong", "all_right", "group_too_small", "no_diversity"}  # groups of equal scores are what is wrong
 
@@ -90,22 +95,25 @@ RECOMPUTED_STEPS, LONGEST = 8, 64  # steps that are recomputed, tokens of a stan
 NEVER_UNCHECKED = {"kl_too_high"}  # a KL that is not logged is no term of the loss, so it can't be too strong
 
 
-def diagnose(log: RunLog, *, recompute: bool = False) -> Diagnosis:
+def diagnose(log: RunLog, *, recompute: bool = False, further: Sequence[Finding] = ()) -> Diagnosis:
     """Run every check that the log has data for.
 
     The first finding is the diagnosis. Findings that another one explains come after it, with `follows_from`.
 
     recompute   compute other methods' advantages on the rollouts of zero-signal groups, too (imports torch)
+    further     findings of checks outside, which are put in order with the others
     """
     if not log.series and log.rollouts is None:
         return Diagnosis(log.source, [], notes=[*log.notes, *(f"the console says: {m}" for m in log.messages[-5:])])
     # a copy without cached conclusions: series may have been added since the last diagnosis
     log = replace(log)
     findings = [f for s in SICKNESSES.values() if (f := s.check(log)) is not None]
-    findings = _under_causes(_without_repeats(findings))
-    findings = [replace(f, remedy=remedies(f.ids, log)) for f in findings]
+    findings = _under_causes(_without_repeats([*further, *findings]))
+    # no method mends a score that may be wrong
+    is_suspect = any(set(SCORE_SUSPECTS) & set(f.ids) and f.severity != "note" for f in findings)
+    findings = [replace(f, remedy=remedies(f.ids, log, with_methods=not is_suspect)) for f in findings]
     # below a half, the run's own method gave equal groups a signal: another method is no remedy
-    has_signal = log.has("zero_signal") and log.mean("zero_signal") < 0.5
+    has_signal = is_suspect or (log.has("zero_signal") and log.mean("zero_signal") < 0.5)
     if recompute and log.training_rollouts is not None and not has_signal:
         findings = [_with_signal(f, log.training_rollouts) for f in findings]
     few = log.n_steps if log.n_steps < LEAST else 0
@@ -179,10 +187,16 @@ def _rank(finding: Finding) -> tuple[int, int, int]:
 
 
 def _without_repeats(findings: list[Finding]) -> list[Finding]:
-    """Keep one finding per sickness: the graver, the better founded, then the one with fewer alternatives."""
+    """Keep one finding per sickness: the graver, the better founded, then the one with fewer alternatives.
+
+    A guess among alternatives of which one is proved is left out, too.
+    """
     distinct: list[Finding] = []
     for finding in sorted(findings, key=lambda f: (*_rank(f)[:2], len(f.ids), _rank(f)[2])):
-        if not any(finding.ids[0] in f.ids for f in distinct):
+        is_guess = finding.grade == "possible"
+        if not any(
+            finding.ids[0] in f.ids or (is_guess and f.grade == "proved" and f.ids[0] in finding.ids) for f in distinct
+        ):
             distinct.append(finding)
     return distinct
 
@@ -211,7 +225,8 @@ def _under_causes(findings: list[Finding]) -> list[Finding]:
     ordered: list[Finding] = []
 
     def place(finding: Finding) -> None:
-        placed = replace(finding, follows_from=parents.get(finding.ids[0]))
+        parent = parents.get(finding.ids[0])
+        placed = replace(finding, ids=tuple(i for i in finding.ids if i != parent), follows_from=parent)
         if placed.follows_from is not None and placed.ids[0] in CONSEQUENCE_TITLES and placed.grade != "proved":
             placed = replace(placed, title=CONSEQUENCE_TITLES[placed.ids[0]])
         ordered.append(placed)
@@ -236,6 +251,12 @@ def _has_root(name: str, parents: dict[str, str]) -> bool:
     return not (cause == name and name == min(chain))
 
 
+def _start(log: RunLog, name: str) -> str:
+    """Start of a series as findings quote it: the level of the first steps, or of the first alone with its number."""
+    level, place = log.column(name).start
+    return f"{level:.3g}" if place == "in the first steps" else f"{level:.3g} {place}"
+
+
 def progress(log: RunLog) -> str:
     """Describe how reward and evaluations changed over the run, each with a 95% interval."""
     parts = []
@@ -258,7 +279,7 @@ def progress(log: RunLog) -> str:
         else:
             verdict = f"no clear change (a gain of {line.detectable:.2g} or more would have been visible)"
         parts.append(
-            f"{log.key(name)} {line.first:.3g} -> {line.last:.3g} over {line.n} steps (trend "
+            f"{log.key(name)} {_start(log, name)} -> {line.last:.3g} over {line.n} steps (trend "
             f"{line.change:+.2g}, 95% {low:+.2g} to {high:+.2g}): {verdict}"
         )
         break

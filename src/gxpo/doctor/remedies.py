@@ -20,6 +20,8 @@ FOLDER = Path(__file__).with_name("remedies")
 SOURCES = ("trl", "unsloth", "verl", "gxpo")  # trainers with remedies in their own settings
 OURS = "gxpo.adapters.trl"  # unsloth replaces TRL's trainer, and with it ours
 MEASURED = re.compile(r" \[(?P<where>measured(?: in gxpo)?)(?:, (?P<but>[a-z ]+))?: (?P<figures>[^]]*)\]$")
+SCORE_SUSPECTS = ("verifier_rejects_right_answers", "labels_misaligned", "missing_scores", "reward_sign")
+METHOD = re.compile(r"\bmethod=|\bgxpo/|adv_estimator=|loss_mode=|loss_type=")  # a line that changes the method
 ORDER = ("helped", "untested", "mixed", "undecided")  # what harmed is not advised
 
 
@@ -39,24 +41,29 @@ def lines_for(name: str, source: str) -> tuple[str, ...]:
     return lines or remedy_table("any").get(name, ())
 
 
-def remedies(ids: Sequence[str], log: RunLog, measurements: Sequence[Measured] | None = None) -> tuple[str, ...]:
+def remedies(
+    ids: Sequence[str], log: RunLog, measurements: Sequence[Measured] | None = None, *, with_methods: bool = True
+) -> tuple[str, ...]:
     """Remedies of a finding in the keys of the run's trainer, each with its measurement.
 
     The order: what helped, the largest difference first; untested lines; then mixed and undecided results. What harmed
     is left out, unless there is nothing else.
 
     measurements  of the remedies; None: those that gxpo comes with
+    with_methods  list other methods, too; without, all that is left for a sickness may be nothing
     """
     measured = evidence.read() if measurements is None else measurements
+    # a look at the scores is cheap, and before it nothing else is known
+    ordered_ids = sorted(ids, key=lambda name: name not in SCORE_SUSPECTS)
     has_several_ids, source = len(ids) > 1, log.source
     composed = str(log.setting("method") or "").split("+") if source == "gxpo" else []
     # a method that the run composes already is no advice
     current_methods = tuple(f"method={name.split('@')[0]} " for name in composed if name)
     return tuple(
         f"{name}: {line}" if has_several_ids else line
-        for name in ids
+        for name in ordered_ids
         for line in ranked(name, source, measured)
-        if not (current_methods and line.startswith(current_methods))
+        if not (current_methods and line.startswith(current_methods)) and (with_methods or not METHOD.search(line))
     )
 
 

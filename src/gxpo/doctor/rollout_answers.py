@@ -19,6 +19,9 @@ Index = NDArray[np.int64]
 CORRECT = re.compile(r"acc|correct|exact|match|answer|solve|right|success|verif|outcome|task|math|score", re.I)
 STYLE = re.compile(r"format|len|brev|short|long|penalt|cost|style|tag|xml|repet|think|soft|strict|bonus", re.I)
 SHIFTS = (-3, -2, -1, 1, 2, 3)  # prompts by which references may be off
+FEWEST = 8  # prompts below which no shift is proved
+UNLIKELY = 1e-4  # chance that the best of all shifts is as good by accident
+PROBES = 8  # other references that are tried on a group, for the level of chance
 # A sign belongs to a number unless it stands behind a digit, a letter or a closing bracket: 8-3 holds 8 and 3.
 _NUMBER = re.compile(r"(?<![\w.])(?:(?<![\w)\]}])[-\u2212])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w])(?!\.\d)")
 _DIGITS = re.compile(r"\d[\d,.]*")  # what every number lies in
@@ -111,6 +114,7 @@ class References:
     accepted     share of the hits with more than the lowest score
     score_hit    mean score of hits, and `score_miss` of the others, as shares of the score's range
     rejected     row indices of hits with the lowest score
+    final        share of these whose last answer is the reference; the others may only name it on the way
     shift        (prompts by which references are off, share of completions with that one, share with their own)
     consensus    (share of answers that are their group's commonest, share of groups whose commonest contains the
                  reference, groups) where answers agree with each other and not with the reference
@@ -124,6 +128,7 @@ class References:
     score_hit: float
     score_miss: float
     rejected: Index
+    final: float
     shift: tuple[int, float, float] | None
     consensus: tuple[float, float, int] | None
     contradictions: int
@@ -167,6 +172,8 @@ def references_of(r: Rollouts, members: Sequence[Index]) -> References | None:
     span = high - low
     lowest = score <= low + 0.05 * span if span > 0 else np.full(len(rows), high <= 0)
     index = np.array(rows)
+    rejected = index[hit & lowest]
+    is_final = [completion_by_row[i].last == _key(reference_by_row[i]) for i in rejected.tolist()]
     repeated, contradictions, contradicting = _contradictions(r, rows, reference_by_row)
     return References(
         len(rows),
@@ -175,8 +182,9 @@ def references_of(r: Rollouts, members: Sequence[Index]) -> References | None:
         float((~lowest)[hit].mean()) if hit.any() else float("nan"),
         float((score[hit].mean() - low) / span) if hit.any() and span > 0 else float("nan"),
         float((score[~hit].mean() - low) / span) if (~hit).any() and span > 0 else float("nan"),
-        index[hit & lowest],
-        _shift(r, rows, reference_by_row, completion_by_row, float(hit.mean()), float(chance.mean())),
+        rejected,
+        float(np.mean(is_final)) if is_final else float("nan"),
+        _shift(r, rows, reference_by_row, completion_by_row),
         _consensus(r, members, reference_by_row, completion_by_row),
         contradictions,
         repeated,
@@ -197,33 +205,58 @@ def _contradictions(r: Rollouts, rows: list[int], reference_by_row: dict[int, st
 
 
 def _shift(
-    r: Rollouts,
-    rows: list[int],
-    reference_by_row: dict[int, str],
-    completion_by_row: dict[int, Holder],
-    hit_share: float,
-    chance: float,
+    r: Rollouts, rows: list[int], reference_by_row: dict[int, str], completion_by_row: dict[int, Holder]
 ) -> tuple[int, float, float] | None:
-    """Find `References.shift`: the neighbouring prompt whose reference fits far better than the own; else None."""
-    order = list(dict.fromkeys(int(r.group[i]) for i in rows))
-    reference = {int(r.group[i]): reference_by_row[i] for i in rows}
-    step = {int(r.group[i]): int(r.step[i]) for i in rows}
-    position = {g: n for n, g in enumerate(order)}
+    """Find `References.shift`: the place whose reference fits far better than the own, over prompts; else None.
+
+    A prompt counts for a shift if more of its completions contain the reference so many places on than contain their
+    own. By chance it does so as often as for any other reference of its step, so that the count is binomial; the best
+    of all shifts must be less likely than `UNLIKELY`. The unit is the prompt, since a group's answers are alike: few
+    prompts prove nothing.
+    """
+    rows_by_group: dict[int, list[int]] = defaultdict(list)
+    for i in rows:
+        rows_by_group[int(r.group[i])].append(i)
+    reference = {group: reference_by_row[members[0]] for group, members in rows_by_group.items()}
+    groups_by_step: dict[int, list[int]] = defaultdict(list)
+    for group, members in rows_by_group.items():
+        groups_by_step[int(r.step[members[0]])].append(group)
+
+    def fit(group: int, other: int) -> float:
+        return float(np.mean([completion_by_row[i].holds(reference[other]) for i in rows_by_group[group]]))
+
+    own = {group: fit(group, group) for group in rows_by_group}
+    # of each shift: the fits, and by prompt whether they are better than the own
+    fits: dict[int, list[float]] = defaultdict(list)
+    is_better: dict[int, dict[tuple[str, str], list[bool]]] = {shift: defaultdict(list) for shift in SHIFTS}
+    by_chance: list[bool] = []
+    for groups in groups_by_step.values():
+        for place, group in enumerate(groups):
+            prompt = (r.prompt[rows_by_group[group][0]] or str(group), reference[group])
+            for shift in SHIFTS:
+                # neighbours within one step only: the next step has another batch
+                if 0 <= place + shift < len(groups):
+                    fits[shift].append(fit(group, groups[place + shift]))
+                    is_better[shift][prompt].append(fits[shift][-1] > own[group])
+            # references further off give the level of chance; in a small step, all others
+            others = groups[place + 4 :] + groups[: max(place - 3, 0)] if len(groups) > 7 else groups
+            by_chance += [fit(group, other) > own[group] for other in others[:PROBES] if other != group]
+    own_share, level = float(np.mean(list(own.values()))), (sum(by_chance) + 1) / (len(by_chance) + 2)
     best: tuple[int, float, float] | None = None
-    for shift in SHIFTS:
-        # neighbours within one step only: the next step has another batch
-        hits = []
-        for i in rows:
-            other = position[int(r.group[i])] + shift
-            if 0 <= other < len(order) and step[order[other]] == step[int(r.group[i])]:
-                hits.append(completion_by_row[i].holds(reference[order[other]]))
-        if (
-            len(hits) >= 20
-            and np.mean(hits) > max(0.15, 3 * hit_share, 3 * chance)
-            and (best is None or np.mean(hits) > best[1])
-        ):
-            best = (shift, float(np.mean(hits)), hit_share)
+    for shift, values in fits.items():
+        n, rate = len(is_better[shift]), float(np.mean(values))
+        count = sum(bool(np.mean(flags) > 0.5) for flags in is_better[shift].values())
+        is_likely = n < FEWEST or len(SHIFTS) * _tail(count, n, level) > UNLIKELY
+        if not is_likely and rate > max(0.15, 3 * own_share) and (best is None or rate > best[1]):
+            best = (shift, rate, own_share)
     return best
+
+
+def _tail(count: int, n: int, p: float) -> float:
+    """Probability of `count` or more successes in n trials of probability p."""
+    from scipy.special import betainc  # scipy.stats takes half a second to import
+
+    return float(betainc(count, n - count + 1, p)) if count else 1.0
 
 
 def _consensus(

@@ -32,6 +32,22 @@ def markup(texts: list[str]) -> Flags:
     return np.array([_MARKUP.search(t) is not None for t in texts], dtype=bool)
 
 
+def closed_only(texts: list[str]) -> tuple[str, Flags]:
+    """Tag that most texts [n] close without having opened it, with flags of these: "" and none where there is no such.
+
+    A chat template that ends in <think> leaves completions with </think> alone.
+    """
+    flags_by_tag: dict[str, list[bool]] = {}
+    for i, text in enumerate(texts):
+        tags = [(closing, name.lower()) for closing, name in _TAGS.findall(text)]
+        for name in {name for closing, name in tags if closing and ("", name) not in tags}:
+            flags_by_tag.setdefault(name, [False] * len(texts))[i] = True
+    if not flags_by_tag:
+        return "", np.zeros(len(texts), dtype=bool)
+    name = max(flags_by_tag, key=lambda n: sum(flags_by_tag[n]))
+    return name, np.array(flags_by_tag[name])
+
+
 def unfinished(texts: list[str]) -> Flags:
     """Flag texts [n] that break off: at an operator, comma or article, or with an open bracket, tag or fence.
 

@@ -104,6 +104,15 @@ SETTINGS: dict[str, str] = {
 }
 
 
+def denominator(values: Floats, most: int = 4096) -> int | None:
+    """Smallest n of which all values are multiples of 1 / n; None above `most`.
+
+    >>> denominator(np.array([0.25, 0.5, 0.375])), denominator(np.array([0.5772, 0.7071, 0.1416]))
+    (8, None)
+    """
+    return next((n for n in range(1, most + 1) if float(np.abs(values * n - np.round(values * n)).max()) < 1e-4), None)
+
+
 @dataclass
 class RunLog:
     """Everything that was read of one run.
@@ -399,6 +408,19 @@ class RunLog:
         return self.has("grad_norm") and self.first("grad_norm") == 0.0
 
     @cached_property
+    def collapse(self) -> float | None:
+        """Step from which on entropy is below a fifth of its start, or length below a third; None if neither."""
+        ends = []
+        for name, share in (("entropy", 1 / 5), ("length", 1 / 3)):
+            column = self.column(name)
+            if len(column) < 4 or not column.start[0] > (0.02 if name == "entropy" else 2):
+                continue
+            above = np.flatnonzero(column.values > share * column.start[0])
+            if len(above) and above[-1] + 2 < len(column):
+                ends.append(float(column.steps[above[-1] + 1]))
+        return min(ends, default=None)
+
+    @cached_property
     def updates_per_batch(self) -> float | None:
         """Updates on the same rollouts: as configured, or losses per reward (TRL logs rewards where it samples)."""
         epochs = self.number("epochs")
@@ -422,7 +444,19 @@ class RunLog:
             return size
         if self.has("rollouts", "groups"):
             return float(np.median(self.values("rollouts") / np.maximum(self.values("groups"), 1)))
-        return None if self.facts is None else self.facts.group_size
+        size = None if self.facts is None else self.facts.group_size
+        return self._implied_group_size if size is None else size
+
+    @cached_property
+    def _implied_group_size(self) -> float | None:
+        """Rollouts a prompt by denominators: rewards of 0 and 1 are multiples of 1 / rollouts, shares of 1 / groups.
+
+        0.3125 and 0.4375 of 16 rollouts beside zero_signal 0.125 and 0.625 of 8 groups are pairs.
+        """
+        if not self.has_binary_rewards or len(np.unique(self.values("zero_signal"))) < 4:
+            return None
+        rollouts, groups = denominator(self.values("reward")), denominator(self.values("zero_signal"))
+        return rollouts / groups if rollouts and groups and rollouts % groups == 0 and rollouts > groups else None
 
     @cached_property
     def facts(self) -> Facts | None:

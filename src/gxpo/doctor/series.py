@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 CERTAIN = 3.0  # standard errors from which a change counts: some twenty series of a run are tested
 POWER = 1.96 + 0.84  # standard errors of a gain for which a 95% interval excludes 0 in 80% of runs
 SMALL = 0.03  # share of its level: a smaller change counts only if it is far beyond the noise
-FRESH = 5  # steps that count as the beginning of a run
+FRESH = 5  # steps that count as the beginning of a run, where it is long enough
 NAN = float("nan")
 
 
@@ -63,14 +63,31 @@ class Series:
 
     @cached_property
     def first(self) -> float:
-        """Mean over the first steps; nan where there is nothing."""
-        return _mean(self.column.values[:FRESH])
+        """Mean over the first steps (`beginning` of them); nan where there is nothing."""
+        values = self.column.values
+        return _mean(values[: beginning(len(values))])
+
+    @cached_property
+    def start(self) -> tuple[float, str]:
+        """Level that findings quote as the run's start, and its place in words: "in the first steps", or "at step 1"
+        where the mean of the first steps would hide a change within them."""
+        steps, values = self.column.steps, self.column.values
+        # beyond what neighbours usually differ by: of a level with noise one step is no start
+        usual = float(np.median(np.abs(np.diff(values)))) if len(values) > 1 else 0.0
+        if abs(float(values[0]) - self.first) > max(0.4 * float(np.ptp(values)), 3 * usual):
+            return float(values[0]), f"at step {steps[0]:.0f}"
+        return self.first, "in the first steps"
 
     @cached_property
     def last(self) -> float:
         """Mean over the last fifth of the steps, at least three; nan where there is nothing."""
         values = self.column.values
         return _mean(values[-max(3, len(values) // 5) :])
+
+    @property
+    def start_to_last(self) -> float:
+        """Last level as a share of the start; nan where there is nothing or the start is 0."""
+        return self.last / self.start[0] if len(self.column) and self.start[0] else NAN
 
     @cached_property
     def is_constant(self) -> bool:
@@ -95,11 +112,17 @@ class Series:
             return f"{key} {', '.join(f'{v:{form}}' for v in values)} at steps {step_list}"
         if ends:
             return f"{key} {values[0]:{form}} at step {steps[0]:.0f}, {values[-1]:{form}} at step {steps[-1]:.0f}"
-        begin = f"{self.first:{form}} in the first steps"
-        # the mean of the first steps would hide a change within them
-        if abs(float(values[0]) - self.first) > 0.4 * float(np.ptp(values)):  # it changed at once
-            begin = f"{values[0]:{form}} at step {steps[0]:.0f}"
-        return f"{key} {begin}, {self.last:{form}} in the last (steps {steps[0]:.0f} to {steps[-1]:.0f})"
+        level, place = self.start
+        return f"{key} {level:{form}} {place}, {self.last:{form}} in the last (steps {steps[0]:.0f} to {steps[-1]:.0f})"
+
+
+def beginning(n: int) -> int:
+    """Number of steps that count as the beginning of a run of n: few, since later ones have learnt already.
+
+    >>> [beginning(n) for n in (1, 8, 24, 40, 500)]
+    [2, 2, 3, 5, 5]
+    """
+    return min(FRESH, max(2, n // 8))
 
 
 EMPTY = Series(np.empty(0), np.empty(0), "")
@@ -121,7 +144,7 @@ class Trend:
     """Change of a series over a run.
 
     n       steps
-    first   mean of the first steps (at most 5 of them: later ones have learnt already)
+    first   mean of the first steps (`beginning` of them)
     last    mean of the last fifth (at least 3 steps)
     change  total change of a least-squares line, slope x (n - 1)
     error   its standard error
@@ -171,8 +194,7 @@ def trend(values: Floats) -> Trend | None:
     n = len(values)
     if n < 6:
         return None
-    # few steps at the beginning: later ones have learnt already
-    begin, end = min(5, max(2, n // 8)), max(3, n // 5)
+    begin, end = beginning(n), max(3, n // 5)
     time = np.arange(n) - (n - 1) / 2
     slope = float(time @ values / (time @ time))
     # by neighbours, not by residuals of the line: a curve is no noise

@@ -45,3 +45,27 @@ def test_groups_that_fall_to_zero_signal_at_once() -> None:
     results = diagnose(log(**healthy(reward=0.5 + noise(0.1), zero_signal=silent))).findings
     assert results[0].ids == ("no_diversity", "reward_ignores_completion")
     assert "step 31" in results[0].title
+
+
+@pytest.mark.parametrize("reward", [0.0, -1.0])
+def test_a_reward_that_never_differs_says_nothing_of_group_sizes(reward: float) -> None:
+    run = log(**healthy(reward=reward, **SILENT), config={"group_size": 2})
+    assert all("group_too_small" not in f.ids for f in diagnose(run).findings)
+
+
+def test_right_answers_of_rewards_from_minus_one_to_one() -> None:
+    """Mean 0 between -1 and 1 is a half: .5^2 + .5^2 of pairs have equal rewards."""
+    figures = healthy(FLAT, reward=noise(0.05), reward_max=1.0, reward_min=-1.0, zero_signal=0.55, reward_std=1.0)
+    results = diagnose(log(**figures, config={"group_size": 2})).findings
+    evidence = next(f for f in results if "group_too_small" in f.ids).evidence
+    assert evidence[0].startswith("group size 2, share of right answers 0.50: 50% of groups")
+
+
+def test_pairs_are_told_by_denominators() -> None:
+    """Rewards are multiples of 1/16, shares of zero-signal groups of 1/8: two rollouts a prompt."""
+    reward = np.round(16 * (0.4 + noise(0.15))) / 16
+    figures = {"reward": reward, "reward_std": np.sqrt(reward * (1 - reward)), "entropy": rise(0.5, 0.4)}
+    figures["zero_signal"] = np.round(8 * (0.6 + noise(0.3, turn=3))) / 8
+    run = log(**healthy(figures))
+    assert run.group_size == 2
+    assert any("group_too_small" in f.ids for f in diagnose(run).findings)

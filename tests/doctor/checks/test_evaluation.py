@@ -16,7 +16,7 @@ from tests.doctor.logs import (
     rollouts,
 )
 
-from gxpo.doctor import RunLog
+from gxpo.doctor import RunLog, diagnose
 
 CASES: dict[str, RunLog] = {
     "blind_policy": log(**healthy(eval__picture_kl=[0.02, 0.004, 0.0004])),
@@ -29,14 +29,14 @@ CASES: dict[str, RunLog] = {
     "eval_leak": log(
         **healthy(),
         rows=rollouts(
-            groups(10, 4, lambda g, m: {"completion": f"{WORDS[m]} {g}", "score": m % 2, "held_out": g > 7})
+            groups(40, 4, lambda g, m: {"completion": f"{WORDS[m]} {g}", "score": m % 2, "held_out": g > 37})
             + groups(
                 3,
                 4,
                 lambda g, m: {
                     "completion": f"{WORDS[m]}",
                     "score": m % 2,
-                    "group": 20 + g,
+                    "group": 50 + g,
                     "prompt": f"Prompt  {g}",
                     "held_out": True,
                 },
@@ -55,3 +55,14 @@ CASES: dict[str, RunLog] = {
 @pytest.mark.parametrize("name", CASES)
 def test_first_finding(name: str) -> None:
     check_first_finding(CASES[name], name)
+
+
+def test_a_world_of_few_tasks_has_no_others_to_hold_out() -> None:
+    rows = [
+        {"group": g, "completion": f"{WORDS[m]} {g}", "score": m % 2, "prompt": f"task {g % 6}", "held_out": g > 11}
+        for g in range(18)
+        for m in range(4)
+    ]
+    leak = next(f for f in diagnose(log(**healthy(), rows=rollouts(rows))).findings if "eval_leak" in f.ids)
+    assert leak.severity == "note"
+    assert leak.evidence[1] == "there are only 6 different prompts in all: are there others to hold out?"

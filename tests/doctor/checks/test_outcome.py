@@ -12,7 +12,7 @@ from tests.doctor.logs import (
     rise,
 )
 
-from gxpo.doctor import RunLog
+from gxpo.doctor import RunLog, diagnose
 
 CASES: dict[str, RunLog] = {
     "entropy_collapse": log(
@@ -64,3 +64,16 @@ CASES: dict[str, RunLog] = {
 @pytest.mark.parametrize("name", CASES)
 def test_first_finding(name: str) -> None:
     check_first_finding(CASES[name], name)
+
+
+def test_prompts_seen_once_are_not_memorised() -> None:
+    accuracy = [0.5, 0.45, 0.4, 0.3, 0.2, 0.1]
+    figures = {"eval__accuracy": accuracy, "eval__tasks": [200.0] * 6, "epoch": rise(0.0, 0.9)}
+    assert diagnose(log(**healthy(figures))).findings[0].ids[0] == "component_dominates"
+
+
+def test_few_rows_of_a_policy_that_is_gone() -> None:
+    """Five rows of a console: one short answer is left."""
+    figures = {"entropy": [0.96, 0.6, 0.04, 0.03, 0.03], "length": [53.0, 40.0, 4.0, 3.0, 3.0], "reward": [0.4] * 5}
+    first = diagnose(log(**figures, grad_norm=[0.5, 0.4, 0.0, 0.0, 0.0], reward_std=[0.3] * 5)).findings[0]
+    assert first.ids == ("entropy_collapse", "lr_too_high")

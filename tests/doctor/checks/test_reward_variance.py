@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.doctor.logs import (
@@ -56,3 +58,34 @@ def test_one_reward_for_all_is_easy_only_if_the_verifier_agrees(success: float, 
         log(**healthy(reward=np.ones(N), zero_signal=np.ones(N), success=accepted, reward_std=0.0))
     ).findings
     assert results[0].ids[0] == first and ("all_right" in {i for f in results for i in f.ids}) == (first == "all_right")
+
+
+@pytest.mark.parametrize(
+    ("figures", "severity", "grade"),
+    [
+        ({"advantage_max": np.where(np.arange(N) == 9, 875_000.0, 2.0)}, "critical", "likely"),
+        ({"grad_norm": np.where(np.arange(N) == 9, 85_902.0, 0.45)}, "warning", "possible"),
+    ],
+)
+def test_rewards_divided_by_a_deviation_near_0(figures: dict[str, Any], severity: str, grade: str) -> None:
+    first = diagnose(log(**healthy(FLAT, figures, entropy=rise(0.6, 0.5)))).findings[0]
+    assert (first.ids[0], first.severity, first.grade) == ("near_constant_reward", severity, grade)
+
+
+def test_an_advantage_of_2_and_a_gradient_of_30_are_usual() -> None:
+    figures = {"advantage_max": 2.5, "grad_norm": np.where(np.arange(N) == 9, 30.0, 0.45)}
+    assert all("near_constant_reward" not in f.ids for f in diagnose(log(**healthy(FLAT, figures))).findings)
+
+
+def test_an_outage_comes_at_once() -> None:
+    """Right answers decline to none while the reference runs away: the policy broke, not the verifier."""
+    figures = {"reward": np.clip(rise(0.6, -0.3), 0, 1) + 0.0, "kl": np.exp(rise(-7.0, 2.0))}
+    assert all("verifier_outage" not in f.ids for f in diagnose(log(**healthy(figures))).findings)
+
+
+def test_what_follows_a_gradient_that_is_not_finite() -> None:
+    gone = np.arange(N) >= 40
+    figures = {"grad_norm": np.where(gone, np.nan, 0.5), "reward": np.where(gone, 0.0, 0.5 + noise(0.03))}
+    results = diagnose(log(**healthy(figures))).findings
+    assert results[0].ids == ("non_finite",)
+    assert all(f.follows_from for f in results[1:] if f.severity == "critical")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tests.doctor.logs import (
     FLAT,
     WORDS,
+    N,
     check_first_finding,
     groups,
     healthy,
@@ -60,3 +62,38 @@ def test_a_form_that_training_drove_out_is_no_wrong_template(
     )
     results = diagnose(log("gxpo", **healthy(success=0.0, reward=0.0, zero_signal=zero_signal), rows=rows)).findings
     assert results[0].ids == first
+
+
+def test_cut_completions_are_counted_over_the_run() -> None:
+    """All are cut in step 1 and three quarters later: neither the worst step nor the last names the share."""
+    cut = np.where(np.arange(N) == 0, 1.0, 0.75 + noise(0.02))
+    first = diagnose(log(**healthy(FLAT, truncated=cut))).findings[0]
+    assert (first.ids[0], first.title) == ("truncation", "75% of the completions are cut at the length limit")
+
+
+def test_rollouts_that_contradict_the_logged_share_are_named() -> None:
+    rows = rollouts(
+        groups(20, 4, lambda g, m: {"completion": f"{g} {m}", "score": 0.0, "truncated": float(m == 0), "step": g})
+    )
+    first = diagnose(log(**healthy(FLAT, truncated=0.75), rows=rows)).findings[0]
+    assert "of the rollouts that were read 25% are cut, by truncated 75%: the latter counts" in first.evidence
+
+
+def test_a_gradient_that_ends_with_the_collapse_is_not_masked() -> None:
+    """Entropy .96 to .03, length 53 to 3, then gradient 0: one answer is left."""
+    gone = np.arange(N) >= 30
+    figures = {
+        "entropy": np.where(gone, 0.03, 0.96) + noise(0.002),
+        "length": np.where(gone, 3.0, 53.0) + noise(0.2),
+        "grad_norm": np.where(np.arange(N) >= 32, 0.0, 0.4),
+        "reward": np.where(gone, 0.1, 0.4) + noise(0.02),
+    }
+    results = diagnose(log(**healthy(figures))).findings
+    assert {"lr_too_high", "entropy_collapse"} & set(results[0].ids)
+    assert all("all_masked" not in f.ids for f in results)
+
+
+def test_single_steps_without_a_gradient_mask_nothing() -> None:
+    """Only the spread over the whole step is known, which may lie between groups."""
+    figures = {"grad_norm": np.where(np.arange(N) % 10 < 7, 0.0, 0.4), "zero_signal": None}
+    assert all("all_masked" not in f.ids for f in diagnose(log(**healthy(figures))).findings)

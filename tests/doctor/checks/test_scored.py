@@ -9,14 +9,16 @@ from tests.doctor.logs import (
     SILENT,
     answers,
     check_first_finding,
+    groups,
     healthy,
     log,
     noise,
     rise,
+    rollouts,
     scored_rows,
 )
 
-from gxpo.doctor import RunLog
+from gxpo.doctor import RunLog, diagnose
 
 CASES: dict[str, RunLog] = {
     "verifier_rejects_right_answers": log(
@@ -35,3 +37,19 @@ CASES: dict[str, RunLog] = {
 @pytest.mark.parametrize("name", CASES)
 def test_first_finding(name: str) -> None:
     check_first_finding(CASES[name], name)
+
+
+HALF_OPEN = rollouts(groups(10, 4, lambda g, m: {"completion": f"Let me see {m}.</think>{g + m}", "score": 0.0}))
+
+
+def test_a_tag_that_the_prompt_opened_and_the_parser_misses() -> None:
+    results = diagnose(log(**healthy(reward=0.0, **SILENT), rows=HALF_OPEN)).findings
+    assert results[0].ids == ("verifier_rejects_right_answers", "all_wrong")
+    assert "holds </think> without <think>" in results[0].title
+    # another method gives a signal to wrong scores
+    assert not any("ngrpo" in line for f in results for line in f.remedy)
+
+
+def test_closed_tags_that_earn_something_are_no_sickness() -> None:
+    rows = rollouts(groups(10, 4, lambda g, m: {"completion": f"see {m}.</think>{g}", "score": float(m > 1)}))
+    assert all("verifier_rejects_right_answers" not in f.ids for f in diagnose(log(**healthy(), rows=rows)).findings)

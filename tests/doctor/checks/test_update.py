@@ -12,9 +12,10 @@ from tests.doctor.logs import (
     healthy,
     log,
     noise,
+    rise,
 )
 
-from gxpo.doctor import RunLog
+from gxpo.doctor import RunLog, diagnose
 
 CASES: dict[str, RunLog] = {
     "lr_too_high": log(
@@ -30,3 +31,17 @@ CASES: dict[str, RunLog] = {
 @pytest.mark.parametrize("name", CASES)
 def test_first_finding(name: str) -> None:
     check_first_finding(CASES[name], name)
+
+
+def test_a_reward_that_falls_is_no_healthy_run() -> None:
+    """It falls by four standard errors, with nothing else to see."""
+    results = diagnose(log(**healthy(reward=rise(0.5, 0.44) + noise(0.03)))).findings
+    assert results[0].ids == ("lr_too_high", "reward_noise", "advantage_sign")
+    assert (results[0].severity, results[0].grade) == ("warning", "possible")
+
+
+def test_a_coefficient_of_5_holds_a_policy_at_a_tenth_of_a_nat() -> None:
+    """The loss is 5 x the KL at every step: the coefficient is told by it."""
+    kl = 0.08 + noise(0.02)
+    first = diagnose(log(**healthy(FLAT, {"kl": kl, "loss": 5 * kl, "entropy": rise(0.6, 0.55)}))).findings[0]
+    assert first.ids == ("kl_too_high",)

@@ -89,6 +89,8 @@ def all_wrong(log: RunLog) -> Finding | None:
         evidence.append(
             "either the tasks are too hard or the verifier can't read the answers: reference answers would tell which"
         )
+        if log.facts is not None:
+            evidence.append("gxpo doctor PATH --reward FILE.py:FUNCTION calls the verifier on these completions")
     if name.startswith("component/"):
         ids.append("dead_component")
     return finding(
@@ -156,6 +158,8 @@ def all_right(log: RunLog) -> Finding | None:
     level = np.asarray(reward >= 0.98 * top)
     easy = log.has("zero_signal") and log.first("zero_signal") >= 0.6 and log.mean("zero_signal") >= 0.6
     exactly = log.is_constant("reward") and log.is_silent
+    # the largest mean of a step is the largest reward only where it is a round one
+    is_full = (log.has("reward_max") or top == 1.0) and float(reward.mean()) > 0.97 * top and not log.gains
     high = log.first("reward") >= 0.9 * top and float(reward.mean()) >= 0.85 * top
     if easy and not exactly and high and not log.gains:
         return finding(
@@ -169,12 +173,12 @@ def all_right(log: RunLog) -> Finding | None:
         )
     if (
         log.first("reward") >= 0.95 * top
-        and level.mean() > 0.7
+        and (level.mean() > 0.7 or is_full)
         and (log.is_silent_from_start or not log.has("zero_signal"))
     ):
         if log.has("zero_signal") and log.mean("zero_signal") < 0.8:
             return None
-        if not log.has("zero_signal") and not (level.all() and log.is_constant("reward")):
+        if not log.has("zero_signal") and not (level.all() and log.is_constant("reward")) and not is_full:
             return None
         ids = ["all_right"]
         has_no_rollouts = log.training_rollouts is None
@@ -351,9 +355,10 @@ def group_too_small(log: RunLog) -> Finding | None:
             "groups of one: there is nothing to compare an answer with",
             f"group size {size:g}",
         )
-    top = log.top_reward
-    rate = log.mean("success") if log.has("success") else log.mean("reward") / top if top > 0 else 0.5
-    rate = min(max(rate, 0.0), 1.0)
+    rate = _right_share(log)
+    # rewards that never differ leave groups of any size without a signal
+    if rate is None or log.is_silent:
+        return None
     # a group has no signal if all of its answers are right or all are wrong
     expected = rate**size + (1 - rate) ** size
     evidence = [
@@ -374,6 +379,20 @@ def group_too_small(log: RunLog) -> Finding | None:
         *evidence,
         log.quote("reward"),
     )
+
+
+def _right_share(log: RunLog) -> float | None:
+    """Mean share of right answers: verdicts, else the place of the mean reward between the lowest and the largest; None
+    where no reward differs from another."""
+    if log.has("success"):
+        return log.mean("success")
+    if not log.has("reward"):
+        return None
+    lows = [float(log.values(name).min()) for name in ("reward", "reward_min") if log.has(name)]
+    low, top = min(*lows, 0.0), log.top_reward
+    if top <= low or (log.is_constant("reward") and spread_between(log) <= 1e-9):
+        return None
+    return min(max((log.mean("reward") - low) / (top - low), 0.0), 1.0)
 
 
 def _counted(log: RunLog) -> int:

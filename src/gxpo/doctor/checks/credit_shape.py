@@ -110,6 +110,7 @@ def _by_group_mean(log: RunLog) -> bool:
         "verifier_outage",
         "reward_sign",
         "too_off_policy",
+        "non_finite",
         *SAMPLER,
     ),
 )

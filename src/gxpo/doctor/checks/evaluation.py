@@ -10,6 +10,7 @@ from gxpo.doctor.series import Floats
 from gxpo.doctor.sickness import finding, sickness
 
 BLIND = 1e-3  # nats a token
+FEW_TASKS = 32  # different prompts at most that make up a world of few tasks
 
 
 @sickness(
@@ -79,12 +80,16 @@ def eval_leak(log: RunLog) -> Finding | None:
     share, count, total, rows = facts.overlap
     if share < 0.2 or count < 2:
         return None
+    # a world of few tasks has no others to hold out
+    n_tasks = facts.prompts[0] + total - count
+    few = n_tasks <= FEW_TASKS
     return finding(
         "eval_leak",
-        "warning",
+        "note" if few else "warning",
         "proved",
         f"{share:.0%} of the held-out prompts are training prompts",
         f"{count} of {total} different held-out prompts also occur among the training rollouts that were read",
+        f"there are only {n_tasks} different prompts in all: are there others to hold out?" if few else "",
         examples=facts.examples(rows, facts.all_rollouts),
     )
 

@@ -67,13 +67,25 @@ def judge_hacked(log: RunLog) -> Finding | None:
         "advantage_sign",
         "kl_runaway",
         "too_off_policy",
+        "non_finite",
     ),
 )
 def entropy_collapse(log: RunLog) -> Finding | None:
     entropy, reward = log.values("entropy"), log.values("reward")
-    if len(entropy) < 8 or len(reward) < 2 or log.is_solved:
+    if len(entropy) < 4 or len(reward) < 2 or log.is_solved:
         return None
     begin, end = float(entropy[:2].mean()), log.last("entropy")
+    # entropy and length gone together are no sharpening: what is left is one short answer
+    if begin > 0.02 and end < 0.1 * begin and log.column("length").start_to_last < 1 / 3 and not log.gains:
+        return finding(
+            ["entropy_collapse", "lr_too_high"],
+            "critical",
+            "likely",
+            "the policy has collapsed: entropy and length are gone",
+            *(log.quote(n) for n in ("entropy", "length", "reward", "grad_norm", "lr") if log.has(n)),
+        )
+    if len(entropy) < 8:
+        return None
     # it has learnt most of what there is: low entropy is then what it should have
     if log.gains and log.last("reward") > 0.8 * log.top_reward:
         return None
@@ -317,7 +329,7 @@ def component_dominates(log: RunLog) -> Finding | None:
     "the policy runs away from its reference",
     "KL grows more than tenfold and past 1 nat a token while reward or evaluation falls",
     needs=("kl",),
-    follows=("lr_too_high", "too_off_policy", "reward_noise", "stale_sampler", "length_hack"),
+    follows=("lr_too_high", "too_off_policy", "reward_noise", "stale_sampler", "length_hack", "non_finite"),
 )
 def kl_runaway(log: RunLog) -> Finding | None:
     kl = log.values("kl")
@@ -386,6 +398,15 @@ def memorising(log: RunLog) -> Finding | None:
     many = (len(epochs) > 0 and epochs[-1] > 5) or (few is not None and few <= 64)
     if len(epochs):
         evidence.append(log.quote("epoch"))
+    # prompts that are hardly repeated can't be known by heart: what rises then is something else than what is evaluated
+    if change < -2 * error and not many:
+        return finding(
+            ["component_dominates", "memorising"],
+            "critical",
+            "likely",
+            "the reward rises while held-out answers get worse: it pays for something else than they are judged by",
+            *evidence,
+        )
     return finding(
         "memorising",
         "critical" if change < -2 * error else "warning",

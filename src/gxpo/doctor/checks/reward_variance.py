@@ -10,6 +10,9 @@ from gxpo.doctor.rollout_answers import STYLE
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.sickness import finding, sickness
 
+BLOWN_UP = 10  # times the largest advantage that a group can give its members
+SPIKE = 1000.0  # gradient norm, in itself and in medians of the run, that advantages of about 1 do not reach
+FAR_KL = 1.0  # nats a token from the reference, from which the policy itself may have broken
 FAINT = 2e-3  # length of a gradient that is made of rounding; advantages of about 1 give 0.01 and more
 
 
@@ -113,8 +116,9 @@ def reward_ignores(log: RunLog) -> Finding | None:
     "near_constant_reward",
     1,
     "a near-constant reward is blown up by its standard deviation",
-    "deviation within groups below 1% of the reward's level, advantages of about 1; equal rewards with an advantage",
-    needs=("reward_std", "rollouts"),
+    "deviation within groups below 1% of the reward's level, advantages of about 1; equal rewards with an advantage; "
+    "advantages ten times what a group of that size can give, or lone gradient norms above 1000 medians",
+    needs=("reward_std", "rollouts", "advantage_max", "grad_norm"),
     follows=(),
 )
 def near_constant(log: RunLog) -> Finding | None:
@@ -131,6 +135,8 @@ def near_constant(log: RunLog) -> Finding | None:
                 log.quote("zero_signal") if log.has("zero_signal") else "",
                 examples=examples_of(log, advantages.residue),
             )
+    if (blown_up := _blown_up(log)) is not None:
+        return blown_up
     if not log.has("reward"):
         return None
     # a gradient of rounding: rewards differ by prompt, and within a group by their last bits
@@ -167,6 +173,60 @@ def near_constant(log: RunLog) -> Finding | None:
         log.quote("reward", ".6g"),
         log.quote("reward_std") if log.has("reward_std") else f"deviation within groups {spread:.2g}",
         log.quote("zero_signal") if log.has("zero_signal") else "",
+    )
+
+
+def _blown_up(log: RunLog) -> Finding | None:
+    """Report advantages or single gradients that only a division by a tiny deviation (or quartile range) makes."""
+    # divided by its deviation, a group of G has advantages up to sqrt(G) (64: a batch); undivided, up to its range
+    size = max(log.group_size or 0, 64)
+    rewards = [log.values(n) for n in ("reward", "reward_max", "reward_min") if log.has(n)]
+    r = log.training_rollouts
+    rewards += [] if r is None else [r.score[np.isfinite(r.score)]]
+    largest_reward = max((float(np.abs(values).max()) for values in rewards if len(values)), default=0.0)
+    bound = BLOWN_UP * max(float(np.sqrt(size)), 2 * largest_reward)
+    title = "advantages are blown up: rewards that hardly differ are divided by a deviation near 0"
+    # the rollouts show the rewards beside them
+    if r is not None and log.facts is not None and (rows := np.flatnonzero(np.abs(r.advantage) > bound)).size:
+        largest = float(np.abs(r.advantage[rows]).max())
+        return finding(
+            "near_constant_reward",
+            "warning" if log.gains else "critical",
+            "proved",
+            title,
+            f"{len(rows)} of {len(r)} rollouts have advantages above {bound:.3g}, up to {largest:,.0f}",
+            log.quote("grad_norm") if log.has("grad_norm") else "",
+            examples=log.facts.examples(rows),
+        )
+    columns = [n for n in ("advantage_max", "advantage_min") if log.has(n)]
+    largest = max((float(np.abs(log.values(n)).max()) for n in columns), default=0.0)
+    if largest > bound:
+        return finding(
+            "near_constant_reward",
+            "warning" if log.gains else "critical",
+            "likely",
+            title,
+            f"{log.key(columns[0])} up to {largest:,.0f}; divided by its deviation a group of {size:g} has at most "
+            f"{np.sqrt(size):.3g}",
+            *(log.quote(n) for n in ("reward_std", "grad_norm") if log.has(n)),
+        )
+    # single steps with a gradient that no usual advantage gives, the KL at rest
+    grad, steps = log.values("grad_norm"), log.steps("grad_norm")
+    usual = float(np.median(grad[grad > 0])) if (grad > 0).any() else 0.0
+    spikes = np.flatnonzero(grad > SPIKE * max(usual, 1.0))
+    if len(grad) < 6 or not len(spikes) or len(spikes) > 0.2 * len(grad) or log.falls("reward"):
+        return None
+    if columns or (log.has("kl") and float(log.values("kl").max()) > FAR_KL):
+        return None  # advantages are as usual, or a far reference explains it
+    return finding(
+        ["near_constant_reward", "lr_too_high"],
+        "note" if log.gains else "warning",
+        "possible",
+        f"the gradient is {grad[spikes].max():,.0f} long in single steps and {usual:.3g} in most",
+        f"{log.key('grad_norm')} {grad[spikes[0]]:,.0f} at step {steps[spikes[0]]:.0f}, {usual:.3g} in the median",
+        log.quote("reward_std") if log.has("reward_std") else "",
+        "the largest advantage of these steps would tell: far above the root of the group's size, a deviation near 0 "
+        "was divided by",
     )
 
 
@@ -223,7 +283,7 @@ def dead_component(log: RunLog) -> Finding | None:
     "a component at exactly one level for consecutive steps, entropy and length unchanged at the onset; or a burst of "
     "missing scores",
     needs=("reward",),
-    follows=(),
+    follows=("non_finite",),
 )
 def verifier_outage(log: RunLog) -> Finding | None:
     if log.has("unscored", "rollouts"):
@@ -286,6 +346,8 @@ def _stretch(log: RunLog, name: str) -> tuple[float, float, float, float, float 
     level = float(values[i])
     if level >= log.largest(name) - 1e-9 and level > 0:
         return None  # solved
+    if float(before.mean()) - level < 0.5 * (float(np.median(values[:i])) - level):
+        return None  # it had been falling before: an outage comes at once
     # a whole step of zeros is no chance where a step of many rollouts had some right ones
     exact = level == 0.0 and float(before.min()) > 0.05 and float(before.mean()) > 0.15 and j + 1 < len(values)
     if not exact and float(before.mean()) - level < max(4 * noise, 0.05):
@@ -302,11 +364,15 @@ def _stretch(log: RunLog, name: str) -> tuple[float, float, float, float, float 
 
 
 def _calm(log: RunLog, step: float) -> bool:
-    """True if entropy and length at a step are as in the steps before it, so that the policy did not change."""
+    """True if entropy and length at a step are as in the steps before it, and the reference is near, so that the policy
+    did not change."""
     is_known = False
+    kl = log.column("kl")
+    if (kl.steps <= step).any() and float(kl.values[kl.steps <= step][-1]) > FAR_KL:
+        return False
     for name in ("entropy", "length"):
         values, steps = log.values(name), log.steps(name)
-        before, after = values[(steps < step) & (steps >= step - 6)], values[(steps >= step) & (steps < step + 2)]
+        before, after = values[steps < step][-6:], values[steps >= step][:2]
         if len(before) < 3 or not len(after):
             continue
         is_known = True

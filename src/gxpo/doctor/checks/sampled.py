@@ -95,6 +95,9 @@ def nothing_trained(log: RunLog) -> bool:
     least = min(3, len(still))  # a pasted row or two of a longer run will do
     if len(zero) < max(least, 0.6 * len(still)) or log.last_step < 3:
         return False
+    # a spread over the whole step may lie between groups: single steps without a gradient are then chance
+    if not log.has("zero_signal") and not log.has("advantage_max") and (still.mean() < 0.95 or log.is_solved):
+        return False
     # steps without a gradient count only if their rewards asked for one
     for name, silent in (("zero_signal", lambda v: v < 1.0), ("reward_std", lambda v: v > 1e-6)):
         if log.has(name):
@@ -112,17 +115,22 @@ def nothing_trained(log: RunLog) -> bool:
     "every completion is masked: no gradient although rewards differ",
     "gradient norm 0 in steps whose groups have spread",
     needs=("grad_norm",),
-    follows=("no_eos",),
+    follows=("no_eos", "lr_too_high", "entropy_collapse"),
 )
 def all_masked(log: RunLog) -> Finding | None:
     if not nothing_trained(log):
+        return None
+    # a collapsed policy gives one answer, whose gradient is 0: that came later than the collapse
+    still = log.steps("grad_norm")[log.values("grad_norm") == 0]
+    if log.collapse is not None and still[0] >= log.collapse and not log.last("truncated") > 0.5:
         return None
     evidence = [log.quote(n) for n in ("grad_norm", "reward_std", "zero_signal", "truncated") if log.has(n)]
     rate = log.values("lr")
     # few completions are cut, so that a mask of cut ones can't be the reason
     if log.has("truncated") and log.last("truncated") < 0.5:
+        is_known = log.has("zero_signal") or log.has("advantage_max")
         return finding(
-            ["all_masked", "weights_do_not_move"],
+            ["all_masked", "weights_do_not_move", *([] if is_known else ["no_diversity"])],
             "critical",
             "likely",
             "there is no gradient although rewards differ: every token is masked, or no parameter is trained",
@@ -144,7 +152,7 @@ def all_masked(log: RunLog) -> Finding | None:
     "the length limit is shorter than the answers",
     "more than 20% cut, and cut answers earn about nothing while finished ones earn something; or all cut",
     needs=("truncated", "rollouts"),
-    follows=("no_eos", "length_hack", "lr_too_high"),
+    follows=("no_eos", "length_hack", "lr_too_high", "entropy_collapse", "reward_sign", "non_finite"),
 )
 def truncation(log: RunLog) -> Finding | None:
     if not log.has("truncated") or log.has_partial_rollouts:
@@ -171,7 +179,7 @@ def truncation(log: RunLog) -> Finding | None:
             examples=facts.examples(range(2)) if facts is not None else (),
         )
     # a policy that writes more and more runs into the limit late: a consequence, no cause
-    share, late = float(log.values("truncated")[0]), log.last("truncated")
+    share, late = log.first("truncated"), log.last("truncated")
     if max(share, late) < 0.2 or 2 <= len(log.values("truncated")) < 5:
         return None  # a few first steps of a policy that has not been trained yet
     shares = dict(zip(log.steps("truncated").astype(int).tolist(), log.values("truncated").tolist(), strict=True))
@@ -181,18 +189,40 @@ def truncation(log: RunLog) -> Finding | None:
     if split is not None:
         cut, ended, count = split
         evidence.append(f"mean reward of cut completions {cut:.3g}, of finished ones {ended:.3g} ({count} rollouts)")
-        if cut > 0.5 * ended:
-            return None
+    # cut answers that earn as much are no loss, unless most are cut and the run does not gain
+    is_lossless = split is not None and split[0] > 0.5 * split[1] > 0
+    if is_lossless and (log.gains or late < 0.5):
+        return None
     unpaid = split is not None and split[0] < 0.25 * split[1] and min(share, late) > 0.2
-    if log.gains and late < 0.5 and not late > share + 0.1 and not unpaid:
+    if log.gains and late < 0.5 and not late > max(share + 0.1, 0.3) and not unpaid:
         return finding("truncation", "note", "possible", f"{late:.0%} of the completions are cut", *evidence)
     grows = late > share + 0.2
     return finding(
         "truncation",
-        "warning" if log.gains or grows else "critical",
-        "likely" if split is not None or min(share, late) > 0.5 else "possible",
-        f"{max(share, late):.0%} of the completions are cut at the length limit",
+        "warning" if log.gains or grows or is_lossless else "critical",
+        "likely" if not is_lossless and (split is not None or min(share, late) > 0.5) else "possible",
+        f"{late:.0%} of the completions are cut at the length limit in the last steps"
+        if grows
+        else f"{log.mean('truncated'):.0%} of the completions are cut at the length limit",
         *evidence,
+        _disagreement(log, shares),
+    )
+
+
+def _disagreement(log: RunLog, shares: dict[int, float]) -> str:
+    """Evidence where the rollouts that were read contradict the metrics, which count as they are of all rollouts."""
+    r = log.training_rollouts
+    if r is None:
+        return ""
+    is_known = np.isfinite(r.truncated) & np.isin(r.step, list(shares))
+    if not is_known.any():
+        return ""
+    logged = float(np.mean([shares[s] for s in r.step[is_known].tolist()]))
+    read = float(r.truncated[is_known].mean())
+    if abs(logged - read) < 0.1:
+        return ""
+    return (
+        f"of the rollouts that were read {read:.0%} are cut, by {log.key('truncated')} {logged:.0%}: the latter counts"
     )
 
 
@@ -211,7 +241,6 @@ def wrong_template(log: RunLog) -> Finding | None:
     share, what, rows = facts.template
     if share < 0.2:
         return None
-    low = log.first("reward") if log.has("reward") else float("nan")
     # base models learn to print roles and yet to answer: a note while the run gains
     healthy = log.gains and share < 0.9 and "completion" in what
     return finding(
@@ -219,6 +248,6 @@ def wrong_template(log: RunLog) -> Finding | None:
         "note" if healthy else "critical",
         "likely" if share > 0.5 else "possible",
         f"{what} in {share:.0%} of the rollouts: another chat template than the model's",
-        f"mean reward in the first steps: {low:.3g}",
+        log.quote("reward"),
         examples=facts.examples(rows),
     )

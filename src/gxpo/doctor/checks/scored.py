@@ -10,10 +10,12 @@ import numpy as np
 
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.rollout_answers import CORRECT, STYLE, References
+from gxpo.doctor.rollout_texts import closed_only
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.sickness import finding, sickness
 
 ERROR = re.compile(r"err|wrong|mistake|incorrect|distance|loss|fail|miss", re.I)
+FINAL = 0.3  # share of rejected hits that end in the reference, from which they count as right answers
 PENALTY = re.compile(r"penal|overlong|cost|length|repet", re.I)
 
 
@@ -21,18 +23,22 @@ PENALTY = re.compile(r"penal|overlong|cost|length|repet", re.I)
     "verifier_rejects_right_answers",
     1,
     "the verifier rejects right answers",
-    "reference answers occur in completions with the lowest score, far more often than other tasks' references do",
+    "reference answers occur in completions with the lowest score, far more often than other tasks' references do; or "
+    "completions that close a tag which they did not open all have the lowest score",
     needs=("references",),
     follows=("wrong_template",),
 )
 def verifier_rejects(log: RunLog) -> Finding | None:
     match = _references(log)
     if match is None or match.hits < 8:
-        return None
+        return _half_open(log)
     # short references (a digit) occur by chance: the rate must be far above that of other prompts' ones
     rate = match.hits / match.n
     if match.accepted > 0.25 or rate < 2 * match.chance or rate < 0.02 or match.score_hit < match.score_miss - 0.2:
-        return None
+        return _half_open(log)
+    # a wrong answer may name the right number on its way: then some verdict tells the two apart
+    if match.final < FINAL and match.accepted > 0:
+        return _half_open(log)
     return finding(
         "verifier_rejects_right_answers",
         "critical",
@@ -40,8 +46,53 @@ def verifier_rejects(log: RunLog) -> Finding | None:
         "completions with the right answer are scored as wrong",
         f"{match.hits} of {match.n} completions contain their reference answer, {match.chance:.1%} would by chance",
         f"{match.accepted:.0%} of those {match.hits} have more than the lowest score",
+        _unopened(log),
         log.quote("reward"),
         examples=examples_of(log, match.rejected),
+    )
+
+
+def _unopened(log: RunLog) -> str:
+    """Evidence where most completions close a tag that they did not open; "" where they do not."""
+    r = log.training_rollouts
+    tag, is_closed_only = ("", np.zeros(1)) if r is None else closed_only(r.completion)
+    share = float(is_closed_only.mean())
+    opens = 0.0 if r is None else float(np.mean([re.search(rf"<{tag}>\s*$", p, re.I) is not None for p in r.prompt]))
+    if share < 0.5:
+        return ""
+    where = f"{opens:.0%} of the prompts end in <{tag}>" if opens else "does the chat template open it?"
+    return f"{share:.0%} of the completions hold </{tag}> and no <{tag}>: {where}"
+
+
+def _half_open(log: RunLog) -> Finding | None:
+    """Report a reward that rejects every completion that closes a tag which its prompt had opened."""
+    r = log.training_rollouts
+    if r is None or len(r) < 16:
+        return None
+    tag, is_closed_only = closed_only(r.completion)
+    if is_closed_only.mean() < 0.5:
+        return None
+    # the columns that are at their lowest for all of these: the total, or one reward function
+    columns = {"the reward": r.score, **{f"the reward function {n}": v for n, v in r.components.items()}}
+    rejecting = [
+        name
+        for name, values in columns.items()
+        if (known := values[is_closed_only & np.isfinite(values)]).size >= 16
+        and float(known.max()) <= min(float(np.nanmin(values)), 0.0) + 1e-9
+    ]
+    if not rejecting:
+        return None
+    is_dead = rejecting[0] == "the reward"
+    name = rejecting[0] if is_dead else rejecting[-1]
+    return finding(
+        ["verifier_rejects_right_answers", "all_wrong" if is_dead else "dead_component"],
+        "critical" if is_dead or not log.gains else "warning",
+        "likely",
+        f"{name} rejects every completion that holds </{tag}> without <{tag}>: does it want both tags?",
+        _unopened(log),
+        log.quote("reward"),
+        f"gxpo doctor PATH --reward FILE.py:FUNCTION scores these completions again, with <{tag}> before them, too",
+        examples=examples_of(log, np.flatnonzero(is_closed_only)),
     )
 
 

@@ -17,7 +17,7 @@ NOT_FINITE = re.compile(
     r"contains either `?inf`?|(?:loss|grad\w{0,20}|logits|probabilit\w{1,20}|tensor)\b.{0,40}\b(?:nan|inf)\b", re.I
 )
 ROUNDED = 3e-5  # rate below which most updates of bfloat16 weights are lost: they are 2^-8 of a weight apart
-SHARP = 0.03  # deviation of the entropy from step to step, as a share of it, with which rest can be told from motion
+SHARP = 0.02  # standard error of the entropy's change over the run, as a share of it, up to which rest can be told
 TINY_RATE = 1.1e-7  # below the rates that any published recipe of full fine-tuning uses
 STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at a divergence of a few nats
 
@@ -28,6 +28,8 @@ def still(log: RunLog) -> tuple[bool, list[str]]:
     if (log.n_steps < LEAST and not averaged) or log.gains or log.falls("reward"):
         return False, []
     score = log.trend("reward")
+    if not _stated_rest(log) and log.has("reward_max") and log.mean("reward") > 0.95 * log.top_reward > 0:
+        return False, []  # there is nothing left to gain
     if (
         not _stated_rest(log)
         and score is not None
@@ -43,7 +45,10 @@ def still(log: RunLog) -> tuple[bool, list[str]]:
         return False, []
     # a policy that moves would show in its entropy, if that is known well enough
     level = log.trend("entropy")
-    sharp = level is not None and level.noise < SHARP * max(level.first, level.last)
+    sharp = level is not None and level.error < SHARP * max(level.first, level.last)
+    # without an entropy, a long run in which a gain of a tenth would have been seen
+    if not log.has("entropy") and score is not None and log.n_steps >= 2.5 * LEAST and log.has("length", "lr"):
+        sharp = score.detectable < 0.1 * log.top_reward
     rest_is_stated = _stated_rest(log)
     if log.n_steps < 1.5 * LEAST and not averaged and not rest_is_stated:
         return False, []
@@ -91,7 +96,7 @@ def _unfinished_warmup(log: RunLog) -> bool:
     "learning rate too small, or a warm-up longer than the run",
     "printed rate below 1e-7 or still warming up; reward, entropy and length keep one level, KL below 1e-3",
     needs=("lr", "reward"),
-    follows=(),
+    follows=("all_right",),
 )
 def lr_too_low(log: RunLog) -> Finding | None:
     flat, evidence = still(log)
@@ -141,7 +146,7 @@ def lr_too_low(log: RunLog) -> Finding | None:
     "checksum or share of moved weights; else gradient > 0 and rate > 0 while reward, entropy, length keep one level "
     "and KL or ratio stay exactly at rest",
     needs=("weights_crc", "weights_moved", "grad_norm"),
-    follows=(),
+    follows=("all_right",),
 )
 def weights_do_not_move(log: RunLog) -> Finding | None:
     if not has_gradient(log) or log.is_silent:
@@ -255,7 +260,8 @@ def kl_too_high(log: RunLog) -> Finding | None:
     beta = strong_kl(log)
     if beta is None or log.n_steps < LEAST or log.gains or log.is_silent or log.is_solved:
         return None
-    if log.has("kl") and log.last("kl") > 0.05:
+    # far from its reference the policy is not held: there the term is small beside the rewards, or something broke
+    if log.has("kl") and (log.last("kl") > 1.0 or 0.05 < log.last("kl") < 0.1 / beta):
         return None
     # a coefficient that was inferred is quoted as such
     is_stated = log.number("beta") is not None or log.has("kl_coef")
@@ -310,6 +316,8 @@ def _steps_of_fall(values: Floats, start: float, low: float) -> int:
         "labels_misaligned",
         "too_off_policy",
         "verifier_outage",
+        "near_constant_reward",
+        "non_finite",
         *SAMPLER,
     ),
 )
@@ -330,8 +338,7 @@ def lr_too_high(log: RunLog) -> Finding | None:
         if outside and log.evaluation is not None:
             evidence.append(log.quote(log.evaluation))
         evidence.append(
-            f"{log.key('reward')} {start:.3g} at the start, {max(score.best, start):.3g} at best, "
-            f"{score.last:.3g} at the end"
+            f"{log.quote('reward')}" + (f", {score.best:.3g} at best" if score.best > start + error else "")
         )
     # at its lowest level at the end: it did not recover
     low = float(reward.min())
@@ -369,7 +376,7 @@ def lr_too_high(log: RunLog) -> Finding | None:
         signs.append("sudden")
         evidence.append(f"within one step {log.key('reward')} falls by {drop:.3g}")
     if "reward" not in signs or len(signs) < 2:
-        return None
+        return _falling(log)
     if len(signs) == 2 and not collapsed and not outside and score.last > 0.5 * start > 0:
         return None  # harder tasks do as much
     # gains are what a wrong sign can't have had
@@ -388,6 +395,21 @@ def lr_too_high(log: RunLog) -> Finding | None:
         "the policy has collapsed: the learning rate is too high",
         *evidence,
         log.quote("lr", ".2g") if log.has("lr") else "",
+    )
+
+
+def _falling(log: RunLog) -> Finding | None:
+    """Report a reward that falls beyond its noise, whatever the reason: no such run is healthy."""
+    if not log.falls("reward") or log.gains or (log.correctness is not None and not log.falls(log.correctness)):
+        return None
+    return finding(
+        ["lr_too_high", "reward_noise", "advantage_sign"],
+        "warning",
+        "possible",
+        "the reward falls, and nothing that was logged says why",
+        log.quote("reward"),
+        *(log.quote(n) for n in ("grad_norm", "entropy", "kl", "lr") if log.has(n)),
+        "a tenth of the learning rate tells a rate that is too high from noise or a wrong sign in the reward",
     )
 
 
