@@ -94,9 +94,7 @@ def test_verl_console(tmp_path):
     assert log.values("eval/accuracy").tolist() == [0.508]
     assert log.values("eval/reward").tolist() == [0.565]
     assert log.messages == ["WARNING 06-17 cache is full"]
-    assert log.notes == [
-        "log.txt: figures have three decimals, so that an actor/lr of 0.000 is unknown and was left out"
-    ]
+    assert log.notes == ["log.txt: learning rates that were printed as 0.000 are unknown and were left out"]
 
 
 def test_openrlhf_console(tmp_path):

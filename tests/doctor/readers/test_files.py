@@ -36,7 +36,7 @@ def test_wandb_export(tmp_path):
 
 def test_wandb_export_of_two_runs_is_refused(tmp_path):
     text = '"Step","a - train/reward","b - train/reward"\n1,0.5,0.25\n'
-    with pytest.raises(RecordError, match=r"w.csv holds 2 runs: a, b: export one of them"):
+    with pytest.raises(RecordError, match=r"w.csv holds 2 runs: a, b: choose one, --run 'b'"):
         one(tmp_path, text, "w.csv")
 
 
