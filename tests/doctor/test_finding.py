@@ -42,7 +42,7 @@ def test_a_verdict_names_first_finding_and_gravest_consequence():
 def test_a_verdict_without_findings_takes_ten_points():
     assert Diagnosis("trl", []).verdict == "nothing could be read"
     assert Diagnosis("trl", ["x"], points=10).verdict == "no sickness found"
-    needed = "of a reward or success rate, and it takes 10"
+    needed = "of a reward or success rate, and 10 are needed"
     assert Diagnosis("trl", ["x"]).verdict == f"no verdict: no logged point {needed}"
     assert Diagnosis("trl", ["x"], points=1).verdict == f"no verdict: 1 logged point {needed}"
     assert Diagnosis("trl", ["x"], points=4).verdict == f"no verdict: 4 logged points {needed}"

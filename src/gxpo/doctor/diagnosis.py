@@ -79,12 +79,13 @@ def diagnose(log: RunLog, *, recompute: bool = False) -> Diagnosis:
 def _evidence(log: RunLog) -> dict[str, Any]:
     """Points of the reward, keys that have no name, and what would enable a verdict: fields of `Diagnosis`."""
     points = max(len(log.values(name)) for name in ("reward", "success"))
-    unrecognised = sorted(s.key for s in log.raw.values() if not CLOCKS.search(s.key))
+    one = trainer(log.source)
+    unrecognised = sorted(s.key for k, s in log.raw.items() if not CLOCKS.search(s.key) and not one.has(k))
     needed = []
     if points < LEAST_POINTS:
         needed = [
             f"{key!r} looks like the {'reward' if name == 'reward' else 'success rate'}: --map {name}={key}"
-            for name, key in lookalikes(unrecognised)[:MOST_PROPOSED]
+            for name, key in lookalikes([k for k in unrecognised if one.plain(k) not in one.no_reward])[:MOST_PROPOSED]
         ]
         if points:
             needed.append(

@@ -98,7 +98,7 @@ class Diagnosis:
             return "nothing could be read"
         if not self.is_conclusive:
             logged = f"{self.points} logged point{'s' * (self.points > 1)}" if self.points else "no logged point"
-            return f"no verdict: {logged} of a reward or success rate, and it takes {LEAST_POINTS}"
+            return f"no verdict: {logged} of a reward or success rate, and {LEAST_POINTS} are needed"
         if not self.sick:
             return "no sickness found"
         first = self.findings[0]

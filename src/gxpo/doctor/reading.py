@@ -197,7 +197,8 @@ def add_series(log: RunLog, members: Mapping[str, Table], mapping: Mapping[str, 
     for key, (steps, values) in merged.items():
         figures = np.array(steps, dtype=float), np.array(values, dtype=float)
         if key in name_of:
-            log.series[name_of[key]] = Series(*figures, key)
+            # trackers rewrite TRL's keys, which is undone; of an unknown program the key stays as it is
+            log.series[name_of[key]] = Series(*figures, written[key] if log.source == "unknown" else key)
         else:
             log.raw[key] = Series(*figures, written[key])
     for name, (steps, values, text) in keys.computed(merged, log.source, log.series).items():

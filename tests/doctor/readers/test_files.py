@@ -30,7 +30,7 @@ def test_wandb_export(tmp_path):
     assert log.values("reward").tolist() == [0.25, 0.5]
     assert np.isnan(log.series["reward"].values[2])
     assert log.series["eval/reward"].steps.tolist() == [20]
-    assert log.key("reward") == "reward"
+    assert log.key("reward") == "train/reward"  # of whichever trainer
     assert log.raw == {}
 
 

@@ -75,7 +75,7 @@ def from_settings(settings: Mapping[str, Any]) -> Table | None:
     }
     settings = {key: _resolved(setting, settings) for key, setting in settings.items()}
     settings = {key: setting for key, setting in settings.items() if not str(setting).startswith("${")}
-    if trainer(settings) is None and "peft_type" not in settings:
+    if not any(_own_counts(settings).values()) and "peft_type" not in settings:
         return None
     return Table("config", settings=dict(settings))
 
@@ -91,12 +91,15 @@ def _resolved(setting: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def trainer(settings: Mapping[str, Any]) -> str | None:
-    """Name the trainer of a configuration by keys that no other trainer has; None without any of them."""
-    counts = {
-        name: sum(value(settings, key) is not None for key in one.own_settings) for name, one in trainers().items()
-    }
+    """Name the trainer of a configuration by its keys; None without any of them, or if two have as many."""
+    counts = _own_counts(settings)
     best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] else None
+    return best if counts[best] and list(counts.values()).count(counts[best]) == 1 else None
+
+
+def _own_counts(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Number of the settings that tell each trainer."""
+    return {name: sum(value(settings, key) is not None for key in one.own_settings) for name, one in trainers().items()}
 
 
 def value(settings: Mapping[str, Any], key: str) -> Any:

@@ -272,6 +272,9 @@ class Console:
         # Ray puts its prefix before every line: a line that has it continues none
         unprefixed = _RAY.sub("", line) if line.startswith("(") else line
         has_ray_prefix, line = unprefixed != line, unprefixed
+        if line.startswith(_GRID) and not self.open:
+            self._grid(line)
+            return
         # rows of figures may quote a completion that reads like an error
         if not line.startswith(("{", "step:")):
             self.messages.add(line)
@@ -285,7 +288,7 @@ class Console:
         if self.broken_line is not None and self._verl_rest(line, has_ray_prefix):
             return
         # a dict that is a value of another, or holds one, is no row of figures
-        if (alone := _STEP_ALONE.search(line)) is not None:
+        if line.rstrip().endswith(":") and (alone := _STEP_ALONE.search(line)) is not None:
             self.step_alone = float(alone[1])
         start = _DICT.search(line) if "{" in line else None
         if start is not None and not line[: start.start()].rstrip().endswith(("':", '":')):
@@ -295,8 +298,6 @@ class Console:
         verl = _VERL.search(line) if "step:" in line else None
         if verl is not None:
             self._verl(verl, line)
-        elif _GRID in line:
-            self._grid(line)
         elif "\u2022 " in line or "Results:" in line:
             self._bullets(line)
         elif "|" in line or "=" in line or ":" in line:
@@ -366,7 +367,7 @@ class Console:
     def _without_rounded(self, values: dict[str, float], texts: dict[str, Any]) -> dict[str, float]:
         """Leave out learning rates of which the decimals that were printed show nothing (SkyRL's "0.0000")."""
         rounded = {
-            k for k in values if _RATE.search(k) and isinstance(texts.get(k), str) and _ROUNDED.fullmatch(texts[k])
+            k for k, text in texts.items() if isinstance(text, str) and _ROUNDED.fullmatch(text) and _RATE.search(k)
         }
         self.is_rounded = self.is_rounded or bool(rounded)
         return {k: v for k, v in values.items() if k not in rounded} if rounded else values

@@ -271,4 +271,7 @@ def dump_source(path: Path) -> str:
         return "trl"
     if b"gxpo.sampling.rollouts" in head[:200]:
         return "gxpo"
+    # ms-swift, which has TRL's settings, writes a line of columns for each step
+    if all(f'"{key}": ['.encode() in head for key in ("step", "prompt")) and b'"completion"' in head:
+        return "trl"
     return "verl" if all(f'"{key}":'.encode() in head for key in ("input", "output", "gts", "score")) else "unknown"

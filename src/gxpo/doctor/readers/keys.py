@@ -87,15 +87,18 @@ def _common(key: str) -> str | None:
     if (name := trainer(UNKNOWN).keys.get(plain)) is not None:
         return name
     meanings = _meanings().get(key, frozenset())
-    return next(iter(meanings)) if len(meanings) == 1 else trainer("trl").name(key) if not meanings else None
+    if not meanings:
+        return trainer("trl").name(key)
+    only = next(iter(meanings))
+    return only if len(meanings) == 1 and not any(key in one.no_reward for one in trainers().values()) else None
 
 
 @cache
 def _meanings() -> Mapping[str, frozenset[str]]:
-    """Key -> the names that it has at any trainer."""
+    """Key -> the names that it has at any trainer, or what it is there besides the reward."""
     meanings: dict[str, set[str]] = {}
     for one in trainers().values():
-        for key, name in one.keys.items():
+        for key, name in {**one.no_reward, **one.keys}.items():
             for form in {key, trainer_key(key)}:
                 meanings.setdefault(form, set()).add(name)
     return {key: frozenset(names) for key, names in meanings.items()}

@@ -82,11 +82,15 @@ class Table:
     def written(self) -> dict[str, str]:
         """Key of `columns` -> the key as it is written in the file."""
         trainers_own = written_key if self._keeps_prefixes else trainer_key
-        return {trainers_own(key): written_key(key) for _, row in self.rows for key in row}
+        return {trainers_own(key): written_key(key) for key in self._keys}
+
+    @cached_property
+    def _keys(self) -> set[str]:
+        return {key for _, row in self.rows for key in row}
 
     @cached_property
     def _keeps_prefixes(self) -> bool:
-        return keeps_prefixes({key for _, row in self.rows for key in row})
+        return keeps_prefixes(self._keys)
 
 
 def number(value: Any) -> float | None:

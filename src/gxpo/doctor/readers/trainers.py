@@ -25,6 +25,7 @@ class Trainer:
     keeps_prefixes  `train/` and `eval/` are parts of its keys, not put before them by a tracker
     keys            key -> name in `gxpo.doctor.runlog.NAMES`; of several keys with one name the first counts
     patterns        pattern of a whole key -> name with groups
+    no_reward       keys that look like the reward -> what they are
     renamed         pattern of the beginning of a key -> what stands there in `keys`
     computed        name -> operation of `gxpo.doctor.readers.keys.OPERATIONS` and the patterns of its keys
     evaluations     pattern of a whole key with the groups `source` and `n` (samples), name; the first has precedence
@@ -40,6 +41,7 @@ class Trainer:
     keeps_prefixes: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
     patterns: tuple[tuple[re.Pattern[str], str], ...] = ()
+    no_reward: Mapping[str, str] = field(default_factory=dict)
     renamed: tuple[tuple[re.Pattern[str], str], ...] = ()
     computed: tuple[tuple[str, str, tuple[re.Pattern[str], ...]], ...] = ()
     evaluations: tuple[tuple[re.Pattern[str], str], ...] = ()
@@ -102,6 +104,7 @@ def _trainer(path: Path) -> Trainer:
         keeps_prefixes=table.get("keeps_prefixes", False),
         keys=table["keys"],
         patterns=pairs("patterns"),
+        no_reward=table.get("no_reward", {}),
         renamed=pairs("renamed"),
         computed=tuple(
             (name, operation, tuple(map(re.compile, keys)))
