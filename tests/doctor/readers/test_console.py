@@ -227,7 +227,8 @@ def test_a_dict_behind_its_rollout_as_slime_prints_it(tmp_path):
 def test_bullets_of_sections_as_nemo_rl_prints_them(tmp_path):
     step = "=" * 25
     text = "".join(
-        f"20260521 StatsLogger INFO: Epoch 2/10 Step 1/20 Train step {i}/400 done.\n\u2552\u2550\u2555\n"
+        f"\n{step} Step {i}/100 {step}\n\U0001f4ca Training Results:\n"
+        "  \u2022 Loss: 0.0123\n  \u2022 Avg Reward: 0.25\n"
         "\u23f1 Timing:\n  \u2022 policy_training: 5.1s (40.2%)\n"
         for i in (1, 2)
     )
