@@ -42,10 +42,10 @@ def test_a_verdict_names_first_finding_and_gravest_consequence():
 def test_a_verdict_without_findings_takes_ten_points():
     assert Diagnosis("trl", []).verdict == "nothing could be read"
     assert Diagnosis("trl", ["x"], points=10).verdict == "no sickness found"
-    needed = "of a reward or success rate, and 10 are needed"
-    assert Diagnosis("trl", ["x"]).verdict == f"no verdict: no logged point {needed}"
-    assert Diagnosis("trl", ["x"], points=1).verdict == f"no verdict: 1 logged point {needed}"
-    assert Diagnosis("trl", ["x"], points=4).verdict == f"no verdict: 4 logged points {needed}"
+    least = "of a reward or success rate, and 10 are needed"
+    assert Diagnosis("trl", ["x"]).verdict == f"no verdict: no logged point {least}"
+    assert Diagnosis("trl", ["x"], points=1).verdict == f"no verdict: 1 logged point {least}"
+    assert Diagnosis("trl", ["x"], points=4).verdict == f"no verdict: 4 logged points {least}"
 
 
 def test_json_holds_every_field_as_plain_values():
@@ -72,7 +72,7 @@ def test_json_holds_every_field_as_plain_values():
         "progress": "flat",
         "verdict": "t (proved)",
         "points": 3,
-        "unrecognised": ["my/key"],
-        "needed": ["run on"],
+        "unknown_keys": ["my/key"],
+        "advice": ["run on"],
         "notes": ["odd"],
     }

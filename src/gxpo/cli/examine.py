@@ -22,7 +22,7 @@ def doctor(
     listed: Annotated[
         bool, typer.Option("--list", help="List every sickness it can diagnose, with its statistic.")
     ] = False,
-    named: Annotated[
+    mappings: Annotated[
         list[str] | None,
         typer.Option("--map", metavar="NAME=KEY", help="Take a column of the log for what NAME means (repeatable)."),
     ] = None,
@@ -57,7 +57,7 @@ def doctor(
         fail("give a PATH: a run directory or one of its files (or --list)")
     # With --json, an unreadable path is a diagnosis, too: a script that parses the output need not catch an error.
     try:
-        log = read(path, mapping=_mapping(named or []), run=run)
+        log = read(path, mapping=_mapping(mappings or []), run=run)
     except GxpoError as error:
         if not as_json:
             raise

@@ -80,20 +80,20 @@ def _evidence(log: RunLog) -> dict[str, Any]:
     """Points of the reward, keys that have no name, and what would enable a verdict: fields of `Diagnosis`."""
     points = max(len(log.values(name)) for name in ("reward", "success"))
     one = trainer(log.source)
-    unrecognised = sorted(s.key for k, s in log.raw.items() if not CLOCKS.search(s.key) and not one.has(k))
-    needed = []
+    unknown_keys = sorted(s.key for k, s in log.raw.items() if not CLOCKS.search(s.key) and not one.has(k))
+    advice = []
     if points < LEAST_POINTS:
-        needed = [
+        advice = [
             f"{key!r} looks like the {'reward' if name == 'reward' else 'success rate'}: --map {name}={key}"
-            for name, key in lookalikes([k for k in unrecognised if one.plain(k) not in one.no_reward])[:MOST_PROPOSED]
+            for name, key in lookalikes([k for k in unknown_keys if one.plain(k) not in one.no_reward])[:MOST_PROPOSED]
         ]
         if points:
-            needed.append(
+            advice.append(
                 f"{log.key('reward' if log.has('reward') else 'success')}: run on, to {LEAST_POINTS} logged steps"
             )
         else:
-            needed.append(_lines(log.source).get("reward", _lines(UNKNOWN)["reward"]))
-    return {"points": points, "unrecognised": unrecognised, "needed": needed}
+            advice.append(_lines(log.source).get("reward", _lines(UNKNOWN)["reward"]))
+    return {"points": points, "unknown_keys": unknown_keys, "advice": advice}
 
 
 def _lines(source: str) -> Mapping[str, str]:

@@ -63,8 +63,8 @@ class Diagnosis:
 
     progress      one line: change of reward and evaluations with intervals, or the least gain that would have been seen
     points        logged points of the reward or of a success rate
-    unrecognised  keys in the files that have no name here
-    needed        the lines that would enable a verdict, where there is none
+    unknown_keys  keys in the files that have no name here
+    advice        the lines that would enable a verdict, where there is none
     """
 
     source: str
@@ -74,8 +74,8 @@ class Diagnosis:
     progress: str = ""
     notes: list[str] = field(default_factory=list)
     points: int = 0
-    unrecognised: list[str] = field(default_factory=list)
-    needed: list[str] = field(default_factory=list)
+    unknown_keys: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
 
     @property
     def sick(self) -> bool:
@@ -116,7 +116,7 @@ class Diagnosis:
             "progress": self.progress,
             "verdict": self.verdict,
             "points": self.points,
-            "unrecognised": self.unrecognised,
-            "needed": self.needed,
+            "unknown_keys": self.unknown_keys,
+            "advice": self.advice,
             "notes": self.notes,
         }

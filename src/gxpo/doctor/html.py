@@ -60,7 +60,7 @@ def verdict_panel(diagnosis: Diagnosis) -> Html:
         return verdict("note", diagnosis.verdict, diagnosis.notes[:3], label="nothing read")
     lines = [diagnosis.progress] if diagnosis.progress else []
     if not diagnosis.is_conclusive:
-        return verdict("note", diagnosis.verdict, [*lines, *diagnosis.needed], label="no verdict")
+        return verdict("note", diagnosis.verdict, [*lines, *diagnosis.advice], label="no verdict")
     if not diagnosis.sick:
         return verdict("healthy", diagnosis.verdict, lines, label="no alarm")
     first = diagnosis.findings[0]

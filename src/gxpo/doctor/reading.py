@@ -117,14 +117,14 @@ def _needed_unknown(
     unknown: Mapping[str, Table], tables: Mapping[str, Table], mapping: Mapping[str, str]
 ) -> dict[str, Table]:
     """Tables of figures that no trainer is known to write, as far as they are needed: those with a key that the user
-    named; without any other figures the longest."""
-    named = {
+    tables_with_key; without any other figures the longest."""
+    tables_with_key = {
         name: table
         for name, table in unknown.items()
-        if any(key in table.columns or key in table.written.values() for key in mapping.values())
+        if any(key in table.columns or key in table.spellings.values() for key in mapping.values())
     }
-    if named or any(table.rows for table in tables.values()) or not unknown:
-        return named
+    if tables_with_key or any(table.rows for table in tables.values()) or not unknown:
+        return tables_with_key
     longest = max(unknown, key=lambda name: len(unknown[name].rows))
     return {longest: unknown[longest]}
 
@@ -187,8 +187,8 @@ def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Map
 def add_series(log: RunLog, members: Mapping[str, Table], mapping: Mapping[str, str] | None = None) -> None:
     """Add the series of the files of one run; `mapping` of names to keys is before what is known of the keys."""
     merged = _last_phase(log, _merged(members))
-    written = {key: text for table in members.values() for key, text in table.written.items()}
-    name_of_key = _mapped_keys(mapping or {}, merged, written)
+    spelling = {key: text for table in members.values() for key, text in table.spellings.items()}
+    name_of_key = _mapped_keys(mapping or {}, merged, spelling)
     if log.config.get("scale") == "batch" and "frac_reward_zero_std" in merged:
         log.notes.append("frac_reward_zero_std is of the whole batch with this scaling, not of groups: not used")
         steps, values = merged.pop("frac_reward_zero_std")
@@ -198,10 +198,10 @@ def add_series(log: RunLog, members: Mapping[str, Table], mapping: Mapping[str, 
         figures = np.array(steps, dtype=float), np.array(values, dtype=float)
         if key in name_of:
             # trackers rewrite TRL's keys, which is undone; of an unknown program the key stays as it is
-            log.series[name_of[key]] = Series(*figures, written[key] if log.source == "unknown" else key)
+            log.series[name_of[key]] = Series(*figures, spelling[key] if log.source == "unknown" else key)
         else:
-            log.raw[key] = Series(*figures, written[key])
-    for name, (steps, values, text) in keys.computed(merged, log.source, log.series).items():
+            log.raw[key] = Series(*figures, spelling[key])
+    for name, (steps, values, text) in keys.formula_figures(merged, log.source, log.series).items():
         log.series[name] = Series(steps, values, text)
     evaluations, notes = keys.evaluations(merged, log.source)
     for name, (steps, values, key) in evaluations.items():
@@ -212,19 +212,21 @@ def add_series(log: RunLog, members: Mapping[str, Table], mapping: Mapping[str, 
     log.notes += notes
 
 
-def _mapped_keys(mapping: Mapping[str, str], columns: Columns, written: Mapping[str, str]) -> dict[str, str]:
+def _mapped_keys(mapping: Mapping[str, str], columns: Columns, spelling: Mapping[str, str]) -> dict[str, str]:
     """Key of a column -> the name that the user gave it, by the key as it is written or as the trainer has it.
 
     `RecordError` for a key that no file has.
     """
-    mapped: dict[str, str] = {}
-    for name, asked in mapping.items():
-        key = next((k for k in columns if asked in (k, written.get(k))), None)
+    name_of_key: dict[str, str] = {}
+    for name, wanted_key in mapping.items():
+        key = next((k for k in columns if wanted_key in (k, spelling.get(k))), None)
         if key is None:
-            everything = {*columns, *written.values()}
-            raise RecordError(f"--map {name}={asked}: no file has a column {asked!r}{_nearest(asked, everything)}")
-        mapped[key] = name
-    return mapped
+            everything = {*columns, *spelling.values()}
+            raise RecordError(
+                f"--map {name}={wanted_key}: no file has a column {wanted_key!r}{_nearest(wanted_key, everything)}"
+            )
+        name_of_key[key] = name
+    return name_of_key
 
 
 def add_curves(log: RunLog) -> None:

@@ -43,11 +43,11 @@ def _inconclusive(diagnosis: Diagnosis) -> list[str]:
     """Lines on what would enable a verdict, and on the columns that were not recognised; none where there is one."""
     if diagnosis.is_conclusive:
         return []
-    names, rest = diagnosis.unrecognised[:NAMED], len(diagnosis.unrecognised) - NAMED
+    names, rest = diagnosis.unknown_keys[:NAMED], len(diagnosis.unknown_keys) - NAMED
     more = f" and {rest} more" if rest > 0 else ""
     return [
         *([f"not recognised: {', '.join(names)}{more}"] if names else []),
-        *(f"for a verdict: {line}" for line in diagnosis.needed),
+        *(f"for a verdict: {line}" for line in diagnosis.advice),
     ]
 
 

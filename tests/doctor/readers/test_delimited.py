@@ -30,8 +30,8 @@ def test_a_table_of_unknown_columns_is_no_verdict(tmp_path):
     )
     result = diagnose(read(tmp_path))
     assert result.exit_code == 2 and result.read == ["own.csv"]
-    assert result.unrecognised == ["episode_returns_avg", "zed"]
-    assert result.needed[0] == "'episode_returns_avg' looks like the reward: --map reward=episode_returns_avg"
+    assert result.unknown_keys == ["episode_returns_avg", "zed"]
+    assert result.advice[0] == "'episode_returns_avg' looks like the reward: --map reward=episode_returns_avg"
     assert result.notes == ["own.csv: 1 lines or rows could not be read"]
     mapped = diagnose(read(tmp_path, mapping={"reward": "episode_returns_avg"}))
     assert mapped.points == 12 and "episode_returns_avg" in mapped.progress

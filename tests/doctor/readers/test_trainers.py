@@ -15,10 +15,10 @@ TRAINERS = sorted(trainers())
 @pytest.mark.parametrize("name", TRAINERS)
 def test_every_key_has_a_name_that_the_doctor_knows(name):
     one = trainer(name)
-    used = {*one.keys.values(), *(n for n, _, _ in one.computed), *(n for _, n in one.evaluations)}
+    used = {*one.keys.values(), *(n for n, _, _ in one.formulas), *(n for _, n in one.evaluations)}
     known = {*NAMES, *(f"eval/{n}" for n in NAMES), "eval/picture_kl"}
     assert used <= known and "reward" in used and "lr" in used
-    assert {operation for _, operation, _ in one.computed} <= set(OPERATIONS)
+    assert {operation for _, operation, _ in one.formulas} <= set(OPERATIONS)
 
 
 @pytest.mark.parametrize("name", TRAINERS)
@@ -31,7 +31,7 @@ def test_settings_and_lines_are_of_names_that_there_are(name):
 
 @pytest.mark.parametrize("name", sorted({*TRAINERS} - {"unknown"}))
 def test_a_trainers_own_keys_are_no_keys_of_another(name):
-    own = {key for key in trainer(name).keys if trainer(name).own.match(key)}
+    own = {key for key in trainer(name).keys if trainer(name).own_keys.match(key)}
     shared = {"reward_std"}  # TRL's and gxpo's, which is told by two of its own
     for other in {*TRAINERS} - {name, "unknown"}:
         assert not (own - shared) & set(trainer(other).keys), other
@@ -86,6 +86,6 @@ def test_a_trainer_is_told_by_its_own_keys_alone(keys, name):
 
 
 def test_patterns_are_read_as_patterns():
-    assert isinstance(trainer("verl").own, re.Pattern)
+    assert isinstance(trainer("verl").own_keys, re.Pattern)
     assert trainer("trl").name("eval_rewards/exact/mean") == "eval/component/exact"
     assert trainer("verl").name("gdpo/form/std") == "component_std/form"

@@ -195,8 +195,8 @@ class PrintedSettings:
                 return True
             self.open = ""
             return line.strip() == ")"
-        if " ..." in line and (dotted := _DOTTED.match(line)) is not None:
-            self.settings.setdefault(dotted[1], _setting(dotted[2]))
+        if " ..." in line and (argument := _DOTTED.match(line)) is not None:
+            self.settings.setdefault(argument[1], _setting(argument[2]))
             return True
         if line.endswith("(") and _ARGUMENTS.search(line):
             self.open = "arguments"
@@ -288,8 +288,8 @@ class Console:
         if self.broken_line is not None and self._verl_rest(line, has_ray_prefix):
             return
         # a dict that is a value of another, or holds one, is no row of figures
-        if line.rstrip().endswith(":") and (alone := _STEP_ALONE.search(line)) is not None:
-            self.step_alone = float(alone[1])
+        if line.rstrip().endswith(":") and (heading := _STEP_ALONE.search(line)) is not None:
+            self.step_alone = float(heading[1])
         start = _DICT.search(line) if "{" in line else None
         if start is not None and not line[: start.start()].rstrip().endswith(("':", '":')):
             if not _NESTED.match(line, start.start()):
@@ -333,7 +333,7 @@ class Console:
     def _row(self, text: str, before: str) -> None:
         """Add a dict's figures as a row, if it is of training; `before`: what stands before it in its line."""
         texts = _pairs(text)
-        values = self._without_rounded(figures(texts), texts)
+        values = self._without_lost_rates(figures(texts), texts)
         if "train_runtime" in values:
             return
         step, _ = step_of(texts, _STEPS)
@@ -364,13 +364,13 @@ class Console:
             self.table.is_numbered = True
         self.table.rows.append((step, values))
 
-    def _without_rounded(self, values: dict[str, float], texts: dict[str, Any]) -> dict[str, float]:
+    def _without_lost_rates(self, values: dict[str, float], texts: dict[str, Any]) -> dict[str, float]:
         """Leave out learning rates of which the decimals that were printed show nothing (SkyRL's "0.0000")."""
-        rounded = {
+        lost_rates = {
             k for k, text in texts.items() if isinstance(text, str) and _ROUNDED.fullmatch(text) and _RATE.search(k)
         }
-        self.is_rounded = self.is_rounded or bool(rounded)
-        return {k: v for k, v in values.items() if k not in rounded} if rounded else values
+        self.is_rounded = self.is_rounded or bool(lost_rates)
+        return {k: v for k, v in values.items() if k not in lost_rates} if lost_rates else values
 
     # grids and bullets
 

@@ -62,12 +62,12 @@ def source(keys: Iterable[str]) -> str:
     """Name the trainer that writes these keys by those that it alone writes, or "unknown"."""
     counts = _own_counts(keys)
     best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] >= trainer(best).least else UNKNOWN
+    return best if counts[best] >= trainer(best).least_keys else UNKNOWN
 
 
-def keeps_prefixes(keys: Iterable[str]) -> bool:
+def have_prefixes(keys: Iterable[str]) -> bool:
     """True if `train/` and `eval/` are parts of these keys."""
-    return trainer(source(keys)).keeps_prefixes
+    return trainer(source(keys)).has_prefixes
 
 
 def _own_counts(keys: Iterable[str]) -> dict[str, int]:
@@ -75,7 +75,7 @@ def _own_counts(keys: Iterable[str]) -> dict[str, int]:
     written = list(keys)
     undone = [trainer_key(key) for key in written]
     return {
-        name: sum(bool(one.own.match(key)) for key in (written if one.keeps_prefixes else undone))
+        name: sum(bool(one.own_keys.match(key)) for key in (written if one.has_prefixes else undone))
         for name, one in trainers().items()
     }
 
@@ -116,7 +116,7 @@ def names(keys: Iterable[str], source: str, mapping: Mapping[str, str] | None = 
     ordered = sorted(keys, key=lambda k: (order.get(one.plain(k), len(order)), -len(k), k))
     out = {key: name for key, name in (mapping or {}).items() if key in ordered}
     used_names = set(out.values())
-    has_additions = source != "gxpo" and source != "verl" and not one.keeps_prefixes
+    has_additions = source != "gxpo" and source != "verl" and not one.has_prefixes
     naming = (*(() if source == UNKNOWN else (one.name,)), *((_common,) if has_additions else ()))
     for name_of in naming:
         for key in ordered:
@@ -127,12 +127,12 @@ def names(keys: Iterable[str], source: str, mapping: Mapping[str, str] | None = 
     return out
 
 
-def computed(columns: Columns, source: str, used_names: Iterable[str]) -> dict[str, tuple[Floats, Floats, str]]:
+def formula_figures(columns: Columns, source: str, used_names: Iterable[str]) -> dict[str, tuple[Floats, Floats, str]]:
     """Figures that the trainer's own give together: name -> (steps, values, text of the key)."""
     one, out = trainer(source), {}
-    for name, operation, patterns in one.computed:
-        found = [next((key for key in columns if p.fullmatch(one.plain(key))), None) for p in patterns]
-        keys = [key for key in found if key is not None]
+    for name, operation, patterns in one.formulas:
+        matches = [next((key for key in columns if p.fullmatch(one.plain(key))), None) for p in patterns]
+        keys = [key for key in matches if key is not None]
         if name in used_names or name in out or len(keys) < len(patterns):
             continue
         tables = [dict(zip(*columns[key], strict=True)) for key in keys]

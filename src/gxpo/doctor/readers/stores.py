@@ -81,7 +81,7 @@ def read_sqlite(path: Path, run: str | None = None) -> Table | None:
         return Table("config", notes=[f"can't be read: {error}"])
 
 
-def _chosen(runs: dict[str, str], file: str, run: str | None) -> str | None:
+def _choose_run(runs: dict[str, str], file: str, run: str | None) -> str | None:
     """Id of the run to read, of id -> name; None where there is none."""
     if run is not None:
         match = next((i for i, name in runs.items() if run in (i, name)), None)
@@ -97,16 +97,16 @@ def _chosen(runs: dict[str, str], file: str, run: str | None) -> str | None:
 def _read_mlflow_store(store: sqlite3.Connection, file: str, run: str | None) -> Table:
     """Read a run of MLflow's SQLite store."""
     table = Table("rows")
-    named = store.execute("SELECT run_uuid, name FROM runs WHERE lifecycle_stage = 'active' ORDER BY start_time")
-    name_of = {i: name or i for i, name in named}
+    name_rows = store.execute("SELECT run_uuid, name FROM runs WHERE lifecycle_stage = 'active' ORDER BY start_time")
+    name_of = {i: name or i for i, name in name_rows}
     with_figures = {i for (i,) in store.execute("SELECT DISTINCT run_uuid FROM metrics")}
-    chosen = _chosen({i: name for i, name in name_of.items() if i in with_figures}, file, run)
-    if chosen is None:
+    run_id = _choose_run({i: name for i, name in name_of.items() if i in with_figures}, file, run)
+    if run_id is None:
         table.notes.append("MLflow's store holds no metrics")
         return table
-    rows = store.execute("SELECT key, step, value, is_nan FROM metrics WHERE run_uuid = ?", (chosen,))
+    rows = store.execute("SELECT key, step, value, is_nan FROM metrics WHERE run_uuid = ?", (run_id,))
     _add_points(table, ((k, float(step), float("nan") if is_nan else float(v)) for k, step, v, is_nan in rows))
-    _add_parameters(table, store.execute("SELECT key, value FROM params WHERE run_uuid = ?", (chosen,)))
+    _add_parameters(table, store.execute("SELECT key, value FROM params WHERE run_uuid = ?", (run_id,)))
     return table
 
 
@@ -114,11 +114,11 @@ def _read_trackio(store: sqlite3.Connection, file: str, run: str | None) -> Tabl
     """Read a run of trackio's SQLite file: a row of JSON for each call of `log`."""
     table = Table("rows")
     names = [name for (name,) in store.execute("SELECT run_name FROM metrics GROUP BY run_name ORDER BY MIN(rowid)")]
-    chosen = _chosen({name: name for name in names}, file, run)
-    if chosen is None:
+    run_id = _choose_run({name: name for name in names}, file, run)
+    if run_id is None:
         table.notes.append("trackio's file holds no metrics")
         return table
-    for step, text in store.execute("SELECT step, metrics FROM metrics WHERE run_name = ? ORDER BY rowid", (chosen,)):
+    for step, text in store.execute("SELECT step, metrics FROM metrics WHERE run_name = ? ORDER BY rowid", (run_id,)):
         try:
             row = json.loads(text)
         except (TypeError, ValueError):
@@ -129,6 +129,6 @@ def _read_trackio(store: sqlite3.Connection, file: str, run: str | None) -> Tabl
         if values := figures(row, leave=key):
             table.rows.append((float(step) if own_step is None else own_step, values))
     if any(name == "config" for _, name, *_ in store.execute("PRAGMA table_info(configs)")):
-        for (text,) in store.execute("SELECT config FROM configs WHERE run_name = ?", (chosen,)):
+        for (text,) in store.execute("SELECT config FROM configs WHERE run_name = ?", (run_id,)):
             table.settings |= flat(json.loads(text))
     return table

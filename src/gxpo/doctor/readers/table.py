@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gxpo.doctor.readers.keys import keeps_prefixes, trainer_key, written_key
+from gxpo.doctor.readers.keys import have_prefixes, trainer_key, written_key
 
 Row = tuple[float, dict[str, float]]  # step, figures
 Columns = dict[str, tuple[list[float], list[float]]]  # key -> steps, values
@@ -67,7 +67,7 @@ class Table:
     def columns(self) -> Columns:
         """Steps and values by the trainer's own key; read once, so rows are complete and numbered by then."""
         columns: Columns = {}
-        trainers_own = written_key if self._keeps_prefixes else trainer_key
+        trainers_own = written_key if self._has_prefixes else trainer_key
         column_of: dict[str, tuple[list[float], list[float]]] = {}  # by the key as it is written
         for step, row in self.rows:
             for key, value in row.items():
@@ -79,9 +79,9 @@ class Table:
         return columns
 
     @cached_property
-    def written(self) -> dict[str, str]:
+    def spellings(self) -> dict[str, str]:
         """Key of `columns` -> the key as it is written in the file."""
-        trainers_own = written_key if self._keeps_prefixes else trainer_key
+        trainers_own = written_key if self._has_prefixes else trainer_key
         return {trainers_own(key): written_key(key) for key in self._keys}
 
     @cached_property
@@ -89,8 +89,8 @@ class Table:
         return {key for _, row in self.rows for key in row}
 
     @cached_property
-    def _keeps_prefixes(self) -> bool:
-        return keeps_prefixes(self._keys)
+    def _has_prefixes(self) -> bool:
+        return have_prefixes(self._keys)
 
 
 def number(value: Any) -> float | None:

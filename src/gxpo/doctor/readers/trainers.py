@@ -12,7 +12,7 @@ from typing import Any
 from gxpo.base import yamltext
 
 FOLDER = Path(__file__).parents[1] / "trainers"
-ALIASES = {"unsloth": "trl"}  # unsloth patches TRL and writes its keys
+SAME_KEYS = {"unsloth": "trl"}  # unsloth patches TRL and writes its keys
 UNKNOWN = "unknown"
 
 
@@ -20,14 +20,14 @@ UNKNOWN = "unknown"
 class Trainer:
     """One trainer's file.
 
-    own             pattern of the beginning of keys that no other trainer writes
-    least           own keys that tell the trainer
-    keeps_prefixes  `train/` and `eval/` are parts of its keys, not put before them by a tracker
+    own_keys        pattern of the beginning of keys that no other trainer writes
+    least_keys      own keys that tell the trainer
+    has_prefixes    `train/` and `eval/` are parts of its keys, not put before them by a tracker
     keys            key -> name in `gxpo.doctor.runlog.NAMES`; of several keys with one name the first counts
     patterns        pattern of a whole key -> name with groups
     no_reward       keys that look like the reward -> what they are
-    renamed         pattern of the beginning of a key -> what stands there in `keys`
-    computed        name -> operation of `gxpo.doctor.readers.keys.OPERATIONS` and the patterns of its keys
+    aliases         pattern of the beginning of a key -> what stands there in `keys`
+    formulas        name -> operation of `gxpo.doctor.readers.keys.OPERATIONS` and the patterns of its keys
     evaluations     pattern of a whole key with the groups `source` and `n` (samples), name; the first has precedence
     eval_prefix     the names of keys behind it are those of held-out figures
     settings        name in `gxpo.doctor.runlog.SETTINGS` -> keys, of which the first counts
@@ -36,14 +36,14 @@ class Trainer:
     lines           source of a check, or `reward` -> the setting that logs it
     """
 
-    own: re.Pattern[str] = re.compile(r"(?!)")
-    least: int = 1
-    keeps_prefixes: bool = False
+    own_keys: re.Pattern[str] = re.compile(r"(?!)")
+    least_keys: int = 1
+    has_prefixes: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
     patterns: tuple[tuple[re.Pattern[str], str], ...] = ()
     no_reward: Mapping[str, str] = field(default_factory=dict)
-    renamed: tuple[tuple[re.Pattern[str], str], ...] = ()
-    computed: tuple[tuple[str, str, tuple[re.Pattern[str], ...]], ...] = ()
+    aliases: tuple[tuple[re.Pattern[str], str], ...] = ()
+    formulas: tuple[tuple[str, str, tuple[re.Pattern[str], ...]], ...] = ()
     evaluations: tuple[tuple[re.Pattern[str], str], ...] = ()
     eval_prefix: str = ""
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Trainer:
 
     def plain(self, key: str) -> str:
         """Key as `keys` has it."""
-        for pattern, replacement in self.renamed:
+        for pattern, replacement in self.aliases:
             key = pattern.sub(replacement, key, count=1)
         return key
 
@@ -75,7 +75,7 @@ class Trainer:
         return (
             self.name(key) is not None
             or any(pattern.fullmatch(key) for pattern, _ in self.evaluations)
-            or any(pattern.fullmatch(self.plain(key)) for _, _, patterns in self.computed for pattern in patterns)
+            or any(pattern.fullmatch(self.plain(key)) for _, _, patterns in self.formulas for pattern in patterns)
         )
 
 
@@ -88,7 +88,7 @@ def trainers() -> Mapping[str, Trainer]:
 def trainer(name: str) -> Trainer:
     """Trainer of a name; a trainer without a file has the keys of `unknown`."""
     known = trainers()
-    return known.get(ALIASES.get(name, name), known[UNKNOWN])
+    return known.get(SAME_KEYS.get(name, name), known[UNKNOWN])
 
 
 def _trainer(path: Path) -> Trainer:
@@ -99,16 +99,16 @@ def _trainer(path: Path) -> Trainer:
         return tuple((re.compile(pattern), name) for pattern, name in table.get(part, {}).items())
 
     return Trainer(
-        own=re.compile(table.get("own", "(?!)")),
-        least=table.get("least", 1),
-        keeps_prefixes=table.get("keeps_prefixes", False),
+        own_keys=re.compile(table.get("own_keys", "(?!)")),
+        least_keys=table.get("least_keys", 1),
+        has_prefixes=table.get("has_prefixes", False),
         keys=table["keys"],
         patterns=pairs("patterns"),
         no_reward=table.get("no_reward", {}),
-        renamed=pairs("renamed"),
-        computed=tuple(
+        aliases=pairs("aliases"),
+        formulas=tuple(
             (name, operation, tuple(map(re.compile, keys)))
-            for name, (operation, *keys) in table.get("computed", {}).items()
+            for name, (operation, *keys) in table.get("formulas", {}).items()
         ),
         evaluations=tuple((re.compile(pattern), name) for pattern, name in table.get("evaluations", ())),
         eval_prefix=table.get("eval_prefix", ""),
