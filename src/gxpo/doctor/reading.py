@@ -62,6 +62,7 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None, run: str
             unrecognised.append(file)
         elif not table.is_known:
             unknown_tables[file.relative_to(base).as_posix()] = table
+            unrecognised.append(file)  # questions with answers that are numbers look like figures, too
         else:
             tables[file.relative_to(base).as_posix()] = table
     tables |= _needed_unknown(unknown_tables, tables, mapping)
