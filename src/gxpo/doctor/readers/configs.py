@@ -21,6 +21,7 @@ LARGEST = 2_000_000  # characters of a file that may be a configuration
 
 _MODEL = ("architectures", "model_type", "_from_model_config", "tokenizer_class", "quantization_config")
 _DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+_VALUE = re.compile(r"^([^.]+)\.value(?![^.])")
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
@@ -69,7 +70,7 @@ def from_settings(settings: Mapping[str, Any]) -> Table | None:
         return None
     # wandb's config.yaml has each value under "value"
     settings = {
-        key.removesuffix(".value"): setting
+        _VALUE.sub(r"\1", key): setting
         for key, setting in settings.items()
         if not key.startswith(("_wandb", "wandb_version"))
     }
