@@ -159,3 +159,12 @@ def test_overrides_and_options_on_command_lines(tmp_path):
         "rollout 0: {'rollout/raw_reward': 0.25, 'rollout/returns': 0.0}\n"
     )
     assert one(tmp_path, slime, "slime.log").config == {"lr": 1e-6, "group_size": 8, "max_tokens": 4096}
+
+
+def test_arguments_that_ms_swift_saves(tmp_path):
+    rows = [{"reward": 0.5, "reward_std": 0.5, "global_step/max_steps": f"{i}/100"} for i in (1, 2)]
+    (tmp_path / "logging.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = {"model_type": "qwen2_5", "num_generations": 8, "max_completion_length": 512, "learning_rate": 1e-6}
+    (tmp_path / "args.json").write_text(json.dumps(arguments))
+    log = read(tmp_path)
+    assert log.config == {"lr": 1e-6, "group_size": 8, "max_tokens": 512} and log.steps("reward").tolist() == [1, 2]

@@ -59,10 +59,12 @@ def is_metric(key: str) -> bool:
 
 
 def source(keys: Iterable[str]) -> str:
-    """Name the trainer that writes these keys by those that it alone writes, or "unknown"."""
-    counts = _own_counts(keys)
-    best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] >= trainer(best).least_keys else UNKNOWN
+    """Name the trainer that writes these keys by those that it alone writes; "unknown" without enough of them, or if
+    another trainer has as many."""
+    counts = {name: count for name, count in _own_counts(keys).items() if count >= trainer(name).least_keys}
+    ranked = sorted(counts, key=lambda name: -counts[name])
+    is_clear = bool(ranked) and (len(ranked) == 1 or counts[ranked[0]] > counts[ranked[1]])
+    return ranked[0] if is_clear else UNKNOWN
 
 
 def have_prefixes(keys: Iterable[str]) -> bool:
