@@ -45,7 +45,7 @@ MISSING = {
 }
 # Keys that are no figures of the training, and need not be named where the reward is looked for.
 CLOCKS = re.compile(
-    r"time|timing|perf|memory|runtime|per_sec|tflops|_timestamp|_runtime|epoch|\bstep$|num_tokens|gpu", re.I
+    r"time|timing|perf|memory|runtime|per_sec|tflops|_timestamp|_runtime|epoch|step$|num_tokens|gpu", re.I
 )
 RECOMPUTED = ("ngrpo", "psr_nsr", "reinforce_pp")  # methods that may give a signal to groups of equal scores
 RECOMPUTED_STEPS, LONGEST = 8, 64  # steps that are recomputed, tokens of a stand-in completion

@@ -24,6 +24,8 @@ ROLLOUT_KEYS = {
     "gts",
     "turns",
     "responses",
+    "content",  # NeMo-RL's train_data_step1.jsonl, which is large and has no figures of steps
+    "token_ids",
 }
 
 
