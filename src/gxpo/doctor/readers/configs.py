@@ -65,7 +65,7 @@ def _toml(text: str) -> Any:
 
 def from_settings(settings: Mapping[str, Any]) -> Table | None:
     """Make a configuration of flat settings; None if they are of no known trainer."""
-    # a model's config.json has keys of sampling and of precision, but they are not the run's; ms-swift's args.json names
+    # a model's config.json has keys of sampling and of precision, but they are not the run's; ms-swift's args.json has
     # the model's type among settings of training
     if any(key in settings for key in _MODEL) and max(_own_counts(settings).values()) < 2:
         return None

@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -47,11 +48,17 @@ def read_mlflow_run(metrics: Path) -> Table:
     return table
 
 
+@cache
+def _with_at(key: str) -> str:
+    """Key as the trainer has it: "mean_at_4" of MLflow is "mean@4"."""
+    return _AT.sub(r"\1@\2", key)
+
+
 def _add_points(table: Table, points: Iterable[tuple[str, float, float]]) -> None:
     """Add figures given as (key, step, value)."""
     rows: dict[float, dict[str, float]] = {}
     for key, step, value in points:
-        rows.setdefault(step, {})[_AT.sub(r"\1@\2", key)] = value
+        rows.setdefault(step, {})[_with_at(key)] = value
     table.rows = sorted(rows.items(), key=lambda row: row[0])
 
 
