@@ -54,18 +54,18 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None, run: str
     files, notes = candidates(root)
     base = root if root.is_dir() else root.parent
     tables: dict[str, Table] = {}
-    unrecognised: list[Path] = []
+    other_files: list[Path] = []
     unknown_tables: dict[str, Table] = {}
     for file in files:
         table = read_file(file, run)
         if table is None:
-            unrecognised.append(file)
+            other_files.append(file)
         elif not table.is_known:
             unknown_tables[file.relative_to(base).as_posix()] = table
-            unrecognised.append(file)  # questions with answers that are numbers look like figures, too
+            other_files.append(file)  # questions with answers that are numbers look like figures, too
         else:
             tables[file.relative_to(base).as_posix()] = table
-    tables |= _needed_unknown(unknown_tables, tables, mapping)
+    tables |= _unknown_to_use(unknown_tables, tables, mapping)
     log = RunLog(notes=notes)
     # a table without rows is a configuration; a console text may be both
     configurations = {name: table for name, table in tables.items() if not table.rows}
@@ -81,7 +81,7 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None, run: str
     _add_settings(log, members, configurations)
     add_series(log, members, mapping)
     # after metrics and settings: these tell reward functions, weights and evaluations of the rollouts
-    _add_rollouts(log, unrecognised, base)
+    _add_rollouts(log, other_files, base)
     add_curves(log)
     # notes of files of other runs or of none would mislead
     tables_read = {n: t for n, t in {**members, **configurations}.items() if n in log.read or t.notes}
@@ -114,7 +114,7 @@ def _nearest(word: str, words: Collection[str]) -> str:
     return f"; did you mean {match[0]!r}?" if match is not None else ""
 
 
-def _needed_unknown(
+def _unknown_to_use(
     unknown: Mapping[str, Table], tables: Mapping[str, Table], mapping: Mapping[str, str]
 ) -> dict[str, Table]:
     """Tables of figures that no trainer is known to write, as far as they are needed: those with a key that the user
