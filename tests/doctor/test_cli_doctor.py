@@ -118,3 +118,27 @@ def test_a_reward_is_called_on_the_logged_completions(tmp_path: Path) -> None:
     assert code == 1
     assert "proved: the reward function rejects the form of the completions" in out
     assert "with <think> before it: 100% of them score more" in out
+
+
+def test_a_named_column_gives_a_verdict(tmp_path: Path) -> None:
+    rows = [{"step": i, "train/rewards_mean": 0.3 + 0.01 * i, "zed": 1.0} for i in range(20)]
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = doctor(str(path))
+    assert code == 2 and "not recognised: train/rewards_mean, zed" in out
+    assert "for a verdict: 'train/rewards_mean' looks like the reward: --map reward=train/rewards_mean" in out
+    code, out, _ = doctor(str(path), "--map", "reward=train/rewards_mean")
+    assert code == 0 and "train/rewards_mean 0.3" in out
+
+
+@pytest.mark.parametrize(
+    ("pair", "error"),
+    [
+        ("rewad=reward", "--map rewad=reward: no name 'rewad'; did you mean 'reward'?"),
+        ("reward=rewards", "--map reward=rewards: no file has a column 'rewards'; did you mean 'reward'?"),
+        ("reward", "--map reward: give NAME=KEY, e.g. reward=train/rewards_mean"),
+    ],
+)
+def test_a_wrong_name_or_key_is_one_line(tmp_path: Path, pair: str, error: str) -> None:
+    code, out, err = doctor(str(_state(tmp_path / "trainer_state.json", [0.5] * 12)), "--map", pair)
+    assert code == 2 and out == "" and err.strip() == f"gxpo: {error}"

@@ -96,12 +96,22 @@ def test_two_steps_without_signal_are_said_to_be_that(reward: float, first: tupl
     assert result.exit_code == 1
 
 
-@pytest.mark.parametrize(("n", "steps"), [(1, "in 1 logged step,"), (2, "in 2 logged steps,"), (5, "")])
-def test_few_steps_with_a_signal_are_said_to_be_few(n: int, steps: str) -> None:
+@pytest.mark.parametrize(("n", "code"), [(1, 2), (9, 2), (10, 0)])
+def test_few_steps_with_a_signal_are_no_verdict(n: int, code: int) -> None:
     result = diagnose(log(reward=[0.0] * n, zero_signal=[0.5] * n, reward_max=[1.0] * n, reward_min=[0.0] * n))
-    assert result.exit_code == 0
-    assert result.verdict == (f"no sickness found {steps} too few for most checks" if steps else "no sickness found")
-    assert result.as_json()["few"] == (n if steps else 0)
+    assert (result.exit_code, result.points) == (code, n)
+    assert result.advice == (["reward: run on, to 10 logged steps"] if code else [])
+
+
+def test_a_log_without_a_reward_names_what_would_enable_a_verdict() -> None:
+    run = log(length=100 + noise(3))
+    run.raw = {k: series([0.5] * 60, k) for k in ("train/rewards_mean", "train/rewards_std", "perf/time")}
+    result = diagnose(run)
+    assert result.exit_code == 2 and result.unknown_keys == ["train/rewards_mean", "train/rewards_std"]
+    assert result.advice == [
+        "'train/rewards_mean' looks like the reward: --map reward=train/rewards_mean",
+        "logging_steps=1, with save_steps=50, which writes trainer_state.json",
+    ]
 
 
 def test_a_verdict_names_truncation_and_its_consequence() -> None:

@@ -16,7 +16,15 @@ def finding_of(name, severity, follows_from=None, grade="likely"):
     [([], [], 2), (["x"], [], 0), (["x"], ["note"], 0), (["x"], ["warning"], 1), (["x"], ["note", "critical"], 1)],
 )
 def test_the_exit_code_tells_unread_healthy_and_sick(read, findings, code):
-    assert Diagnosis("trl", read, [finding_of(f"s{i}", s) for i, s in enumerate(findings)]).exit_code == code
+    found = [finding_of(f"s{i}", s) for i, s in enumerate(findings)]
+    assert Diagnosis("trl", read, found, points=10).exit_code == code
+
+
+@pytest.mark.parametrize("points", [0, 9])
+def test_nothing_is_healthy_without_a_curve_of_the_reward(points):
+    assert Diagnosis("trl", ["x"], points=points).exit_code == 2
+    # a sickness is one, whatever was read
+    assert Diagnosis("trl", ["x"], [finding_of("no_eos", "warning")], points=points).exit_code == 1
 
 
 def test_a_verdict_names_first_finding_and_gravest_consequence():
@@ -31,16 +39,20 @@ def test_a_verdict_names_first_finding_and_gravest_consequence():
     assert Diagnosis("trl", ["x"], [cause, wrong]).verdict.endswith("in consequence title of all_wrong")
 
 
-def test_a_verdict_without_findings_tells_if_steps_are_few():
+def test_a_verdict_without_findings_takes_ten_points():
     assert Diagnosis("trl", []).verdict == "nothing could be read"
-    assert Diagnosis("trl", ["x"]).verdict == "no sickness found"
-    assert Diagnosis("trl", ["x"], few=1).verdict == "no sickness found in 1 logged step, too few for most checks"
-    assert Diagnosis("trl", ["x"], few=4).verdict == "no sickness found in 4 logged steps, too few for most checks"
+    assert Diagnosis("trl", ["x"], points=10).verdict == "no sickness found"
+    least = "of a reward or success rate, and 10 are needed"
+    assert Diagnosis("trl", ["x"]).verdict == f"no verdict: no logged point {least}"
+    assert Diagnosis("trl", ["x"], points=1).verdict == f"no verdict: 1 logged point {least}"
+    assert Diagnosis("trl", ["x"], points=4).verdict == f"no verdict: 4 logged points {least}"
 
 
 def test_json_holds_every_field_as_plain_values():
     finding = Finding(("a", "b"), "warning", "proved", "t", ("e",), ({"where": "f:1", "score": 0.5},), ("r",), "c")
-    document = Diagnosis("verl", ["f"], [finding], [Unchecked("kl", "none", "beta=1")], "flat", ["odd"], 3).as_json()
+    document = Diagnosis(
+        "verl", ["f"], [finding], [Unchecked("kl", "none", "beta=1")], "flat", ["odd"], 3, ["my/key"], ["run on"]
+    ).as_json()
     assert json.loads(json.dumps(document)) == {
         "source": "verl",
         "read": ["f"],
@@ -58,6 +70,9 @@ def test_json_holds_every_field_as_plain_values():
         ],
         "unchecked": [{"id": "kl", "why": "none", "enable": "beta=1"}],
         "progress": "flat",
-        "few": 3,
+        "verdict": "t (proved)",
+        "points": 3,
+        "unknown_keys": ["my/key"],
+        "advice": ["run on"],
         "notes": ["odd"],
     }

@@ -50,7 +50,9 @@ def test_a_sick_run():
 
 
 def test_a_healthy_run_and_nothing_read():
-    page = html(Diagnosis("trl", ["x"], progress="gains"), log())
+    page = html(Diagnosis("trl", ["x"], progress="gains", points=10), log())
     assert 'class="verdict healthy"' in page and "Findings" not in page and "gains" in page
+    unclear = html(Diagnosis("trl", ["x"], advice=["logging_steps=1"]), log())
+    assert "no verdict" in unclear and "logging_steps=1" in unclear and "healthy" not in unclear.split("<body")[-1]
     empty = html(Diagnosis("unknown", [], notes=["no file could be read"]), RunLog())
     assert "nothing could be read" in empty and "no file could be read" in empty

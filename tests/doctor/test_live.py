@@ -184,7 +184,7 @@ def test_a_finding_in_a_line():
 
 
 def test_the_lines_a_run_ends_with():
-    healthy = Diagnosis("gxpo", ["metrics.jsonl"], progress="reward gains 0.2")
+    healthy = Diagnosis("gxpo", ["metrics.jsonl"], progress="reward gains 0.2", points=10)
     assert closing(healthy) == ["doctor: no sickness found", "  reward gains 0.2"]
     sick = Diagnosis("gxpo", ["metrics.jsonl"], [finding("all_wrong", "critical", "proved")])
     assert closing(sick, "runs/one") == [

@@ -141,3 +141,17 @@ def test_a_console_whose_steps_nothing_tells_is_no_other_run(tmp_path):
     log = read(tmp_path)
     assert log.steps("reward").tolist() == [10, 20, 30]
     assert log.notes == ["console: rows have no step number: they were numbered in their order"]
+
+
+def test_questions_with_numbers_as_answers_are_no_figures(tmp_path):
+    lines = [{"question": f"{i} + 1 = ?", "answer": str(i + 1)} for i in range(12)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = [{"input": f"{i} + 1 = ?", "output": str(i), "score": 0.0, "step": i + 1} for i in range(12)]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows for _ in range(2)))
+    log = read(tmp_path)
+    assert log.rollouts is not None and log.rollouts.reference[:2] == ["1", "1"]
+
+
+def test_a_lightning_run_is_no_run_of_skyrl(tmp_path):
+    (tmp_path / "a.csv").write_text("trainer/global_step,epoch,loss\n" + "".join(f"{i},0,0.5\n" for i in range(3)))
+    assert read(tmp_path).source == "unknown"

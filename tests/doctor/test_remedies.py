@@ -11,7 +11,7 @@ import pytest
 from tests.doctor.logs import log
 
 from gxpo.doctor import RunLog, diagnosis
-from gxpo.doctor.diagnosis import LINES
+from gxpo.doctor.readers.trainers import trainers
 from gxpo.doctor.remedies import FOLDER, SOURCES, foremost, lines_for, remedies, remedy_table
 from gxpo.doctor.sickness import SICKNESSES
 from gxpo.methods.compose import method
@@ -50,7 +50,7 @@ KEYS = {
 KEYS["unsloth"], PYTHON["unsloth"] = KEYS["trl"], PYTHON["trl"]
 SAID = [
     (s, f"{n}-{i}", line) for s in SOURCES for n, lines in remedy_table(s).items() for i, line in enumerate(lines)
-] + [(s, f"enable-{need}", line) for s, t in LINES.items() for need, line in t.items()]
+] + [(s, f"enable-{need}", line) for s in ("trl", "verl", "gxpo") for need, line in trainers()[s].lines.items()]
 
 
 @pytest.mark.parametrize("source", ["trl", "verl", "gxpo", "unsloth", "openrlhf", "prime-rl", "unknown"])

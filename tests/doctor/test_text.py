@@ -54,3 +54,13 @@ def test_unchecked_sicknesses_take_six_lines_the_widest_first():
     assert lines[0] == "not checked, why 7: s7, s9; to check: line 7"
     assert lines[1] == "not checked, why 0: s0; to check: line 0"
     assert lines[5] == "not checked either, see --json: s4, s5, s6"
+
+
+def test_without_a_verdict_columns_and_advice_are_listed():
+    keys = [f"key{i:02d}" for i in range(23)]
+    lines = text(Diagnosis("unknown", ["own.csv"], unknown_keys=keys, advice=["run on"])).splitlines()
+    assert lines[0] == "unknown run: no verdict: no logged point of a reward or success rate, and 10 are needed"
+    assert lines[-2:] == [f"not recognised: {', '.join(keys[:20])} and 3 more", "for a verdict: run on"]
+    assert "for a verdict" not in text(
+        Diagnosis("unknown", ["own.csv"], points=10, unknown_keys=keys, advice=["run on"])
+    )

@@ -26,19 +26,26 @@ def doctor(
     listed: Annotated[
         bool, typer.Option("--list", help="List every sickness it can diagnose, with its statistic.")
     ] = False,
+    mappings: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="NAME=KEY", help="Take a column of the log for what NAME means (repeatable)."),
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="The run to read, of a file that holds several.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Diagnose a training run from its logs and files: TRL, verl, gxpo, OpenRLHF, prime-rl, unsloth.
+    """Diagnose a training run from its logs: TRL, verl, NeMo-RL, slime, ROLL, SkyRL, AReaL, Trinity-RFT, gxpo, others.
 
-    One cause first, its consequences under it, with evidence and remedies in that trainer's own keys. Exit code 0:
-    healthy, 1: a warning or worse, 2: nothing could be read. No file that a run's configuration names is run; --reward
-    names one that is.
+    One cause first, its consequences under it, with evidence and remedies in that trainer's own keys. Exit code 0: no
+    sickness found, 1: a warning or worse, 2: no verdict, since too little of the reward was read. No file that a run's
+    configuration names is run; --reward names one that is.
 
     Example: gxpo doctor runs/arithmetic
 
     Example: gxpo doctor outputs/checkpoint-500 --json
 
     Example: gxpo doctor outputs --reward rewards.py:accuracy
+
+    Example: gxpo doctor my.csv --map reward=train/rewards_mean
     """
     from gxpo.base.errors import GxpoError
     from gxpo.doctor import Diagnosis, diagnose, read
@@ -57,7 +64,7 @@ def doctor(
         fail("give a PATH: a run directory or one of its files (or --list)")
     # With --json, an unreadable path is a diagnosis, too: a script that parses the output need not catch an error.
     try:
-        log = read(path)
+        log = read(path, mapping=_mapping(mappings or []), run=run)
     except GxpoError as error:
         if not as_json:
             raise
@@ -80,6 +87,14 @@ def doctor(
             fail(f"--html {html}: {error.strerror}; give a file in a directory that exists and can be written")
     say(json.dumps(diagnosis.as_json(), indent=1) if as_json else text(diagnosis))
     raise typer.Exit(diagnosis.exit_code)
+
+
+def _mapping(pairs: list[str]) -> dict[str, str]:
+    """Parse NAME=KEY pairs; a key may hold further equals signs."""
+    mapping = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    if bad := next((pair for pair in pairs if "=" not in pair or not all(pair.split("=", 1))), None):
+        fail(f"--map {bad}: give NAME=KEY, e.g. reward=train/rewards_mean")
+    return mapping
 
 
 @app.command()

@@ -16,7 +16,7 @@ from gxpo.compare.discovery import Group, RunDirectory, differing, distinguishes
 from gxpo.compare.jobs import Job
 from gxpo.compare.reading import figures_of, read_run
 from gxpo.compare.results import Arm, Budget, RunResult, Unit
-from gxpo.doctor.readers.key_tables import GXPO
+from gxpo.doctor.readers.trainers import trainer
 from gxpo.training import metrics
 from gxpo.training.directory import EVALUATIONS, METRICS
 
@@ -120,7 +120,7 @@ def _measure(groups: Sequence[Group], requested: str | None) -> tuple[str, list[
     only_gxpo = all(run.log is None for run in runs)
     # Logs of other trainers name a figure as the doctor does; gxpo's runs alone are compared under gxpo's own key.
     if requested is not None:
-        name = requested if only_gxpo else GXPO.get(requested, requested)
+        name = requested if only_gxpo else trainer("gxpo").keys.get(requested, requested)
     else:
         # The first default that all runs have, held-out figures first.
         name = next((c for c in foreign.DEFAULT_MEASURES if all(_has(run, c) for run in runs)), None)
@@ -133,7 +133,7 @@ def _measure(groups: Sequence[Group], requested: str | None) -> tuple[str, list[
         name = _own_name(name) if only_gxpo else name
     notes = []
     # A figure of training is measured on the tasks that are trained on, and by chance at each step.
-    if not (foreign.held_out(name) or GXPO.get(name, "").startswith("eval/")):
+    if not (foreign.held_out(name) or trainer("gxpo").keys.get(name, "").startswith("eval/")):
         reason = ""
         lacking = [str(run.path) for run in runs if not any(_has(run, c) for c in foreign.DEFAULT_MEASURES[:2])]
         if requested is None and 0 < len(lacking) < len(runs):
@@ -157,7 +157,7 @@ def _has(run: RunDirectory, name: str) -> bool:
 
 def _own_name(name: str) -> str:
     """gxpo's own key of a figure named as in `gxpo.doctor.runlog`."""
-    return next((k for k, v in GXPO.items() if v == name), name)
+    return next((k for k, v in trainer("gxpo").keys.items() if v == name), name)
 
 
 def _result(group: Group, run: RunDirectory, measure: str, budget: Budget | None = None) -> RunResult:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from gxpo.doctor import checks  # noqa: F401  # registers them
-from gxpo.doctor.finding import Diagnosis, Finding, Unchecked
+from gxpo.doctor.finding import LEAST_POINTS, Diagnosis, Finding, Unchecked
+from gxpo.doctor.readers.keys import lookalikes
+from gxpo.doctor.readers.trainers import UNKNOWN, trainer
 from gxpo.doctor.remedies import SCORE_SUSPECTS, remedies
 from gxpo.doctor.rollouts import Rollouts
 from gxpo.doctor.runlog import RunLog
@@ -23,7 +27,7 @@ CONSEQUENCE_TITLES = {
     "lr_too_high": "the policy has collapsed",
     "verifier_outage": "the reward stays at one level",
 }
-LEAST = 5  # logged steps below which most checks report nothing
+MOST_PROPOSED = 3  # keys that are proposed as the reward
 SILENT = {"all_wrong", "all_right", "group_too_small", "no_diversity"}  # groups of equal scores are what is wrong
 
 # Reasons for which a sickness could not be looked for, by the source that it needs.
@@ -43,53 +47,10 @@ MISSING = {
     "zero_signal": "the share of zero-signal groups was not logged",
     "reward_std": "no spread of the reward was logged",
 }
-# The setting that switches a source on. A sickness whose sources are all missing here is not listed as unchecked: a
-# run without tools has no failing calls, one without a KL term no KL that is too strong.
-TRL = {
-    "rollouts": "log_completions=True writes completions/*.parquet",
-    "references": "log_extra('answer', answers) in the reward function, with log_completions=True",
-    "entropy": "a newer TRL (1.16 logs entropy)",
-    "kl": "beta=0.001 (loads a reference model)",
-    "truncated": "a newer TRL (1.16 logs completions/clipped_ratio)",
-    "gap_mean": "with use_vllm=True: vllm_importance_sampling_correction=True",
-    "eval/accuracy": "eval_strategy='steps', eval_steps=10, and an eval_dataset",
-    "component/NAME": "reward_funcs=[correct, well_formed]: a function for each aspect",
-    "lr": "logging_steps=1",
-    "loss": "logging_steps=1",
-    "weights_crc": "callbacks=[gxpo.adapters.trl.Doctor()] looks at the weights",
-    "reward_std": "logging_steps=1",
-}
-LINES = {
-    "trl": TRL,
-    "unsloth": {k: v for k, v in TRL.items() if "gxpo" not in v},
-    "verl": {
-        "rollouts": "trainer.rollout_data_dir=DIR",
-        "references": "trainer.rollout_data_dir=DIR, with reward_model.ground_truth in the data",
-        "entropy": "actor_rollout_ref.actor.calculate_entropy=True",
-        "kl": "actor_rollout_ref.actor.use_kl_loss=True (loads a reference model)",
-        "truncated": "trainer.logger=[console,file]",
-        "clip_fraction": "trainer.logger=[console,file]",
-        "gap_mean": "actor_rollout_ref.rollout.calculate_log_probs=True",
-        "eval/accuracy": "trainer.test_freq=10",
-        "component/NAME": "compute_score returns {'score': ..., NAME: ...}, with trainer.rollout_data_dir=DIR",
-        "lr": "trainer.logger=[console,file]",
-        "loss": "trainer.logger=[console,file]",
-        "zero_signal": "trainer.rollout_data_dir=DIR",
-    },
-    "gxpo": {
-        "rollouts": "trainer.rollouts_every=10",
-        "references": "trainer.rollouts_every=10 with this version of gxpo, which records the tasks' answers",
-        "kl": "objective.kl.coef=0.001 (loads a reference model)",
-        "eval/accuracy": "eval.every=10",
-        "component/NAME": "scoring.weights={correct: 1, well_formed: 0.2}: a reward for each aspect",
-    },
-}
-ANY = {
-    "rollouts": "keep the completions of some steps beside the metrics: prompt, completion, reward, step",
-    "truncated": "log the share of completions that the length limit cut",
-    "entropy": "log the mean entropy of the policy",
-    "eval/accuracy": "evaluate on held-out prompts every few steps",
-}
+# Keys that are no figures of the training, and need not be named where the reward is looked for.
+CLOCKS = re.compile(
+    r"time|timing|perf|memory|runtime|per_sec|tflops|_timestamp|_runtime|epoch|step$|num_tokens|gpu", re.I
+)
 RECOMPUTED = ("ngrpo", "psr_nsr", "reinforce_pp")  # methods that may give a signal to groups of equal scores
 RECOMPUTED_STEPS, LONGEST = 8, 64  # steps that are recomputed, tokens of a stand-in completion
 NEVER_UNCHECKED = {"kl_too_high"}  # a KL that is not logged is no term of the loss, so it can't be too strong
@@ -104,7 +65,8 @@ def diagnose(log: RunLog, *, recompute: bool = False, further: Sequence[Finding]
     further     findings of checks outside, which are put in order with the others
     """
     if not log.series and log.rollouts is None:
-        return Diagnosis(log.source, [], notes=[*log.notes, *(f"the console says: {m}" for m in log.messages[-5:])])
+        notes = [*log.notes, *(f"the console says: {m}" for m in log.messages[-5:])]
+        return Diagnosis(log.source, list(log.read) if log.raw else [], notes=notes, **_evidence(log))
     # a copy without cached conclusions: series may have been added since the last diagnosis
     log = replace(log)
     findings = [f for s in SICKNESSES.values() if (f := s.check(log)) is not None]
@@ -116,8 +78,39 @@ def diagnose(log: RunLog, *, recompute: bool = False, further: Sequence[Finding]
     has_signal = is_suspect or (log.has("zero_signal") and log.mean("zero_signal") < 0.5)
     if recompute and log.training_rollouts is not None and not has_signal:
         findings = [_with_signal(f, log.training_rollouts) for f in findings]
-    few = log.n_steps if log.n_steps < LEAST else 0
-    return Diagnosis(log.source, list(log.read), findings, unchecked(log), progress(log), list(log.notes), few)
+    return Diagnosis(
+        log.source, list(log.read), findings, unchecked(log), progress(log), list(log.notes), **_evidence(log)
+    )
+
+
+def _evidence(log: RunLog) -> dict[str, Any]:
+    """Points of the reward, keys that have no name, and what would enable a verdict: fields of `Diagnosis`."""
+    points = max(len(log.values(name)) for name in ("reward", "success"))
+    one = trainer(log.source)
+    unknown_keys = sorted(s.key for k, s in log.raw.items() if not CLOCKS.search(s.key) and not one.has(k))
+    advice = []
+    if points < LEAST_POINTS:
+        advice = [
+            f"{key!r} looks like the {'reward' if name == 'reward' else 'success rate'}: --map {name}={key}"
+            for name, key in lookalikes([k for k in unknown_keys if one.plain(k) not in one.no_reward])[:MOST_PROPOSED]
+        ]
+        if points:
+            advice.append(
+                f"{log.key('reward' if log.has('reward') else 'success')}: run on, to {LEAST_POINTS} logged steps"
+            )
+        else:
+            advice.append(_lines(log.source).get("reward", _lines(UNKNOWN)["reward"]))
+    return {"points": points, "unknown_keys": unknown_keys, "advice": advice}
+
+
+def _lines(source: str) -> Mapping[str, str]:
+    """The settings of a trainer that switch the source of a check on.
+
+    A sickness whose sources are all missing here is not listed as unchecked: a run without tools has no failing calls,
+    one without a KL term no KL that is too strong.
+    """
+    lines = trainer(source).lines
+    return {k: v for k, v in lines.items() if "gxpo" not in v} if source == "unsloth" else lines
 
 
 def _with_signal(finding: Finding, rollouts: Rollouts) -> Finding:
@@ -311,12 +304,12 @@ def unchecked(log: RunLog) -> list[Unchecked]:
     if not log.read:
         return []
     missing = []
-    lines = LINES.get(log.source, ANY)
+    lines = _lines(log.source)
     # of alternatives, the first that this trainer can log is proposed
     for s in SICKNESSES.values():
         if s.id in NEVER_UNCHECKED or not s.needs or any(_has_source(log, need) for need in s.needs):
             continue
-        need = next((n for n in s.needs if n in lines), None)
+        need = next((n for n in s.needs if n in lines and n in MISSING), None)
         if need is not None:
             missing.append(Unchecked(s.id, MISSING[need], lines[need]))
     return missing

@@ -54,12 +54,17 @@ class Unchecked:
     enable: str
 
 
+LEAST_POINTS = 10  # logged points of the reward or of a success rate, below which nothing is called healthy
+
+
 @dataclass
 class Diagnosis:
     """All findings of one run, the root cause first.
 
-    progress  one line: change of reward and evaluations with intervals, or the least gain that would have been seen
-    few       number of logged steps if there are too few for most checks, else 0
+    progress      one line: change of reward and evaluations with intervals, or the least gain that would have been seen
+    points        logged points of the reward or of a success rate
+    unknown_keys  keys in the files that have no name here
+    advice        the lines that would enable a verdict, where there is none
     """
 
     source: str
@@ -68,25 +73,34 @@ class Diagnosis:
     unchecked: list[Unchecked] = field(default_factory=list)
     progress: str = ""
     notes: list[str] = field(default_factory=list)
-    few: int = 0
+    points: int = 0
+    unknown_keys: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
 
     @property
     def sick(self) -> bool:
         return any(f.severity != "note" for f in self.findings)
 
     @property
+    def is_conclusive(self) -> bool:
+        """True if the run is sick, or if its reward shows that it is not: without evidence nothing is healthy."""
+        return self.sick or (bool(self.read) and self.points >= LEAST_POINTS)
+
+    @property
     def exit_code(self) -> int:
-        """0 healthy, 1 a warning or worse, 2 nothing could be read."""
-        return 2 if not self.read else int(self.sick)
+        """0 no sickness found, 1 a warning or worse, 2 no verdict: nothing read, or too little of the reward."""
+        return int(self.sick) if self.is_conclusive else 2
 
     @property
     def verdict(self) -> str:
-        """One line: the first finding and its gravest consequence, or that nothing was found."""
-        if not self.read:
+        """One line: the first finding and its gravest consequence, or that nothing was found, or that none can be."""
+        if not self.read and not self.sick:
             return "nothing could be read"
+        if not self.is_conclusive:
+            logged = f"{self.points} logged point{'s' * (self.points > 1)}" if self.points else "no logged point"
+            return f"no verdict: {logged} of a reward or success rate, and {LEAST_POINTS} are needed"
         if not self.sick:
-            steps = f" in {self.few} logged step{'s' * (self.few > 1)}, too few for most checks" if self.few else ""
-            return f"no sickness found{steps}"
+            return "no sickness found"
         first = self.findings[0]
         follow = [f for f in self.findings if f.follows_from == first.ids[0]]
         # all_wrong is told even as a warning: a run in which nothing is right is what its user came with
@@ -100,6 +114,9 @@ class Diagnosis:
             "findings": [f.as_json() for f in self.findings],
             "unchecked": [{"id": u.id, "why": u.why, "enable": u.enable} for u in self.unchecked],
             "progress": self.progress,
-            "few": self.few,
+            "verdict": self.verdict,
+            "points": self.points,
+            "unknown_keys": self.unknown_keys,
+            "advice": self.advice,
             "notes": self.notes,
         }

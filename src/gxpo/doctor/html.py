@@ -60,6 +60,8 @@ def verdict_panel(diagnosis: Diagnosis) -> Html:
     if not diagnosis.read:
         return verdict("note", diagnosis.verdict, diagnosis.notes[:3], label="nothing read")
     lines = [diagnosis.progress] if diagnosis.progress else []
+    if not diagnosis.is_conclusive:
+        return verdict("note", diagnosis.verdict, [*lines, *diagnosis.advice], label="no verdict")
     if not diagnosis.sick:
         return verdict("healthy", diagnosis.verdict, lines, label="no alarm")
     first = diagnosis.findings[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -16,10 +16,14 @@ from gxpo.doctor.readers.console import MOST_MESSAGES
 from gxpo.doctor.readers.files import candidates, dump_source, read_file
 from gxpo.doctor.readers.table import Columns, Table
 from gxpo.doctor.rollout_files import rollouts
-from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.runlog import NAMES, RunLog
 from gxpo.doctor.series import Series
 
-LOOKED_FOR = "trainer_state.json, metrics as JSON lines, CSV or TensorBoard events, console texts, dumps of rollouts"
+LOOKED_FOR = (
+    "trainer_state.json, metrics as JSON lines, CSV or TensorBoard events, stores of MLflow and trackio, consoles, "
+    "dumps of rollouts"
+)
+LEAST_ROLLOUTS = 2  # of a step, for a curve of the completions
 # Kinds of files, the most exact first: of a figure that two files have, the first kind's counts.
 _ORDER = ("state", "rows", "table", "events", "console")
 # Figures that do not tell runs apart: equal in different runs (schedules) or different in logs of one (clocks).
@@ -29,12 +33,17 @@ _UNINFORMATIVE = re.compile(
 )
 
 
-def read(path: str | Path) -> RunLog:
+def read(path: str | Path, *, mapping: Mapping[str, str] | None = None, run: str | None = None) -> RunLog:
     """Read a file, or a directory and those below it.
 
-    Raises `RecordError` where there is nothing at `path`, or several runs. A path in which nothing can be read gives a
-    log with an empty `read` and a note.
+    Raises `RecordError` where there is nothing at `path`, or several runs, or where `mapping` has an unknown name or a
+    key that no file has. A path in which nothing can be read gives a log with an empty `read` and a note.
+
+    mapping  name of `gxpo.doctor.runlog.NAMES` -> the trainer's key that has it, before what is known of its keys
+    run      name of the run to read, of a store or table that holds several
     """
+    mapping = dict(mapping or {})
+    _check_names(mapping)
     root = Path(path)
     try:
         exists = root.is_dir() or root.is_file()
@@ -45,13 +54,18 @@ def read(path: str | Path) -> RunLog:
     files, notes = candidates(root)
     base = root if root.is_dir() else root.parent
     tables: dict[str, Table] = {}
-    unrecognised: list[Path] = []
+    other_files: list[Path] = []
+    unknown_tables: dict[str, Table] = {}
     for file in files:
-        table = read_file(file)
+        table = read_file(file, run)
         if table is None:
-            unrecognised.append(file)
+            other_files.append(file)
+        elif not table.is_known:
+            unknown_tables[file.relative_to(base).as_posix()] = table
+            other_files.append(file)  # questions with answers that are numbers look like figures, too
         else:
             tables[file.relative_to(base).as_posix()] = table
+    tables |= _unknown_to_use(unknown_tables, tables, mapping)
     log = RunLog(notes=notes)
     # a table without rows is a configuration; a console text may be both
     configurations = {name: table for name, table in tables.items() if not table.rows}
@@ -61,10 +75,14 @@ def read(path: str | Path) -> RunLog:
     # runs are told apart by rows that have their steps, so that numbering comes first
     members = _one_run({name: table for name, table in tables.items() if table.rows}, str(path))
     log.source = keys.source(set().union(*(table.columns for table in members.values())))
+    # the form of a file may tell the trainer where its keys are those of others, too
+    if log.source == "unknown" and "verl" in set().union(*(table.hints for table in members.values())):
+        log.source = "verl"
     _add_settings(log, members, configurations)
-    add_series(log, members)
+    add_series(log, members, mapping)
     # after metrics and settings: these tell reward functions, weights and evaluations of the rollouts
-    _add_rollouts(log, unrecognised, base)
+    _add_rollouts(log, other_files, base)
+    add_curves(log)
     # notes of files of other runs or of none would mislead
     tables_read = {n: t for n, t in {**members, **configurations}.items() if n in log.read or t.notes}
     for name, table in tables_read.items():
@@ -78,6 +96,38 @@ def read(path: str | Path) -> RunLog:
         what = f"none of {len(files):,} files" if root.is_dir() else "nothing"
         log.notes.append(f"{path}: {what} could be read; looked for: {LOOKED_FOR}")
     return log
+
+
+def _check_names(mapping: Mapping[str, str]) -> None:
+    """Raise `RecordError` for a name that the doctor does not know."""
+    for name in mapping:
+        inner = name.removeprefix("eval/")
+        if name not in NAMES and inner not in NAMES and not inner.startswith(("component/", "component_std/")):
+            raise RecordError(f"--map {name}={mapping[name]}: no name {name!r}{_nearest(name, NAMES)}")
+
+
+def _nearest(word: str, words: Collection[str]) -> str:
+    """Ask for the most alike of several words; "" where none is."""
+    from rapidfuzz import process
+
+    match = process.extractOne(word, list(words), score_cutoff=50)
+    return f"; did you mean {match[0]!r}?" if match is not None else ""
+
+
+def _unknown_to_use(
+    unknown: Mapping[str, Table], tables: Mapping[str, Table], mapping: Mapping[str, str]
+) -> dict[str, Table]:
+    """Tables of figures that no trainer is known to write, as far as they are needed: those with a key that the user
+    tables_with_key; without any other figures the longest."""
+    tables_with_key = {
+        name: table
+        for name, table in unknown.items()
+        if any(key in table.columns or key in table.spellings.values() for key in mapping.values())
+    }
+    if tables_with_key or any(table.rows for table in tables.values()) or not unknown:
+        return tables_with_key
+    longest = max(unknown, key=lambda name: len(unknown[name].rows))
+    return {longest: unknown[longest]}
 
 
 def _configurations_beside(file: Path, base: Path) -> dict[str, Table]:
@@ -135,20 +185,25 @@ def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Map
     log.read = sorted({*log.read, *members})
 
 
-def add_series(log: RunLog, members: Mapping[str, Table]) -> None:
-    """Add the series of the files of one run."""
+def add_series(log: RunLog, members: Mapping[str, Table], mapping: Mapping[str, str] | None = None) -> None:
+    """Add the series of the files of one run; `mapping` of names to keys is before what is known of the keys."""
     merged = _last_phase(log, _merged(members))
+    spelling = {key: text for table in members.values() for key, text in table.spellings.items()}
+    name_of_key = _mapped_keys(mapping or {}, merged, spelling)
     if log.config.get("scale") == "batch" and "frac_reward_zero_std" in merged:
         log.notes.append("frac_reward_zero_std is of the whole batch with this scaling, not of groups: not used")
         steps, values = merged.pop("frac_reward_zero_std")
         log.raw["frac_reward_zero_std"] = Series(np.array(steps), np.array(values), "frac_reward_zero_std")
-    name_of = keys.names(merged, log.source)
+    name_of = keys.names(merged, log.source, name_of_key)
     for key, (steps, values) in merged.items():
-        series = Series(np.array(steps, dtype=float), np.array(values, dtype=float), key)
+        figures = np.array(steps, dtype=float), np.array(values, dtype=float)
         if key in name_of:
-            log.series[name_of[key]] = series
+            # trackers rewrite TRL's keys, which is undone; of an unknown program the key stays as it is
+            log.series[name_of[key]] = Series(*figures, spelling[key] if log.source == "unknown" else key)
         else:
-            log.raw[key] = series
+            log.raw[key] = Series(*figures, spelling[key])
+    for name, (steps, values, text) in keys.formula_figures(merged, log.source, log.series).items():
+        log.series[name] = Series(steps, values, text)
     evaluations, notes = keys.evaluations(merged, log.source)
     for name, (steps, values, key) in evaluations.items():
         if name in log.series:
@@ -156,6 +211,43 @@ def add_series(log: RunLog, members: Mapping[str, Table]) -> None:
         log.series[name] = Series(np.array(steps, dtype=float), np.array(values, dtype=float), key)
         log.raw.pop(key, None)
     log.notes += notes
+
+
+def _mapped_keys(mapping: Mapping[str, str], columns: Columns, spelling: Mapping[str, str]) -> dict[str, str]:
+    """Key of a column -> the name that the user gave it, by the key as it is written or as the trainer has it.
+
+    `RecordError` for a key that no file has.
+    """
+    name_of_key: dict[str, str] = {}
+    for name, wanted_key in mapping.items():
+        key = next((k for k in columns if wanted_key in (k, spelling.get(k))), None)
+        if key is None:
+            everything = {*columns, *spelling.values()}
+            raise RecordError(
+                f"--map {name}={wanted_key}: no file has a column {wanted_key!r}{_nearest(wanted_key, everything)}"
+            )
+        name_of_key[key] = name
+    return name_of_key
+
+
+def add_curves(log: RunLog) -> None:
+    """Add curves of reward, success, length and cut answers from the completions, where no file has the first two.
+
+    A run that has saved no metrics yet may have its completions: TRL saves the former every 500 steps.
+    """
+    rollouts = log.training_rollouts
+    if rollouts is None or "reward" in log.series or "success" in log.series:
+        return
+    columns = {"reward": "score", "success": "success", "length": "tokens", "truncated": "truncated"}
+    for name, column in columns.items():
+        values = getattr(rollouts, column)
+        usable = np.isfinite(values) & (rollouts.step >= 0)
+        if name in log.series or not usable.any():
+            continue
+        steps, place, counts = np.unique(rollouts.step[usable], return_inverse=True, return_counts=True)
+        means = np.bincount(place, weights=values[usable]) / counts
+        is_curve = counts >= LEAST_ROLLOUTS
+        log.series[name] = Series(steps[is_curve].astype(float), means[is_curve], f"mean {column} of the completions")
 
 
 def _last_phase(log: RunLog, columns: Columns) -> Columns:

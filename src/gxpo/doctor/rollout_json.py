@@ -13,13 +13,35 @@ from gxpo.doctor.rollouts import NAN, Row, completion_text, first_reference, int
 GXPO = "gxpo.rollouts/1"
 READ = 400 * 2**20  # bytes of JSON Lines that are looked at
 PROMPTS = ("prompt", "input", "question", "query", "instruction", "problem")
-COMPLETIONS = ("completion", "output", "response", "answer_text", "generation", "prediction")
-SCORES = ("reward", "score", "rewards", "total_reward")
+COMPLETIONS = ("completion", "output", "response", "responses", "answer_text", "generation", "prediction")
+SCORES = ("reward", "score", "rewards", "scores", "total_reward")
 GROUPS = ("group", "uid", "group_id", "prompt_id", "group_index")
 _SUCCESS = ("acc", "success", "correct", "is_correct", "passed")
-_NUMBERS_OF_ROWS = {"index", "idx", "id", "epoch", "rank", "seed", "timestamp", "sample_index", "global_step", "step"}
+_NUMBERS_OF_ROWS = {
+    "index",
+    "idx",
+    "id",
+    "epoch",
+    "rank",
+    "seed",
+    "timestamp",
+    "sample_index",
+    "global_step",
+    "step",
+    "gen_step",
+}
+_ABOUT_SEQUENCES = {
+    "entropy",
+    "seqlen",
+    "prompt_len",
+    "sample_idx",
+    "task_id",
+    "head_version",
+    "tail_version",
+    "difficulty",
+}
 _LENGTHS = ("tokens", "completion_tokens", "num_tokens", "completion_length", "response_length", "length")
-_STEPS = ("step", "global_step", "training_step", "iteration")
+_STEPS = ("step", "global_step", "training_step", "iteration", "gen_step", "tail_version")  # the last: AReaL
 
 
 @dataclass(frozen=True)
@@ -90,7 +112,11 @@ def columns(names: Sequence[str]) -> Columns | None:
 
     completion = first(COMPLETIONS)
     prompt, score, group = first(PROMPTS), first(SCORES), first(GROUPS)
-    if completion is None or (prompt is None and group is None) or (score is None and "advantage" not in lower):
+    if (
+        completion is None
+        or (prompt is None and group is None)
+        or (score is None and not {"advantage", "advantages"} & lower.keys())
+    ):
         return None
     return Columns(prompt, completion, score, group, first(_STEPS), first_reference(names))
 
@@ -184,7 +210,8 @@ class _TableRows:
         reward_object = _object(value.get("rewards"))
         components = {str(k): number(v) for k, v in reward_object.items()} if reward_object else self._components(value)
         score = number(value.get(n.score)) if n.score else NAN
-        if n.score == "rewards" and components:
+        # without a total, or with an object of components in its place, it is their sum
+        if (n.score == "rewards" or n.score is None) and components:
             finite = [v for v in components.values() if v == v]
             score = sum(finite) if finite else NAN
         # trackers write names in any case
@@ -218,7 +245,17 @@ class _TableRows:
         return {k: number(v) for k, v in other.items()}
 
 
-_OTHER = {*_NUMBERS_OF_ROWS, *_LENGTHS, *_SUCCESS, "temperature", "truncated", "num_turns", "request_id", "uid"}
+_OTHER = {
+    *_NUMBERS_OF_ROWS,
+    *_ABOUT_SEQUENCES,
+    *_LENGTHS,
+    *_SUCCESS,
+    "temperature",
+    "truncated",
+    "num_turns",
+    "request_id",
+    "uid",
+}
 
 
 def _object(value: Any) -> dict[str, Any]:

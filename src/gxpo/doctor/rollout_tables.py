@@ -50,8 +50,32 @@ def read_lines(path: Path, keys: Sequence[str], budget: int, large: int = LARGE)
     if size <= large:
         lines = path.read_bytes().split(b"\n")
         numbered = [(i + 1, line) for i, line in enumerate(lines) if line.strip()]
-        return _chosen_lines(numbered, keys, budget, path.name)
-    return _stretches(path, size, keys, budget)
+        sample = _chosen_lines(numbered, keys, budget, path.name)
+    else:
+        sample = _stretches(path, size, keys, budget)
+    return _without_columns(sample, keys, budget, path.name)
+
+
+def _without_columns(sample: Lines, keys: Sequence[str], budget: int, salt: str) -> Lines:
+    """Take lines of columns apart into rows, of which about `budget` are kept; other lines stay as they are."""
+    rows = [(number, row) for number, line in sample.rows for row in line_rows(line)]
+    if len(rows) == len(sample.rows):
+        return sample
+    row_keys = [tuple(repr(row.get(k)) for k in keys) for _, row in rows]
+    chosen = by_step([k[0] if len(keys) > 1 else "" for k in row_keys], row_keys, budget, salt)
+    total = sample.total * len(rows) / max(len(sample.rows), 1)
+    return Lines([rows[i] for i in chosen], total, sample.bad, sample.exact)
+
+
+def line_rows(line: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of a line: itself, or one for each place of its columns, where all its values are lists of one length.
+
+    ms-swift's completions.jsonl and ROLL's dumps have a line of columns for each step.
+    """
+    lengths = {len(v) if isinstance(v, list) else -1 for v in line.values()}
+    if len(lengths) != 1 or not lengths - {-1, 0} or all(isinstance(v[0], (dict, list)) for v in line.values()):
+        return [line]
+    return [dict(zip(line, values, strict=True)) for values in zip(*line.values(), strict=True)]
 
 
 def _stretches(path: Path, size: int, keys: Sequence[str], budget: int) -> Lines:
@@ -144,7 +168,7 @@ def first_rows(path: Path, n: int = 8) -> list[dict[str, Any]]:
         if b"\n" not in head and head.lstrip()[:1] == b"{" and len(head) == 2**16:
             head += file.readline(_LONGEST)
     lines = [line for line in head.split(b"\n") if line.strip()][: 4 * n]
-    rows = [row for row in map(parsed, lines) if row is not None]
+    rows = [row for line in map(parsed, lines) if line is not None for row in line_rows(line)]
     return rows[:n]
 
 

@@ -117,7 +117,7 @@ def denominator(values: Floats, most: int = 4096) -> int | None:
 class RunLog:
     """Everything that was read of one run.
 
-    source     trl, verl, gxpo, openrlhf, prime-rl, unsloth or unknown
+    source     name of the trainer: a file of `doctor/trainers`, unsloth or unknown
     read       files, relative to the path that was asked for
     series     name (`NAMES`) -> figures, training rows only but for names under `eval/`
     rollouts   a sample of them; None: none were found

@@ -11,6 +11,7 @@ from gxpo.doctor.sickness import SICKNESSES, STAGES
 
 SHOWN = 300  # characters of a prompt or completion
 MOST = 6  # lines of what was not checked
+NAMED = 20  # columns that were not recognised
 
 
 def text(diagnosis: Diagnosis, *, with_notes: bool = False) -> str:
@@ -32,9 +33,22 @@ def text(diagnosis: Diagnosis, *, with_notes: bool = False) -> str:
         evidence_by_id[name] = printed | set(finding.evidence)
         lines += ["", *_finding(finding, number == 0, depth[name], printed)]
     lines += ["", f"read: {_listed(diagnosis.read)}"]
+    lines += _inconclusive(diagnosis)
     lines += [f"note: {note}" for note in diagnosis.notes]
     lines += _unchecked(diagnosis.unchecked)
     return "\n".join(lines)
+
+
+def _inconclusive(diagnosis: Diagnosis) -> list[str]:
+    """Lines on what would enable a verdict, and on the columns that were not recognised; none where there is one."""
+    if diagnosis.is_conclusive:
+        return []
+    names, rest = diagnosis.unknown_keys[:NAMED], len(diagnosis.unknown_keys) - NAMED
+    more = f" and {rest} more" if rest > 0 else ""
+    return [
+        *([f"not recognised: {', '.join(names)}{more}"] if names else []),
+        *(f"for a verdict: {line}" for line in diagnosis.advice),
+    ]
 
 
 def _unchecked(skipped: Sequence[Unchecked]) -> list[str]:

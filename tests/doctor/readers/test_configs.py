@@ -105,3 +105,66 @@ def test_printed_arguments_of_transformers(tmp_path):
     log = one(tmp_path, text + "{'reward': 0.5, 'reward_std': 0.1}\n", "log")
     assert log.config == {"beta": 0.04, "lr": 1e-6, "group_size": 8}
     assert log.values("reward").tolist() == [0.5]
+
+
+def test_configuration_of_nemo_rl_as_wandb_keeps_it(tmp_path):
+    (tmp_path / "w.csv").write_text("Step,r - train/reward,r - train/gen_kl_error\n1,0.5,0.001\n")
+    (tmp_path / "config.yaml").write_text(
+        "_wandb: {value: {cli_version: 0.20.0}}\n"
+        "grpo: {value: {num_generations_per_prompt: 16, max_num_steps: 500, normalize_rewards: true}}\n"
+        "loss_fn: {value: {reference_policy_kl_penalty: 0.01, ratio_clip_max: 0.2}}\n"
+        "policy:\n  value:\n    max_total_sequence_length: 512\n"
+        "    megatron_cfg: {enabled: true, optimizer: {lr: 5.0e-6}}\n"
+        "    optimizer: {kwargs: {lr: 1.0e-6}}\n    generation: {temperature: 1.0, max_new_tokens: 256}\n"
+    )
+    assert read(tmp_path).config == {
+        "lr": 5e-6,  # of the backend that trains
+        "group_size": 16,
+        "max_steps": 500,
+        "max_tokens": 256,
+        "temperature": 1,
+        "beta": 0.01,
+        "clip": 0.2,
+        "scale": "group",
+    }
+
+
+def test_a_reference_to_another_setting_is_followed(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"_step": 1, "ppo_actor/task_reward/avg": 0.5, "x": 1}) + "\n")
+    (tmp_path / "a.jsonl").write_text((tmp_path / "a.jsonl").read_text() * 2)
+    (tmp_path / "config.yaml").write_text(
+        "gconfig: {n_samples: 4, max_new_tokens: 1024, temperature: '${sampling.heat}'}\nsampling: {heat: 0.8}\n"
+        "actor: {kl_ctl: 0.0, eps_clip: 0.4, path: '${oc.env:HOME}', optimizer: {lr: 1.7e-5, gradient_clipping: 1.0}}\n"
+    )
+    assert read(tmp_path).config == {
+        "lr": 1.7e-5,
+        "group_size": 4,
+        "max_tokens": 1024,
+        "temperature": 0.8,
+        "beta": 0.0,
+        "clip": 0.4,
+        "max_grad_norm": 1,
+    }
+
+
+def test_overrides_and_options_on_command_lines(tmp_path):
+    skyrl = (
+        "+ uv run -m skyrl.train.entrypoints.main_base trainer.policy.optimizer_config.lr=1e-6 \\\n"
+        "  generator.n_samples_per_prompt=5 trainer.algorithm.use_kl_loss=true trainer.algorithm.kl_loss_coef=0.001\n"
+        "INFO - Step 1: \n{'reward/avg_raw_reward': '0.2500',\n 'policy/grad_norm': '0.4'}\n"
+    )
+    assert one(tmp_path, skyrl, "skyrl.log").config == {"lr": 1e-6, "group_size": 5, "beta": 0.001}
+    slime = (
+        "+ ray job submit -- python3 train.py --rollout-max-response-len 4096 --n-samples-per-prompt 8 --lr 1e-6\n"
+        "rollout 0: {'rollout/raw_reward': 0.25, 'rollout/returns': 0.0}\n"
+    )
+    assert one(tmp_path, slime, "slime.log").config == {"lr": 1e-6, "group_size": 8, "max_tokens": 4096}
+
+
+def test_arguments_that_ms_swift_saves(tmp_path):
+    rows = [{"reward": 0.5, "reward_std": 0.5, "global_step/max_steps": f"{i}/100"} for i in (1, 2)]
+    (tmp_path / "logging.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = {"model_type": "qwen2_5", "num_generations": 8, "max_completion_length": 512, "learning_rate": 1e-6}
+    (tmp_path / "args.json").write_text(json.dumps(arguments))
+    log = read(tmp_path)
+    assert log.config == {"lr": 1e-6, "group_size": 8, "max_tokens": 512} and log.steps("reward").tolist() == [1, 2]

@@ -94,9 +94,7 @@ def test_verl_console(tmp_path):
     assert log.values("eval/accuracy").tolist() == [0.508]
     assert log.values("eval/reward").tolist() == [0.565]
     assert log.messages == ["WARNING 06-17 cache is full"]
-    assert log.notes == [
-        "log.txt: figures have three decimals, so that an actor/lr of 0.000 is unknown and was left out"
-    ]
+    assert log.notes == ["log.txt: learning rates that were printed as 0.000 are unknown and were left out"]
 
 
 def test_openrlhf_console(tmp_path):
@@ -198,3 +196,76 @@ def test_own_loop_with_steps_and_words(tmp_path):
 def test_console_in_utf_16(tmp_path):
     (tmp_path / "log.txt").write_text(TRL_5, encoding="utf-16")
     assert read(tmp_path / "log.txt").values("reward").tolist() == [0.125, 0.5]
+
+
+def test_a_dict_below_its_step_as_skyrl_prints_it(tmp_path):
+    ray = "\x1b[36m(skyrl_entrypoint pid=1)\x1b[0m "
+    text = "".join(
+        f"{ray}INFO | tracking:log:180 - Step {i}: \n{ray}{{'generate/avg_num_tokens': '210.2000',\n"
+        f"{ray} 'policy/policy_lr': '0.0000',\n{ray} 'reward/avg_raw_reward': '0.2500'}}\n"
+        for i in (5, 6)
+    )
+    log = one(tmp_path, text)
+    assert log.source == "skyrl" and log.steps("reward").tolist() == [5, 6]
+    assert log.values("reward").tolist() == [0.25, 0.25] and "lr" not in log
+    assert log.notes == ["log.txt: learning rates that were printed as 0.000 are unknown and were left out"]
+
+
+def test_a_dict_behind_its_rollout_as_slime_prints_it(tmp_path):
+    text = (
+        "[10:00:00] train_metric_utils.py:135 - rollout 3: {'rollout/raw_reward': 0.25, 'rollout/rewards': 0.0}\n"
+        "[10:00:01] model.py:919 - step 6: {'train/loss': 0.01, 'train/lr-pg_0': 1e-06, 'train/step': 6}\n"
+        "[10:00:02] rollout_metrics.py:248 - eval 3: {'eval/aime': 0.5, 'eval/aime-pass@4': 0.75}\n"
+    )
+    log = one(tmp_path, text)
+    assert log.source == "slime"
+    assert (log.steps("reward").tolist(), log.values("reward").tolist()) == ([3], [0.25])
+    assert log.steps("loss").tolist() == [6] and log.values("lr").tolist() == [1e-6]
+    assert log.values("eval/reward").tolist() == [0.5] and log.key("eval/reward") == "eval/aime"
+
+
+def test_bullets_of_sections_as_nemo_rl_prints_them(tmp_path):
+    step = "=" * 25
+    text = "".join(
+        f"\n{step} Step {i}/100 {step}\n\U0001f4ca Training Results:\n"
+        "  \u2022 Loss: 0.0123\n  \u2022 Avg Reward: 0.25\n"
+        "\u23f1 Timing:\n  \u2022 policy_training: 5.1s (40.2%)\n"
+        for i in (1, 2)
+    )
+    text += "\U0001f4ca Validation Results:\n    \u2022 Accuracy: 0.5000\n    \u2022 Samples processed: 256\n"
+    log = one(tmp_path, text)
+    assert log.source == "nemo-rl" and log.steps("reward").tolist() == [1, 2]
+    assert log.key("reward") == "Training Results/Avg Reward"
+    assert log.values("eval/accuracy").tolist() == [0.5] and log.steps("eval/accuracy").tolist() == [2]
+
+
+def test_a_grid_of_keys_and_figures_as_areal_prints_it(tmp_path):
+    text = "".join(
+        f"20260521 StatsLogger INFO: Epoch 2/10 Step 1/20 Train step {i}/400 done.\n\u2552\u2550\u2564\u2550\u2555\n"
+        "\u2502 ppo_actor/task_reward/avg \u2502 2.5000e-01 \u2502 ppo_actor/seq_len/avg   \u2502 2.5000e+02 \u2502\n"
+        "\u2502 ppo_actor/update/lr       \u2502 1.7000e-05 \u2502 ppo_actor/prompt_len/avg \u2502 5.0000e+01 \u2502\n"
+        for i in (21, 22)
+    )
+    log = one(tmp_path, text)
+    assert log.source == "areal" and log.steps("reward").tolist() == [21, 22]
+    assert log.values("lr").tolist() == [1.7e-5, 1.7e-5]
+    # lengths are of prompt and answer together: 250 - 50
+    assert log.values("length").tolist() == [200, 200]
+    assert log.key("length") == "ppo_actor/seq_len/avg - ppo_actor/prompt_len/avg"
+
+
+def test_dicts_of_unknown_keys_are_rows_of_nobody(tmp_path):
+    log = one(tmp_path, "".join(f"{{'step': {i}, 'mean_episode_score': 0.5, 'zed': 2.0}}\n" for i in range(4)))
+    assert log.source == "unknown" and log.series == {} and sorted(log.raw) == ["mean_episode_score", "zed"]
+
+
+def test_arguments_that_megatron_prints(tmp_path):
+    text = (
+        "  kl_loss_coef .................................... 0.001\n"
+        "  lr .............................................. 1e-06\n"
+        "  n_samples_per_prompt ............................ 8\n"
+        "  rollout_max_response_len ........................ 4096\n"
+        "  use_kl_loss ..................................... True\n"
+        "[10:00:00] x.py:1 - rollout 0: {'rollout/raw_reward': 0.25, 'rollout/returns': 0.0}\n"
+    )
+    assert one(tmp_path, text).config == {"beta": 0.001, "lr": 1e-6, "group_size": 8, "max_tokens": 4096}

@@ -30,13 +30,13 @@ def test_wandb_export(tmp_path):
     assert log.values("reward").tolist() == [0.25, 0.5]
     assert np.isnan(log.series["reward"].values[2])
     assert log.series["eval/reward"].steps.tolist() == [20]
-    assert log.key("reward") == "reward"
+    assert log.key("reward") == "train/reward"  # of whichever trainer
     assert log.raw == {}
 
 
 def test_wandb_export_of_two_runs_is_refused(tmp_path):
     text = '"Step","a - train/reward","b - train/reward"\n1,0.5,0.25\n'
-    with pytest.raises(RecordError, match=r"w.csv holds 2 runs: a, b: export one of them"):
+    with pytest.raises(RecordError, match=r"w.csv holds 2 runs: a, b: choose one, --run 'b'"):
         one(tmp_path, text, "w.csv")
 
 

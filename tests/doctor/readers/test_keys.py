@@ -48,7 +48,8 @@ def test_of_two_keys_with_one_name_the_first_of_the_table_counts():
 
 def test_the_trainer_is_told_by_keys_that_it_alone_writes():
     assert source(["reward", "rewards/f/mean", "frac_reward_zero_std"]) == "trl"
-    assert source(["critic/score/mean", "actor/pg_loss"]) == "verl"
+    assert source(["critic/score/mean", "timing_s/step"]) == "verl"
+    assert source(["critic/score/mean", "actor/pg_loss"]) == "unknown"  # ROLL and Trinity write them, too
     assert source(["success_rate", "zero_signal_groups"]) == "gxpo"
     assert source(["success_rate"]) == "unknown"  # one such key may be anybody's
     assert source(["reward", "loss"]) == "unknown"

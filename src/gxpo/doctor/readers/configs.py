@@ -1,4 +1,8 @@
-"""Readers of configurations: settings of five trainers under the names of `gxpo.doctor.runlog.SETTINGS`."""
+"""Readers of configurations: settings of trainers under the names of `gxpo.doctor.runlog.SETTINGS`.
+
+Settings that are one key are in `doctor/trainers/*.yaml`: of several keys the first that is there counts. Nested keys
+are joined by dots, and a key counts whatever stands before it ("grpo.learning_rate", "config.trainer.steps").
+"""
 
 from __future__ import annotations
 
@@ -10,112 +14,15 @@ from typing import Any
 
 from gxpo.base.errors import GxpoError
 from gxpo.doctor.readers.table import Table, flat
+from gxpo.doctor.readers.trainers import trainer as trainer_of
+from gxpo.doctor.readers.trainers import trainers
 
 LARGEST = 2_000_000  # characters of a file that may be a configuration
 
-# Settings that are one key; of several keys the first that is there counts. Nested keys are joined by dots, and a key
-# counts whatever stands before it ("grpo.learning_rate", "config.trainer.steps").
-_TRL = {
-    "lr": ("learning_rate",),
-    "schedule": ("lr_scheduler_type",),
-    "max_steps": ("max_steps",),
-    "group_size": ("num_generations",),
-    "beta": ("beta",),
-    "epochs": ("num_iterations",),
-    "clip": ("epsilon",),
-    "temperature": ("temperature",),
-    "top_k": ("top_k",),
-    "top_p": ("top_p",),
-    "max_tokens": ("max_completion_length",),
-    "mask_truncated": ("mask_truncated_completions",),
-    "max_grad_norm": ("max_grad_norm",),
-    "dtype": ("model_init_kwargs.dtype", "model_init_kwargs.torch_dtype", "dtype", "torch_dtype"),
-    "loss_type": ("loss_type",),
-    "reward_weights": ("reward_weights",),
-    "warmup_steps": ("warmup_steps",),
-    "sync_every": ("vllm_sync_steps",),
-}
-_VERL = {
-    "lr": ("actor.optim.lr",),
-    "schedule": ("actor.optim.lr_scheduler_type", "actor.optim.warmup_style"),
-    "max_steps": ("trainer.total_training_steps",),
-    "group_size": ("rollout.n",),
-    "epochs": ("actor.ppo_epochs",),
-    "clip": ("actor.clip_ratio",),
-    "temperature": ("rollout.temperature",),
-    "top_k": ("rollout.top_k",),
-    "top_p": ("rollout.top_p",),
-    "max_tokens": ("rollout.response_length", "data.max_response_length"),
-    "max_grad_norm": ("actor.optim.clip_grad", "actor.grad_clip"),
-    "dtype": ("actor.fsdp_config.model_dtype",),
-    "loss_type": ("actor.policy_loss.loss_mode", "algorithm.adv_estimator"),
-    "warmup_steps": ("actor.optim.lr_warmup_steps",),
-    "eval_samples": ("rollout.val_kwargs.n",),
-    "eval_temperature": ("rollout.val_kwargs.temperature",),
-    "sync_every": ("trainer.v1.separate_async.parameter_sync_step",),
-}
-_GXPO = {
-    "lr": ("optim.lr", "update.lr"),  # the latter in 0.1.0
-    "schedule": ("optim.schedule", "update.schedule"),
-    "warmup_steps": ("optim.warmup_steps", "update.warmup_steps"),
-    "max_grad_norm": ("optim.max_grad_norm", "update.max_grad_norm"),
-    "max_steps": ("trainer.steps",),
-    "group_size": ("rollout.group_size",),
-    "beta": ("objective.kl.coef",),
-    "epochs": ("update.epochs",),
-    "clip": ("objective.clip_high",),
-    "temperature": ("sampling.temperature",),
-    "top_k": ("sampling.top_k",),
-    "top_p": ("sampling.top_p",),
-    "max_tokens": ("sampling.max_new_tokens",),
-    "dtype": ("learner.dtype",),
-    "loss_type": ("objective",),
-    "method": ("method",),
-    "eval_samples": ("eval.samples",),
-    "eval_temperature": ("eval.temperature",),
-}
-_OPENRLHF = {
-    "lr": ("actor_learning_rate", "actor.learning_rate", "actor.lr"),
-    "schedule": ("lr_scheduler", "actor.lr_scheduler"),
-    "group_size": ("n_samples_per_prompt", "rollout.n_samples_per_prompt"),
-    "beta": ("init_kl_coef", "algo.kl.init_coef"),
-    "epochs": ("max_epochs", "train.max_epochs"),
-    "clip": ("eps_clip", "actor.eps_clip"),
-    "temperature": ("rollout.temperature", "temperature"),
-    "top_p": ("rollout.top_p", "top_p"),
-    "max_tokens": ("generate_max_len", "rollout.max_new_tokens"),
-    "max_grad_norm": ("max_norm", "actor.max_norm"),
-    "eval_samples": ("eval_n_samples_per_prompt", "eval.n_samples_per_prompt"),
-    "eval_temperature": ("eval_temperature", "eval.temperature"),
-}
-_PRIME = {
-    "lr": ("trainer.optim.lr", "optim.lr"),
-    "schedule": ("trainer.scheduler.type", "scheduler.type"),
-    "warmup_steps": ("trainer.scheduler.warmup_steps", "scheduler.warmup_steps"),
-    "max_steps": ("max_steps",),
-    "group_size": ("rollouts_per_example", "group_size"),
-    "temperature": ("sampling.temperature",),
-    "max_tokens": ("sampling.max_tokens", "sampling.max_completion_tokens"),
-    "max_grad_norm": ("optim.max_norm",),
-}
-_TABLES: dict[str, dict[str, tuple[str, ...]]] = {
-    "trl": _TRL,
-    "verl": _VERL,
-    "gxpo": _GXPO,
-    "openrlhf": _OPENRLHF,
-    "prime-rl": _PRIME,
-}
-# Keys of one trainer alone: a file that has any is a configuration of that trainer.
-_SIGNATURES = {
-    "trl": ("num_generations", "max_completion_length", "num_iterations", "reward_weights", "scale_rewards"),
-    "verl": ("actor.optim.lr", "rollout.n", "algorithm.adv_estimator", "trainer.total_epochs", "actor.ppo_epochs"),
-    "gxpo": ("rollout.group_size", "trainer.steps", "optim.lr", "update.lr"),
-    "openrlhf": ("n_samples_per_prompt", "actor_learning_rate", "init_kl_coef"),
-    "prime-rl": ("rollouts_per_example", "orchestrator.batch_size", "trainer.optim.lr"),
-}
 _MODEL = ("architectures", "model_type", "_from_model_config", "tokenizer_class", "quantization_config")
 _DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
-_FLAT_LINE = re.compile(r"^([A-Za-z_][\w.]*)\s*[:=]\s*(\S.*)$")
+_VALUE = re.compile(r"^([^.]+)\.value(?![^.])")
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 def from_text(text: str) -> Table | None:
@@ -158,25 +65,43 @@ def _toml(text: str) -> Any:
 
 def from_settings(settings: Mapping[str, Any]) -> Table | None:
     """Make a configuration of flat settings; None if they are of no known trainer."""
-    # a model's config.json has keys of sampling and of precision, but they are not the run's
-    if any(key in settings for key in _MODEL):
+    # a model's config.json has keys of sampling and of precision, but they are not the run's; ms-swift's args.json has
+    # the model's type among settings of training
+    if any(key in settings for key in _MODEL) and max(_own_counts(settings).values()) < 2:
         return None
-    # wandb's config.yaml has each value under "value"; "${...}" is a reference that nobody resolved
+    # wandb's config.yaml has each value under "value"
     settings = {
-        key.removesuffix(".value"): setting
+        _VALUE.sub(r"\1", key): setting
         for key, setting in settings.items()
-        if not key.startswith(("_wandb", "wandb_version")) and not str(setting).startswith("${")
+        if not key.startswith(("_wandb", "wandb_version"))
     }
-    if trainer(settings) is None and "peft_type" not in settings:
+    settings = {key: _resolved(setting, settings) for key, setting in settings.items()}
+    settings = {key: setting for key, setting in settings.items() if not str(setting).startswith("${")}
+    if not any(_own_counts(settings).values()) and "peft_type" not in settings:
         return None
     return Table("config", settings=dict(settings))
 
 
+def _resolved(setting: Any, settings: Mapping[str, Any]) -> Any:
+    """Follow a reference to another setting of the file ("${policy.max_total_sequence_length}"); others stay."""
+    for _ in range(5):
+        match = _REFERENCE.fullmatch(setting) if isinstance(setting, str) else None
+        if match is None or match[1] not in settings:
+            break
+        setting = settings[match[1]]
+    return setting
+
+
 def trainer(settings: Mapping[str, Any]) -> str | None:
-    """Name the trainer of a configuration by its keys; None without any of them."""
-    counts = {name: sum(value(settings, key) is not None for key in keys) for name, keys in _SIGNATURES.items()}
+    """Name the trainer of a configuration by its keys; None without any of them, or if two have as many."""
+    counts = _own_counts(settings)
     best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] else None
+    return best if counts[best] and list(counts.values()).count(counts[best]) == 1 else None
+
+
+def _own_counts(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Number of the settings that tell each trainer."""
+    return {name: sum(value(settings, key) is not None for key in one.own_settings) for name, one in trainers().items()}
 
 
 def value(settings: Mapping[str, Any], key: str) -> Any:
@@ -189,16 +114,26 @@ def value(settings: Mapping[str, Any], key: str) -> Any:
 
 def translate(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Rename settings of a trainer (`source`; unsloth's are TRL's) to the names of `SETTINGS`."""
-    source = "trl" if source == "unsloth" else source
+    one = trainer_of(source)
     translated: dict[str, Any] = {}
-    for name, keys in _TABLES.get(source, {}).items():
+    for name, keys in one.settings.items():
         setting = next((v for key in keys if (v := value(settings, key)) is not None), None)
         if setting is not None and not isinstance(setting, dict):
             translated[name] = _clean(name, setting)
-    special = _SPECIAL.get(source)
+    if one.kl:
+        translated["beta"] = _kl_coefficient(settings, one.kl)
+    special = _SPECIAL.get("trl" if source == "unsloth" else source)
     if special is not None:
         special(settings, translated)
     return {name: v for name, v in translated.items() if v is not None}
+
+
+def _kl_coefficient(settings: Mapping[str, Any], kl: Mapping[str, str]) -> Any:
+    """Coefficient of the KL: that of the first flag that is set, 0 if the first is not; None where no flag is known."""
+    flags = {flag: value(settings, flag) for flag in kl}
+    if (used := next((flag for flag in flags if flags[flag]), None)) is not None:
+        return _clean("beta", value(settings, kl[used]))
+    return None if flags[next(iter(kl))] is None else 0.0
 
 
 _TEXTS = ("schedule", "dtype", "loss_type", "method", "scale")
@@ -244,16 +179,7 @@ def _trl(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
 
 
 def _verl(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
-    """Add verl's settings that take several keys: KL coefficient, scale, steps of the warm-up, LoRA."""
-    # the KL may be in the loss, in the reward, or nowhere, which is 0; without either flag it is unknown
-    coefficient = 0.0
-    if value(settings, "actor.use_kl_loss"):
-        coefficient = value(settings, "actor.kl_loss_coef")
-    elif value(settings, "algorithm.use_kl_in_reward"):
-        coefficient = value(settings, "algorithm.kl_ctrl.kl_coef")
-    elif value(settings, "actor.use_kl_loss") is None:
-        coefficient = None
-    out["beta"] = coefficient
+    """Add verl's settings that take several keys: scale, steps of the warm-up, LoRA."""
     divided = value(settings, "algorithm.norm_adv_by_std_in_grpo")
     if divided is not None and str(value(settings, "algorithm.adv_estimator")) == "grpo":
         out["scale"] = "group" if divided else "none"
@@ -278,4 +204,18 @@ def _gxpo(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
         out["lora"] = rank > 0
 
 
-_SPECIAL: dict[str, Callable[[Mapping[str, Any], dict[str, Any]], None]] = {"trl": _trl, "verl": _verl, "gxpo": _gxpo}
+def _nemo_rl(settings: Mapping[str, Any], out: dict[str, Any]) -> None:
+    """Take the learning rate of the backend that trains, and say what advantages are divided by."""
+    if value(settings, "policy.megatron_cfg.enabled") is True:
+        rate = value(settings, "policy.megatron_cfg.optimizer.lr")
+        out["lr"] = None if rate is None else _clean("lr", rate)
+    if isinstance(out.get("scale"), bool):
+        out["scale"] = "group" if out["scale"] else "none"
+
+
+_SPECIAL: dict[str, Callable[[Mapping[str, Any], dict[str, Any]], None]] = {
+    "trl": _trl,
+    "verl": _verl,
+    "gxpo": _gxpo,
+    "nemo-rl": _nemo_rl,
+}

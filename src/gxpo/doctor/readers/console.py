@@ -6,6 +6,8 @@ Where each form was read:
 - verl 0.9.1 `utils/logger/aggregate_logger.py`: "step:3 - actor/lr:1e-06 - ..."; before 0.5 with three decimals.
 - OpenRLHF (2026) `trainer/ppo_trainer.py`: "Global step 3: {...}" and
   "Evaluation completed in 0:00:10, global_step 3, eval_metrics: {...}".
+- Trinity-RFT prints "Step 3: {...}", slime "rollout 3: {...}" and "step 3: {...}", SkyRL "Step 3:" and a dict below
+  it, ROLL a line of JSON, NeMo-RL bullets under "Training Results", AReaL a grid: see `doctor/trainers`.
 - prime-rl (2026) `trainer/rl/train.py`, `orchestrator/orchestrator.py`: "Step 3 |   12.1s | Loss 0.01 | ..."; with
   colons ("Loss: 0.01") until spring 2026; evaluations as "Evaluated NAME (Step 3) | ... | Reward 0.5".
 """
@@ -20,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.doctor.readers import keys
-from gxpo.doctor.readers.table import Row, Table, figures, flat, number, step_of
+from gxpo.doctor.readers.table import STEP_KEYS, Row, Table, figures, flat, number, step_of
 
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity)"
 _MESSAGE = re.compile(r"\"message\": \"(.*?[^\\])\"")
@@ -43,8 +45,16 @@ _EQUALS = re.compile(
     r"([A-Za-z_][\w./@-]{0,120}(?: [A-Za-z][\w./@-]{0,120}){0,2}?)"
     rf"\s{{0,8}}[:=]\s{{0,8}}({_NUMBER})(%?)(?=[\s,;|)\]]|$)"
 )
-_STEPS = ("step", "global_step", "global_step/max_steps")
+_STEPS = STEP_KEYS
+_LABEL = re.compile(r"\b(?:rollout|perf|eval|passrate|multi_turn) (\d{1,12}): $")  # slime's, before a dict
+_STEP_ALONE = re.compile(r"\bStep (\d{1,12}):\s*$")  # SkyRL's, above a dict
+_SECTION = re.compile(r"\b(Training Results|Validation Results):")  # NeMo-RL's
+_BULLET = re.compile(rf"^\s*\u2022 ([A-Z][\w ]{{1,60}}): ({_NUMBER})")
+_GRID = "\u2502"  # AReaL's cells are between such bars
+_ROUNDED = re.compile(r"-?0\.0{3,}")  # a learning rate in so few decimals is unknown
+_RATE = re.compile(r"(?:^|[/_.])(?:lr|learning_rate)(?:-pg_\d+)?$")
 _BAR = re.compile(r"(\d{1,12})/(\d{1,12}) \[")
+_TRAIN_STEP = re.compile(r"\bTrain step (\d{1,12})/")  # AReaL's heading, which has the step of the epoch before it
 _EVALUATED = re.compile(r"Evaluated (?P<name>\S+) \(Step (?P<step>\d{1,12})\)")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b\n]*\x07")
 
@@ -60,13 +70,15 @@ _OF_LIBRARIES = ("FutureWarning", "DeprecationWarning")  # of what a later versi
 _BAR_END = re.compile(r"\d{1,12}/\d{1,12} \[[^\[\]]{0,200}\]\s*")
 
 _COMMAND = re.compile(
-    r"verl\.trainer|\btrl grpo\b|openrlhf\.cli|--(?:learning_rate|num_generations|max_completion_length)\b"
+    r"verl\.trainer|\btrl grpo\b|openrlhf\.cli|skyrl\S*\.(?:main|entrypoints)|--(?:learning_rate|num_generations|"
+    r"max_completion_length|rollout-max-response-len|rollout-batch-size)\b"
 )
 _OPTION = re.compile(r"--([A-Za-z][\w.-]*)(?:[= ]+(?!--)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
 _OVERRIDE = re.compile(r"(?<![\w.-])\+{0,2}([a-z_]\w*(?:\.\w+)+)=('[^']*'|\"[^\"]*\"|[^\s\\]+)")
-_COMMANDS = ("verl.trainer", "trl grpo", "openrlhf.cli", "--")  # one of them is in every match of _COMMAND
+_COMMANDS = ("verl.trainer", "trl grpo", "openrlhf.cli", "skyrl", "--")  # one of them is in every match of _COMMAND
 _ARGUMENTS = re.compile(r"\b(?:GRPOConfig|TrainingArguments|UnslothGRPOConfig)\($")
 _ARGUMENT = re.compile(r"^\s*(\w+)=(.*)$")
+_DOTTED = re.compile(r"^\s*(?:\S+:\s+)?(\w+) \.{3,} (\S.*)$")  # Megatron's arguments, which slime prints
 _TREE = re.compile(r"^\s*\{'actor_rollout_ref': \{|^\s*\{'(?:actor|algorithm|data|critic)\w*': \{")
 _LARGEST = 400_000  # characters of a printed tree
 
@@ -75,7 +87,7 @@ _MARKS = (
     *("{'", '{"', "{ '", '{ "', "step", "Step", "teration", "%|", "nsloth"),
     *("arning", "WARN", "ERROR", "CRITICAL", "rror:", "raceback (", "returned None", "of memory", "Killed"),
     *("Config(", "Arguments(", "--learning_rate", "--num_generations", "--max_completion_length", "main_ppo"),
-    *("openrlhf.", "trl grpo", "verl.trainer"),
+    *("openrlhf.", "trl grpo", "verl.trainer", "skyrl", "--rollout-", " ....", "Results:", "\u2022 ", _GRID),
 )
 
 
@@ -183,6 +195,9 @@ class PrintedSettings:
                 return True
             self.open = ""
             return line.strip() == ")"
+        if " ..." in line and (argument := _DOTTED.match(line)) is not None:
+            self.settings.setdefault(argument[1], _setting(argument[2]))
+            return True
         if line.endswith("(") and _ARGUMENTS.search(line):
             self.open = "arguments"
             return True
@@ -224,6 +239,10 @@ class Console:
     broken_line: tuple[float, str] | None = None  # a line of verl that may go on in the next
     is_rounded: bool = False
     word_rows: list[Row] = field(default_factory=list)  # rows of words and numbers
+    unknown_rows: list[Row] = field(default_factory=list)  # rows of figures that no trainer is known to write
+    last_step: float | None = None  # the number of a heading
+    step_alone: float | None = None  # of a line above a dict
+    section: str = ""  # of bullets
     n_evaluations: int = 0
 
     def read(self, chunks: Iterable[str]) -> Table:
@@ -253,6 +272,9 @@ class Console:
         # Ray puts its prefix before every line: a line that has it continues none
         unprefixed = _RAY.sub("", line) if line.startswith("(") else line
         has_ray_prefix, line = unprefixed != line, unprefixed
+        if line.startswith(_GRID) and not self.open:
+            self._grid(line)
+            return
         # rows of figures may quote a completion that reads like an error
         if not line.startswith(("{", "step:")):
             self.messages.add(line)
@@ -266,6 +288,8 @@ class Console:
         if self.broken_line is not None and self._verl_rest(line, has_ray_prefix):
             return
         # a dict that is a value of another, or holds one, is no row of figures
+        if line.rstrip().endswith(":") and (heading := _STEP_ALONE.search(line)) is not None:
+            self.step_alone = float(heading[1])
         start = _DICT.search(line) if "{" in line else None
         if start is not None and not line[: start.start()].rstrip().endswith(("':", '":')):
             if not _NESTED.match(line, start.start()):
@@ -274,6 +298,8 @@ class Console:
         verl = _VERL.search(line) if "step:" in line else None
         if verl is not None:
             self._verl(verl, line)
+        elif "\u2022 " in line or "Results:" in line:
+            self._bullets(line)
         elif "|" in line or "=" in line or ":" in line:
             self._words(line)
 
@@ -307,21 +333,26 @@ class Console:
     def _row(self, text: str, before: str) -> None:
         """Add a dict's figures as a row, if it is of training; `before`: what stands before it in its line."""
         texts = _pairs(text)
-        values = figures(texts)
+        values = self._without_lost_rates(figures(texts), texts)
         if "train_runtime" in values:
-            return
-        if not any(map(keys.is_metric, values)):
-            logged = _MESSAGE.search(text)  # prime-rl's `json_sink`: the line is inside an object
-            if logged is not None:
-                self._words(logged[1])
             return
         step, _ = step_of(texts, _STEPS)
         for key in _STEPS:
             values.pop(key, None)
-        # OpenRLHF prints the step before its dict
-        step_before = _STEP.search(before)
+        if not any(map(keys.is_metric, values)):
+            logged = _MESSAGE.search(text)  # prime-rl's `json_sink`: the line is inside an object
+            if logged is not None:
+                self._words(logged[1])
+            elif step is not None and len(values) > 1:
+                self.unknown_rows.append((step, values))
+            return
+        # OpenRLHF and others print the step before the dict, SkyRL above it
+        step_before = _LABEL.search(before) or _STEP.search(before)
         if step is None and step_before is not None:
             step = float(step_before[1])
+        if step is None and not before.strip():
+            step = self.step_alone
+        self.step_alone = None
         is_evaluation = "eval_runtime" in values or "eval_loss" in values or "eval_metrics" in before
         if is_evaluation:
             # unsloth prints its own keys without the prefix in rows of evaluations
@@ -332,6 +363,40 @@ class Console:
         else:
             self.table.is_numbered = True
         self.table.rows.append((step, values))
+
+    def _without_lost_rates(self, values: dict[str, float], texts: dict[str, Any]) -> dict[str, float]:
+        """Leave out learning rates of which the decimals that were printed show nothing (SkyRL's "0.0000")."""
+        lost_rates = {
+            k for k, text in texts.items() if isinstance(text, str) and _ROUNDED.fullmatch(text) and _RATE.search(k)
+        }
+        self.is_rounded = self.is_rounded or bool(lost_rates)
+        return {k: v for k, v in values.items() if k not in lost_rates} if lost_rates else values
+
+    # grids and bullets
+
+    def _add_to_last_step(self, values: dict[str, float]) -> None:
+        """Add figures to the row of the step that a heading named last."""
+        if not any(map(keys.is_metric, values)):
+            return
+        step = float(self.rows) if self.last_step is None else self.last_step
+        if self.table.rows and self.table.rows[-1][0] == step:
+            self.table.rows[-1][1].update(values)
+        else:
+            self.table.rows.append((step, values))
+        self.table.is_numbered = self.table.is_numbered or self.last_step is not None
+
+    def _grid(self, line: str) -> None:
+        """Read a line of a grid: cells of keys and figures in turn."""
+        cells = [cell.strip() for cell in line.split(_GRID)[1:-1]]
+        pairs = zip(cells[::2], cells[1::2], strict=False)
+        self._add_to_last_step({key: v for key, text in pairs if key and (v := number(text)) is not None})
+
+    def _bullets(self, line: str) -> None:
+        """Read a line of a section's heading or of its bullets; a key has the section before it."""
+        if (section := _SECTION.search(line)) is not None:
+            self.section = section[1]
+        elif self.section and (bullet := _BULLET.match(line)) is not None:
+            self._add_to_last_step({f"{self.section}/{bullet[1]}": float(bullet[2])})
 
     # verl
 
@@ -348,6 +413,7 @@ class Console:
             values[pair[1]] = float(pair[2])
         if values:
             self.table.is_numbered = True
+            self.table.hints.add("verl")
             if self.broken_line is not None:
                 self.table.rows.pop()
             self.table.rows.append((step, values))
@@ -375,10 +441,11 @@ class Console:
             return
         # prime-rl's line of an evaluation names its data set before the step
         evaluated = _EVALUATED.search(line)
-        match = evaluated or _STEP.search(line)
+        match = evaluated or _TRAIN_STEP.search(line) or _STEP.search(line)
         if match is None or "Micro Step" in line:
             return
         step = float(evaluated["step"] if evaluated else match[1])
+        self.last_step = step
         rest = line[match.end() :]
         values: dict[str, float] = {}
         pattern = _PIPE if " | " in rest else _EQUALS
@@ -403,12 +470,12 @@ class Console:
         if not self.table.rows or self.n_evaluations:
             self.table.rows += self.word_rows
             self.table.is_numbered = self.table.is_numbered or bool(self.word_rows)
+        if not self.table.rows and self.unknown_rows:
+            self.table.rows, self.table.is_known, self.table.is_numbered = self.unknown_rows, False, True
         if self.open:
             self.table.is_torn = True
         if self.is_rounded:
-            self.table.notes.append(
-                "figures have three decimals, so that an actor/lr of 0.000 is unknown and was left out"
-            )
+            self.table.notes.append("learning rates that were printed as 0.000 are unknown and were left out")
         self.table.messages = self.messages.texts
         self.table.settings = dict(self.settings.settings)
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import codecs
-import csv
-import io
 import itertools
 import json
-import math
 import os
-import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from gxpo.base.errors import MissingExtra, RecordError, need
-from gxpo.doctor.readers import configs, console, json_files, keys
-from gxpo.doctor.readers.table import STEP_KEYS, Table, flat, number
+from gxpo.base.errors import MissingExtra, need
+from gxpo.doctor.readers import configs, console, delimited, json_files, keys, stores
+from gxpo.doctor.readers.table import Table, flat
 
 MOST_FILES = 20_000
 SKIPPED_DIRS = {"node_modules", "__pycache__", "site-packages", "venv"}
@@ -38,8 +34,7 @@ LARGEST = 500_000_000  # bytes read of one file; of a larger one its two ends
 LONGEST = 4_000_000  # characters of a line; the rest of a longer one is left out
 _CHUNK = 1 << 20
 _EVENTS = b"brain.Event:"  # in the first record of every event file of TensorBoard
-_RULE = re.compile(r"[\s|:-]+$")
-_BOUNDS = ("__MIN", "__MAX")  # wandb exports three columns for each figure
+LEAST_ROWS = 3  # of a table that no trainer is known to write
 
 
 def candidates(root: Path) -> tuple[list[Path], list[str]]:
@@ -50,6 +45,11 @@ def candidates(root: Path) -> tuple[list[Path], list[str]]:
     pickled: list[str] = []
     for where, dirs, names in os.walk(root):
         dirs[:] = sorted(d for d in dirs if d not in SKIPPED_DIRS and (d[:1] != "." or d in HIDDEN_DIRS_READ))
+        # a folder of figures with one file for each key is one table
+        if stores.METRICS in dirs and stores.is_mlflow_run(Path(where)):
+            files.append(Path(where, stores.METRICS))
+            dirs[:] = [d for d in dirs if d not in (stores.METRICS, "params", "tags")]
+            names = [name for name in names if name != "meta.yaml"]
         for name in sorted(names):
             path = Path(where, name)
             if name.lower().endswith(PICKLED):
@@ -65,27 +65,38 @@ def candidates(root: Path) -> tuple[list[Path], list[str]]:
     return files[:MOST_FILES], notes
 
 
-def read_file(path: Path) -> Table | None:
-    """Read a file into a table; None for a dump of rollouts and for unknown content."""
+def read_file(path: Path, run: str | None = None) -> Table | None:
+    """Read a file into a table; None for a dump of rollouts and for unknown content.
+
+    run  name of the run to read, of a file that holds several
+    """
     try:
+        if path.is_dir():
+            return stores.read_mlflow_run(path)
         with path.open("rb") as stream:
             head = stream.read(_HEAD)
+        if head.startswith(stores.MAGIC):
+            return stores.read_sqlite(path, run)
         if _EVENTS in head[:64]:
             return _read_events(path)
         code = _encoding(head)
         if (code != "utf-16" and b"\0" in head[:4096]) or not head.strip():
             return None
         start = head.decode(code, errors="replace").lstrip("\ufeff \t\r\n")
-        return _read_text(path, start)
+        return _read_text(path, start, run)
     except OSError as error:
         return Table("config", notes=[f"can't be read: {error.strerror}"])
 
 
-def _read_text(path: Path, start: str) -> Table | None:
-    """Read a text file as JSON, a delimited table, a console or a configuration: the first that has figures."""
+def _read_text(path: Path, start: str, run: str | None) -> Table | None:
+    """Read a text file as JSON, a delimited table, a console or a configuration: the first that has figures.
+
+    A table of figures that no trainer is known to write is returned where nothing else fits.
+    """
     notes: list[str] = []
     size = path.stat().st_size
     table: Table | None = None
+    unknown: Table | None = None
     if start[:1] in ("{", "["):
         first, more, _ = start.partition("\n")
         if not more:  # the line is longer than the head
@@ -102,17 +113,25 @@ def _read_text(path: Path, start: str) -> Table | None:
         if table is not None and (not table.rows or _has_figures(table)):
             table.notes += notes
             return table
+        unknown = table
     if size <= 50_000_000 and any(mark in start for mark in ("\t", ",", "|", ";")):
-        table = _read_delimited(_text_of(path), path.name)
-        if table is not None and table.rows:
+        table = delimited.read(_text_of(path), path.name, run)
+        if table is not None and table.rows and table.is_known:
             return table
+        unknown = unknown or table
     notes = []
     # whatever else it is, a text may be a console's; a configuration has no figures
     table = console.read(_chunks(path, notes))
     table.notes += notes
-    if table.rows or table.messages or (table.settings and configs.trainer(table.settings)):
+    if table.rows and not table.is_known:
+        unknown = unknown or table
+    elif table.rows or table.messages or (table.settings and configs.trainer(table.settings)):
         return table
-    return configs.from_text(_text_of(path)) if size <= configs.LARGEST else None
+    configuration = configs.from_text(_text_of(path)) if size <= configs.LARGEST else None
+    if configuration is not None or unknown is None or len(unknown.rows) < LEAST_ROWS:
+        return configuration
+    unknown.is_known = False
+    return unknown
 
 
 def _has_figures(table: Table) -> bool:
@@ -179,83 +198,6 @@ def _scalar(value: Any) -> float | None:
         if value.tensor.dtype == 1 and len(value.tensor.tensor_content) == 4:
             return struct.unpack("<f", value.tensor.tensor_content)[0]
     return None
-
-
-def _read_delimited(text: str, name: str) -> Table | None:
-    """Read CSV, TSV (exports of wandb, too), or a table in Markdown or copied from a notebook.
-
-    None where no line is a header that names figures of training.
-    """
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    for at, line in enumerate(lines[:2000]):
-        for mark in ("\t", ",", "|", ";"):
-            if mark in line and len(line) < 50_000 and "{" not in line and "step:" not in line:
-                header = _cells(line, mark)
-                if len(header) > 1 and len(set(header)) == len(header) and _is_header(header):
-                    table = _delimited_rows(header, lines[at + 1 :], mark, name)
-                    if table is not None:
-                        return table
-    return None
-
-
-def _is_header(header: list[str]) -> bool:
-    """True if the cells are names, one of them of a metric; the first may be empty (a notebook's index)."""
-    return all(h and number(h) is None and "{" not in h for h in header[1:]) and any(
-        keys.is_metric(keys.trainer_key(h)) for h in header
-    )
-
-
-def _cells(line: str, mark: str) -> list[str]:
-    """Split a line at its delimiter."""
-    if mark == "|":
-        return [c.strip() for c in line.strip().removeprefix("|").removesuffix("|").split("|")]
-    try:
-        return [c.strip() for c in next(csv.reader(io.StringIO(line), delimiter=mark), [])]
-    except csv.Error:
-        return []
-
-
-def _delimited_rows(header: list[str], lines: list[str], mark: str, name: str) -> Table | None:
-    """Read the rows under a header; None if there are none."""
-    steps = [i for i, h in enumerate(header) if keys.trainer_key(h) in STEP_KEYS]
-    counts = sorted(steps, key=lambda i: STEP_KEYS.index(keys.trainer_key(header[i])))
-    # bounds of wandb's exports are no figures of their own
-    columns = {
-        i: keys.trainer_key(h)
-        for i, h in enumerate(header)
-        if i not in steps and not h.endswith(_BOUNDS) and h and h != "_"
-    }
-    _refuse_several_runs(header, columns, name)
-    table = Table("table", is_numbered=bool(counts))
-    for line in lines:
-        if not line.strip() or _RULE.match(line):
-            if table.rows and mark == "|" and not line.strip():
-                break
-            continue
-        cells = _cells(line, mark)
-        # a table in Markdown ends with the first other line; a CSV may have a torn one
-        if len(cells) != len(header):
-            if mark == "|":
-                break
-            table.n_unreadable += 1
-            continue
-        step = next((s for i in counts if (s := number(cells[i])) is not None and math.isfinite(s)), None)
-        if step is None and counts:
-            table.n_unreadable += 1
-            continue
-        figures = {key: v for i, key in columns.items() if cells[i] and (v := number(cells[i])) is not None}
-        if figures:
-            table.rows.append((float(len(table.rows) + 1) if step is None else step, figures))
-    return table if table.rows else None
-
-
-def _refuse_several_runs(header: list[str], columns: dict[int, str], name: str) -> None:
-    """Raise `RecordError` for a comparison of several runs, as wandb exports it."""
-    if len(set(columns.values())) < len(columns):
-        runs = sorted({h.rsplit(" - ", 1)[0] for i, h in enumerate(header) if i in columns and " - " in h})
-        if len(runs) > 1:
-            listed = ", ".join(runs[:8]) + ", ..." * (len(runs) > 8)
-            raise RecordError(f"{name} holds {len(runs)} runs: {listed}: export one of them")
 
 
 def _encoding(head: bytes) -> str:
@@ -329,4 +271,7 @@ def dump_source(path: Path) -> str:
         return "trl"
     if b"gxpo.sampling.rollouts" in head[:200]:
         return "gxpo"
+    # ms-swift, which has TRL's settings, writes a line of columns for each step
+    if all(f'"{key}": ['.encode() in head for key in ("step", "prompt")) and b'"completion"' in head:
+        return "trl"
     return "verl" if all(f'"{key}":'.encode() in head for key in ("input", "output", "gts", "score")) else "unknown"

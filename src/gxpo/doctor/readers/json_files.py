@@ -23,6 +23,9 @@ ROLLOUT_KEYS = {
     "trajectories",
     "gts",
     "turns",
+    "responses",
+    "content",  # NeMo-RL's train_data_step1.jsonl, which is large and has no figures of steps
+    "token_ids",
 }
 
 
@@ -47,6 +50,8 @@ def from_document(document: Any) -> Table | None:
             return _state(document)
         if isinstance(document.get("history"), list):
             return from_document(document["history"])
+        if document and all(map(_is_curve, document.values())):
+            return _curves(document)
         settings = flat(document)
         return Table("config", settings=settings) if settings else None
     if isinstance(document, list) and document and all(isinstance(row, Mapping) for row in document[:10]):
@@ -54,6 +59,24 @@ def from_document(document: Any) -> Table | None:
             return None
         return _rows(document)
     return None
+
+
+def _is_curve(value: Any) -> bool:
+    """True for figures by step, as NeMo-RL's metrics.json has them: {"1": 0.5, "2": 0.25}."""
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(str(k).isdigit() and number(v) is not None for k, v in value.items())
+    )
+
+
+def _curves(document: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Make a table of figures by key, then by step."""
+    rows: dict[float, dict[str, float]] = {}
+    for key, curve in document.items():
+        for step, value in curve.items():
+            rows.setdefault(float(step), {})[key] = number(value) or 0.0
+    return Table("rows", sorted(rows.items()))
 
 
 def is_rollout(row: Any) -> bool:
@@ -65,7 +88,9 @@ def is_rollout(row: Any) -> bool:
     return any(isinstance(row.get(key), (str, list, dict)) for key in ROLLOUT_KEYS & set(map(str, row)))
 
 
-_TEXTS = re.compile(r"\{\"(?:schema|prompt|completion|input|output|response|messages|request_id)\": ?[\"\[{]")
+_TEXTS = re.compile(
+    r"\{\"(?:schema|prompt|completion|input|output|response|messages|request_id|(?:\w*_)?step)\": ?[\"\[{]"
+)
 
 
 def is_dump(first: str) -> bool:
@@ -118,6 +143,9 @@ def from_lines(lines: Iterable[str]) -> Table | None:
 def _rows(rows: list[Any]) -> Table:
     """Make a table of rows; those without a step are counted, or are of the step before if others have one."""
     table = Table("rows")
+    # verl's FileLogger writes {"step": n, "data": {...}} (verl/utils/tracking.py, 0.9.1)
+    if any(isinstance(row, Mapping) and isinstance(row.get("data"), Mapping) for row in rows[:3]):
+        table.hints.add("verl")
     padded = _padded(rows)
     for row in rows:
         if not isinstance(row, Mapping):
@@ -142,10 +170,7 @@ def _rows(rows: list[Any]) -> Table:
 
 
 def _row(row: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
-    """Split a row into step and figures.
-
-    verl's FileLogger writes {"step": n, "data": {...}} (verl/utils/tracking.py, 0.9.1).
-    """
+    """Split a row into step and figures, which may stand in an object of their own."""
     inner = row.get("data", row.get("metrics"))
     step, step_key = step_of(row)
     if isinstance(inner, Mapping):
@@ -175,13 +200,14 @@ def _state(state: Mapping[str, Any]) -> Table:
     """Read transformers' `trainer_state.json`: rows of training and evaluation, without the summary at the end."""
     table = Table("state")
     for row in state["log_history"]:
-        step = number(row.get("step")) if isinstance(row, Mapping) else None
-        if step is None or math.isnan(step):
+        # ROLL's state has the step under a key of its own
+        step, key = step_of(row) if isinstance(row, Mapping) else (None, None)
+        if step is None:
             table.n_unreadable += 1
             continue
         if "train_runtime" in row:
             continue  # means over the whole run
-        values = figures(row, leave="step")
+        values = figures(row, leave=key)
         if values:
             table.rows.append((step, values))
     table.settings = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gxpo.doctor.readers.keys import trainer_key
+from gxpo.doctor.readers.keys import have_prefixes, trainer_key, written_key
 
 Row = tuple[float, dict[str, float]]  # step, figures
 Columns = dict[str, tuple[list[float], list[float]]]  # key -> steps, values
@@ -23,6 +23,10 @@ STEP_KEYS = (
     "trainer/global_step",
     "trainer_step",
     "progress/step",
+    "system/global_step",  # ROLL
+    "rollout/step",  # slime
+    "train/step",
+    "eval/step",
     "global_step/max_steps",  # ms-swift: "5/100"
     "Step",
     "steps",
@@ -44,6 +48,7 @@ class Table:
     hints       names of trainers that the text mentions
     n_unreadable  lines or rows that could not be read
     is_torn     whether the last line is incomplete, as in a run that is still going
+    is_known    whether any of its keys is a metric of some trainer
     """
 
     kind: str
@@ -56,20 +61,36 @@ class Table:
     notes: list[str] = field(default_factory=list)
     n_unreadable: int = 0
     is_torn: bool = False
+    is_known: bool = True
 
     @cached_property
     def columns(self) -> Columns:
         """Steps and values by the trainer's own key; read once, so rows are complete and numbered by then."""
         columns: Columns = {}
+        trainers_own = written_key if self._has_prefixes else trainer_key
         column_of: dict[str, tuple[list[float], list[float]]] = {}  # by the key as it is written
         for step, row in self.rows:
             for key, value in row.items():
                 column = column_of.get(key)
                 if column is None:
-                    column = column_of[key] = columns.setdefault(trainer_key(key), ([], []))
+                    column = column_of[key] = columns.setdefault(trainers_own(key), ([], []))
                 column[0].append(step)
                 column[1].append(value)
         return columns
+
+    @cached_property
+    def spellings(self) -> dict[str, str]:
+        """Key of `columns` -> the key as it is written in the file."""
+        trainers_own = written_key if self._has_prefixes else trainer_key
+        return {trainers_own(key): written_key(key) for key in self._keys}
+
+    @cached_property
+    def _keys(self) -> set[str]:
+        return {key for _, row in self.rows for key in row}
+
+    @cached_property
+    def _has_prefixes(self) -> bool:
+        return have_prefixes(self._keys)
 
 
 def number(value: Any) -> float | None:
