@@ -391,9 +391,10 @@ def _are_of_one_run(name: str, table: Table, other: str, one: Table) -> bool | N
                     agree += 1
                 else:
                     differ += 1
-    # two files of one name in two directories are two runs (seeds), if nothing says otherwise
+    # two files of one name in two directories are two runs (seeds), if nothing says otherwise; seeds log the same keys,
+    # the processes of one run, as Trinity-RFT's explorer and trainer, have no key in common
     if agree + differ == 0:
-        apart = PurePosixPath(name).parent != PurePosixPath(other).parent
+        apart = PurePosixPath(name).parent != PurePosixPath(other).parent and bool(ours.keys() & theirs.keys())
         twins = PurePosixPath(name).name == PurePosixPath(other).name and table.kind == one.kind == "rows"
         return False if apart and twins else None
     if agree < differ and PurePosixPath(name).parent == PurePosixPath(other).parent:

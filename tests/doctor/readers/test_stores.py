@@ -8,6 +8,7 @@ import pytest
 
 from gxpo.base.errors import RecordError
 from gxpo.doctor import diagnose, read
+from gxpo.doctor.readers import stores
 
 LINES = "".join(f"1700000000 {0.25 + 0.0625 * i} {i + 1}\n" for i in range(4))
 
@@ -133,3 +134,13 @@ def test_another_database_is_no_log(tmp_path):
         store.execute("CREATE TABLE metrics (name TEXT)")
         store.commit()
     assert read(tmp_path).read == []
+
+
+def test_runs_without_a_common_key_are_one_training(tmp_path):
+    path = mlflow_file(tmp_path / "mlflow.db")
+    with closing(sqlite3.connect(path)) as store:
+        store.execute("UPDATE metrics SET key = 'actor/' || key WHERE run_uuid = 'u2'")
+        store.commit()
+    table = stores.read_sqlite(path)
+    keys = {key for _, row in table.rows for key in row}
+    assert keys == {"rollout/reward", "actor/rollout/reward", "actor/timeperf/train_step"}

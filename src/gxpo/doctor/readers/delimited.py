@@ -72,6 +72,8 @@ def _rows(header: list[str], lines: list[str], mark: str, name: str, run: str | 
         for i, h in enumerate(header)
         if not _is_step(h) and not h.endswith(_BOUNDS) and h and h != "_" and (run is None or _run(h) in ("", run))
     }
+    if not columns and run is None:
+        return None  # steps and clocks alone, as an export of `rollout/step`
     if not columns:
         raise RecordError(
             f"{name} holds no run {run!r}: it holds {', '.join(sorted({_run(h) for h in header} - {''}))}"

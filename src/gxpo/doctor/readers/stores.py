@@ -106,14 +106,21 @@ def _read_mlflow_store(store: sqlite3.Connection, file: str, run: str | None) ->
     table = Table("rows")
     name_rows = store.execute("SELECT run_uuid, name FROM runs WHERE lifecycle_stage = 'active' ORDER BY start_time")
     name_of = {i: name or i for i, name in name_rows}
-    with_figures = {i for (i,) in store.execute("SELECT DISTINCT run_uuid FROM metrics")}
-    run_id = _choose_run({i: name for i, name in name_of.items() if i in with_figures}, file, run)
-    if run_id is None:
+    keys_of: dict[str, set[str]] = {}
+    for run_id, key in store.execute("SELECT DISTINCT run_uuid, key FROM metrics"):
+        keys_of.setdefault(str(run_id), set()).add(key)
+    name_by_run = {i: name for i, name in name_of.items() if i in keys_of}
+    # runs without a key in common are processes of one training, as Trinity-RFT's explorer and trainer
+    keys = [key for i in name_by_run for key in keys_of[i]]
+    is_one = run is None and len(keys) == len(set(keys))
+    run_ids = list(name_by_run) if is_one else [_choose_run(name_by_run, file, run)]
+    if not name_by_run:
         table.notes.append("MLflow's store holds no metrics")
         return table
-    rows = store.execute("SELECT key, step, value, is_nan FROM metrics WHERE run_uuid = ?", (run_id,))
+    marks = ", ".join("?" * len(run_ids))
+    rows = store.execute(f"SELECT key, step, value, is_nan FROM metrics WHERE run_uuid IN ({marks})", run_ids)
     _add_points(table, ((k, float(step), float("nan") if is_nan else float(v)) for k, step, v, is_nan in rows))
-    _add_parameters(table, store.execute("SELECT key, value FROM params WHERE run_uuid = ?", (run_id,)))
+    _add_parameters(table, store.execute(f"SELECT key, value FROM params WHERE run_uuid IN ({marks})", run_ids))
     return table
 
 
