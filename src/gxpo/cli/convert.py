@@ -17,7 +17,9 @@ def convert(
     source: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE", help="trl: a YAML file, script or notebook. verl: a launch script, or overrides."
+            metavar="SOURCE",
+            help="trl: a YAML file, script, notebook, launch script (.sh) or command line, also of ms-swift. verl: a "
+            "launch script, or overrides.",
         ),
     ],
     processes: Annotated[
@@ -33,7 +35,7 @@ def convert(
 
     Example: gxpo convert verl "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
     """
-    from gxpo.base.errors import ConfigError, one_of
+    from gxpo.base.errors import one_of
 
     # TRL's configuration is one object in one file; verl's comes in pieces, a script or many overrides.
     one_of("trainer", trainer, ("trl", "verl"))
@@ -41,8 +43,9 @@ def convert(
         from gxpo.adapters.convert import convert_trl
 
         if len(source) != 1:
-            raise ConfigError("gxpo convert trl takes one file: a YAML file, a script (.py) or a notebook (.ipynb)")
-        conversion, name = convert_trl(source[0], processes=processes), Path(source[0]).name
+            source = [" ".join(source)]
+        conversion = convert_trl(source[0], processes=processes)
+        name = Path(source[0]).name if Path(source[0]).is_file() else "it"
     else:
         from gxpo.adapters.convert_verl import convert_verl
 
