@@ -101,14 +101,9 @@ class Conversion:
         self.notes: list[tuple[str, str]] = []
 
     def converted(self) -> Converted:
-        self._task()
-        self._method()
-        self._batches()
-        self._sampling()
-        self._optimiser()
-        self._model()
-        self._outputs()
-        self._unread_settings()
+        stages = (self._task, self._method, self._batches, self._sampling, self._optimiser, self._model, self._outputs)
+        for stage in (*stages, self._unread_settings):
+            stage()
         return Converted(self.keys, self.origins, (*self.source.open, *self.notes), self.source.system)
 
     # ------------------------------------------------------------ output
@@ -139,7 +134,8 @@ class Conversion:
         part = self.source.parts[name]
         self.keys[key] = part.value if value is None or part.is_open else value
         note = part.note if part.is_open else f"unless {part.note} says otherwise" if part.note else ""
-        self.origins[key] = f"{part.where}{': ' if part.is_open and part.where else ' ' if note else ''}{note}"
+        between = ": " if part.is_open and part.where else " " if note else ""
+        self.origins[key] = f"{part.where}{between}{note}"
 
     def _open(self, key: str, reason: str) -> None:
         self.keys[key], self.origins[key] = yamltext.OPEN, reason
@@ -273,7 +269,7 @@ class Conversion:
             self._note("mask_truncated_completions", "mask_truncated_completions: cut-off completions stay in the "
                                                       "loss here")  # fmt: skip
         if self.args.sync_ref_model:
-            self._note("sync_ref_model", "sync_ref_model: the reference of gxpo stays the policy of the first step")
+            self._note("sync_ref_model", "sync_ref_model: gxpo's reference is the policy of the first step")
 
     def _batches(self) -> None:
         """Convert batch sizes: TRL counts rows per process, gxpo tasks of whole groups per step."""
@@ -361,8 +357,9 @@ class Conversion:
             self._set("weight.mismatch", "truncated", *fields)
             self._set("weight.mismatch.cap", float(cap), fields[-1])
         else:
-            self._note(fields[1], f"vllm_importance_sampling_mode={a.vllm_importance_sampling_mode!r}: gxpo has "
-                                   "weight.mismatch=truncated (token_truncate) and mismatch_mask")  # fmt: skip
+            mode = f"{a.vllm_importance_sampling_mode!r}, clips {a.vllm_importance_sampling_clip_min}, {cap}"
+            ours = "gxpo has weight.mismatch=truncated (token_truncate) and mismatch_mask"
+            self._note(fields[1], f"vllm_importance_sampling_mode={mode}: {ours}")
 
     def _optimiser(self) -> None:
         """Convert the optimiser: AdamW with a schedule of the learning rate and warm-up."""
@@ -458,10 +455,17 @@ class Conversion:
             self._set("trainer.checkpoint_every", 0, "save_strategy")
         elif a.save_strategy == "steps" and isinstance(a.save_steps, int) and a.save_steps >= 1:
             self._set("trainer.checkpoint_every", max(1, a.save_steps // self.per_batch), "save_steps")
+        else:
+            self._note("save_strategy", f"save_strategy={a.save_strategy!r}: set trainer.checkpoint_every")
         if a.save_total_limit:
             self._set("trainer.keep_checkpoints", int(a.save_total_limit), "save_total_limit")
-        if a.eval_strategy == "steps" and a.eval_steps and a.eval_steps >= 1:
-            self._set("eval.every", max(1, int(a.eval_steps) // self.per_batch), "eval_steps")
+        every = a.eval_steps or self.settings.get("logging_steps", 10)  # TRL evaluates when it logs
+        if a.eval_strategy == "steps" and isinstance(every, (int, float)) and every >= 1:
+            self._set("eval.every", max(1, int(every) // self.per_batch), "eval_strategy", "eval_steps")
+        elif a.eval_strategy != "no":
+            self._note("eval_strategy", f"eval_strategy={a.eval_strategy!r}: set eval.every")
+        if a.router_aux_loss_coef:
+            self._note("router_aux_loss_coef", "router_aux_loss_coef: no load-balancing loss here")
         loggers = a.report_to if isinstance(a.report_to, list) else [a.report_to]
         if supported := [name for name in loggers if name in LOGGERS]:
             self._set("trainer.callbacks", supported, "report_to")
@@ -481,6 +485,8 @@ class Conversion:
         if self.source.rest:
             where, _, reason = self.source.rest.partition(": ")
             self.notes.append((where, f"further settings: {reason}"))
+        if self.source.is_parsed:
+            self.notes.append(("", "each field of GRPOConfig can be set on the command line: --FIELD"))
 
     def _unread_open(self, name: str, setting: Value) -> None:
         """Open the keys of a field that is not known, where no key says so yet; else say it."""

@@ -154,7 +154,9 @@ class _Reader:
         self.source.unsloth = any(
             isinstance(n, ast.ImportFrom) and (n.module or "").startswith("unsloth") for n in ast.walk(tree)
         )
-        config, notes = stripped(trainer.fields.get("args") if trainer is not None else configs[0])
+        config, notes = stripped(
+            trainer.fields.get("args", trainer.fields.get("config")) if trainer is not None else configs[0]
+        )
         if trainer is None or config is None:
             for more in [c for c in configs if c is not config][(0 if config is not None else 1) :]:
                 self._say(more.where, f"a second {more.name}: the first one is taken")
@@ -270,11 +272,13 @@ class _Reader:
                 self._say(place, f"{trainer.name}({name}=...): {what}{with_option}")
 
     def _model(self, trainer: Thing) -> None:
-        model, _ = stripped(trainer.fields.get("model", ABSENT))
+        model, notes = stripped(trainer.fields.get("model", trainer.fields.get("policy", ABSENT)))
         where = trainer.places.get("model", trainer.where)
         parts = self.source.parts
         if model is ABSENT or model is None:
-            parts["model"] = Value(OPEN, where, "the trainer is given none")
+            parts["model"] = Value(
+                OPEN, where, f"{', '.join(notes)} names it" if notes else "the trainer is given none"
+            )
         elif isinstance(model, Thing) and model.kind == "model":
             parts["model"] = self._text(self._value(model.fields["source"], model.places["source"]), "model")
             for name, value in model.fields.items():
@@ -288,7 +292,7 @@ class _Reader:
                         f"from_pretrained({name}=...): {LOADING.get(name, 'no counterpart')}",
                     )
         else:
-            value = trainer.fields["model"]
+            value = trainer.fields.get("model", model)
             parts["model"] = self._text(self._value(value, where), "model")
 
     def _text(self, value: Value, what: str) -> Value:
@@ -374,7 +378,7 @@ class _Reader:
 # arguments of the trainer that are no settings; "" for those that are carried over elsewhere, or need no word
 ARGUMENTS = {
     "model": "", "reward_funcs": "", "args": "", "train_dataset": "", "peft_config": "", "method": "", "**": "",
-    "processing_class": "", "tokenizer": "",
+    "processing_class": "", "tokenizer": "", "config": "",
     "eval_dataset": "data of its own for evaluation: gxpo evaluates on held-out tasks of its task (eval.*)",
     "callbacks": "state it in gxpo's keys (trainer.callbacks)", "overrides": "state it in gxpo's keys",
     "success_at": "state it in gxpo's keys", "answers": "state it in gxpo's keys",

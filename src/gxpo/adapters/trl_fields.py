@@ -86,7 +86,7 @@ WITHOUT_EFFECT = frozenset({
     "transformers_continuous_batching_config", "cache_implementation", "vllm_device", "vllm_enable_sleep_mode",
     "vllm_gpu_memory_utilization", "vllm_group_port", "vllm_max_model_length", "vllm_model_impl",
     "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
-    "vllm_tensor_parallel_size", "wandb_entity", "wandb_project",
+    "vllm_tensor_parallel_size", "vllm_mode", "wandb_entity", "wandb_project",
 })  # fmt: skip
 
 

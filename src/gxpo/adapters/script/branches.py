@@ -105,7 +105,9 @@ class Join:
         if len(versions) == 1:
             return self._restored(versions[0])
         first = versions[0]
-        if all(type(v) is type(first) for v in versions) and not any(o is not None for o in originals):
+        # a data set is never changed, so that one of a branch can be joined to the one before
+        is_fixed = isinstance(first, Thing) and first.kind == "dataset"
+        if all(type(v) is type(first) for v in versions) and (is_fixed or not any(o is not None for o in originals)):
             joined = self._alike(versions, ids)
             if joined is not None:
                 return joined

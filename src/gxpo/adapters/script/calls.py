@@ -86,6 +86,7 @@ class Calls(Parsers):
 
     def place_of(self, node: ast.Call, name: str) -> str:
         keyword = next((k for k in node.keywords if k.arg == name), None)
+        keyword = keyword or next((k for k in node.keywords if k.arg is None), None)
         return self.where(keyword.value if keyword is not None else node)
 
     def apply(self, target: Any, values: list[Any], named: dict[str, Any], node: ast.Call) -> Any:
