@@ -115,11 +115,12 @@ def test_an_unreadable_configuration_is_a_one_line_error(resolved, text, says):
         resolved(convert_trl("c.yaml"))
 
 
-def test_batches_without_whole_groups_are_said_and_made_whole(here):
+def test_batches_without_whole_groups_are_open(here):
     Path("c.yaml").write_text("num_generations: 5\n")
     found = convert_trl("c.yaml")
-    assert found.keys["tasks.per_step"] == 2 and any("holds no whole groups of 5" in said for _, said in found.notes)
-    assert not any("whole groups" in said for _, said in convert_trl("c.yaml", processes=5).notes)
+    assert "a generation batch of 8 rows holds no whole groups of 5: say --processes" in found.open["tasks.per_step"]
+    found = convert_trl("c.yaml", processes=5)
+    assert found.keys["tasks.per_step"] == 8 and found.origins["tasks.per_step"].endswith("5 processes")
 
 
 def test_the_loss_is_trls_formula(resolved):

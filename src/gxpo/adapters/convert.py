@@ -13,9 +13,9 @@ from gxpo.adapters.convert_script import SourceSettings, Value
 from gxpo.adapters.trl_config import DEFAULTS, with_defaults
 from gxpo.adapters.trl_fields import (
     COLUMNS,
+    ELSEWHERE,
     LOGGERS,
     OF_RLOO,
-    OF_RLOO_ALONE,
     OPEN_KEYS,
     REASONS,
     REWARDS,
@@ -282,11 +282,6 @@ class Conversion:
             micro = math.ceil(micro / group) * group
             optimiser = rows = micro * a.gradient_accumulation_steps
             self._note("per_device_train_batch_size", f"unsloth makes it {micro}: whole groups of num_generations")
-        # the number of processes is no setting: a batch that is too small for a group is usually a launch on several
-        if rows % group:
-            self._note("num_generations", f"a generation batch of {rows} rows holds no whole groups of {group}, which "
-                        "TRL 1.16 refuses: say how many processes it is launched with (--processes)")  # fmt: skip
-            rows = optimiser = math.ceil(rows / group) * group
         self._set("rollout.group_size", group, "num_generations")
         sizes = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation",
                  "generation_batch_size", "num_generations")  # fmt: skip
@@ -296,6 +291,12 @@ class Conversion:
             fields = ["generation_batch_size"]
         # a step of gxpo is a generation batch: minibatches and epochs of it are TRL's optimiser steps
         self._set("tasks.per_step", rows // group, *fields, also=sizes)
+        # a batch that is too small for a group is usually a launch on several processes, whose number is no setting
+        if self.keys["tasks.per_step"] != yamltext.OPEN:
+            self.origins["tasks.per_step"] += f", {self.processes} process{'es' * (self.processes != 1)}"
+            if rows % group:
+                reason = f"a generation batch of {rows} rows holds no whole groups of {group}: say --processes"
+                self._open("tasks.per_step", reason)
         self.minibatches = max(1, rows // optimiser)
         is_cut = any(f in self.open for f in ("steps_per_generation", "generation_batch_size"))
         if self.minibatches > 1 or is_cut:
@@ -315,7 +316,7 @@ class Conversion:
             epochs = f"{a.num_train_epochs:g}"
             setting = self.source.settings.get("num_train_epochs")
             place = f", {setting.where}" if setting is not None else f", {self.default}"
-            known = f"{epochs}{place}: {epochs} x the rows of the data / {rows // group}"
+            known = f"{epochs}{place}: {epochs} x the rows of the data / {rows / group:g}"
             unknown = f"{place}: {setting.note}" if setting is not None and setting.is_open else ""
             self._open("trainer.steps", f"num_train_epochs{unknown or f'={known}'}")
 
@@ -480,7 +481,7 @@ class Conversion:
                 self._unread_open(name, value)
             elif name in COLUMNS and isinstance(value.value, str):
                 self._set(COLUMNS[name], value.value, name)
-            elif name not in DEFAULTS and name not in WITHOUT_EFFECT and name not in OF_RLOO_ALONE:
+            elif name not in DEFAULTS and name not in WITHOUT_EFFECT and name not in ELSEWHERE:
                 self.notes.append((value.where, f"{name}={value.value!r}: {REASONS.get(name, 'no counterpart')}"))
         if self.source.rest:
             where, _, reason = self.source.rest.partition(": ")

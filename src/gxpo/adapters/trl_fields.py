@@ -64,7 +64,7 @@ WHOLE = frozenset({
     "save_total_limit",
 })  # fmt: skip
 POSITIVE = WHOLE - {"max_steps", "seed", "top_k", "save_total_limit"} | {"learning_rate"}
-OF_RLOO_ALONE = ("normalize_advantages",)
+ELSEWHERE = ("normalize_advantages", "load_in_4bit", "load_in_8bit")  # not in DEFAULTS, and converted or noted
 OF_RLOO = {"num_generations": 2, "beta": 0.05}  # defaults of RLOOConfig that are not GRPOConfig's
 # Fields that have nothing to do with what is computed, or do by themselves what gxpo always does.
 WITHOUT_EFFECT = frozenset({
@@ -107,7 +107,7 @@ def checked(name: str, setting: Value) -> Value:
         isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < 1e15
     )  # fmt: skip
     is_whole = name in WHOLE and isinstance(value, float) and value == int(value)
-    if not is_right or (name in POSITIVE and value <= 0):
+    if not is_right or (name in POSITIVE and float(value) <= 0):
         given = repr(value) if len(repr(value)) < 60 else type(value).__name__
         reason = f"set with {setting.note}" if setting.note and value is None else f"{given} is no value of it"
         return Value(OPEN, setting.where, reason)

@@ -98,7 +98,7 @@ SWIFT_NAMES = {
 SWIFT_WITHOUT_EFFECT = re.compile(
     r"rlhf_type|tuner_type|train_type|load_from_cache_file|attn_impl|.*num_proc|dataset_shuffle|offload_.*|sleep_level|"
     r"move_model_batches|vllm_.*|external_plugins|model_type|template|add_version|logging_.*|create_checkpoint_symlink|"
-    r"val_dataset_shuffle|lazy_tokenize|check_model|use_hf|ddp_.*|padding_free|save_only_model|async_generate"
+    r"val_dataset_shuffle|split_dataset_ratio|log_.*|advantage_estimator|lazy_tokenize|check_model|use_hf|ddp_.*|padding_free|save_only_model|async_generate"
 )
 
 
@@ -108,8 +108,10 @@ def read(path: Path, processes: int) -> tuple[SourceSettings, Path, int]:
     launches = [call for call in script.calls if _program(call.words)]
     if not launches:
         raise ConfigError(f"{path}: it starts neither trl, accelerate, torchrun, python nor swift rlhf")
-    call = launches[0]
-    more = [(c.where, "a second launch: the first one is taken") for c in launches[1:]]
+    # servers of completions beside the training are not it
+    trainings = [c for c in launches if _program(c.words) != "swift" or "rlhf" in c.words or "rlhf.py" in str(c.words)]
+    call = (trainings or launches)[0]
+    more = [(c.where, "a second launch: the first one is taken") for c in trainings[1:]]
     if call.why:
         more.append((call.where, f"whether it is started is not known: {call.why}"))
     more += script.notes
@@ -226,6 +228,8 @@ def _swift(given: Mapping[str, Any], where: str) -> SourceSettings:
             fields |= {"vllm_importance_sampling_correction": Value(True, value.where), SWIFT_NAMES[name]: value}
         elif name == "system" and str(value.value).endswith(".txt"):
             fields["system_prompt"] = Value(yamltext.OPEN, value.where, f"the text of {value.value}")
+        elif name in SWIFT_METHODS:
+            fields["loss_type"] = Value(yamltext.OPEN, value.where, f"{name}={value.value!r}: {SWIFT_METHODS[name]}")
         elif name in ("reward_model", "max_length", "dynamic_sample", "kl_in_reward", "val_dataset"):
             notes.append((value.where, f"{name}={value.value!r}: {SWIFT_NOTES[name]}"))
         elif name in DEFAULTS or not SWIFT_WITHOUT_EFFECT.fullmatch(name):
@@ -239,6 +243,10 @@ def _swift(given: Mapping[str, Any], where: str) -> SourceSettings:
 
 
 SWIFT_KNOWN = {"advantage_estimator": ("grpo",), "loss_type": ("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo")}
+SWIFT_METHODS = dict.fromkeys(
+    ("chord_sft_dataset", "teacher_model", "teacher_model_server", "advantage_reweight", "sdar_loss_coef"),
+    "another method: set method, gxpo methods lists them",
+)
 SWIFT_NOTES = {
     "reward_model": "a reward model: teacher.models",
     "max_length": "of the prompt: tasks.too_long",
