@@ -90,7 +90,7 @@ def test_a_yaml_of_trls_command_line_with_lora_and_its_defaults(resolved):
     )
     found = convert_trl("c.yaml")
     keys = dict(found.keys)
-    assert keys["reward"] == "math"
+    assert keys["scoring.weights"] == {"math": 1.0, "my_rewards.py:think_format_reward": 0.5}
     assert (keys["update.minibatches"], keys["update.epochs"], keys["trainer.steps"]) == (2, 2, 25)
     assert keys["tasks.per_step"] == 4 and keys["rollout.group_size"] == 8 and keys["sampling.top_k"] == 20
     assert keys["learner.lora_rank"] == 4 and keys["learner.lora_alpha"] == 32.0 and keys["learner.dtype"] == "float32"

@@ -171,39 +171,39 @@ class Conversion:
         self._rewards()
 
     def _rewards(self) -> None:
-        """Convert the rewards: gxpo's own by name, functions of the script by its file; others are to be written."""
+        """Convert the rewards: gxpo's own by name, functions of the script by its file, others as my_rewards.py's."""
         weights = self.settings.get("reward_weights") or [1.0] * len(self.source.rewards)
-        weight_by_reward: dict[str, float] = {}
-        where = unknown = ""
+        weight_by_reward: dict[str, Any] = {}
+        unknown = "" if self.source.rewards else "none is named"
         if len(weights) != len(self.source.rewards):
             self._note("reward_weights", f"{len(weights)} reward_weights for {len(self.source.rewards)} rewards")
         for (kind, value), weight in zip(self.source.rewards, weights, strict=False):
-            where = where or value.where
+            name, weight = str(value.value).rpartition(".")[2], float(weight)
             if kind == "open":
-                unknown = f"{value.where}: {value.note}"
-                self.notes.append((value.where, f"reward: {value.note}"))
+                unknown = unknown or f"{value.where}: {value.note}"
             elif kind == "trl" and value.value in REWARDS:
-                weight_by_reward[REWARDS[value.value]] = float(weight)
-            elif kind == "function" and self.path.suffix == ".py":
-                file = self.path if self.source.guarded else "my_rewards.py"
-                weight_by_reward[f"{file}:{value.value}"] = float(weight)
+                weight_by_reward[REWARDS[value.value]] = weight
+            elif kind == "function" and self.path.suffix == ".py" and self.source.guarded:
+                weight_by_reward[f"{self.path}:{name}"] = weight
+            elif kind == "model" or not name.isidentifier():
+                what = "a reward model, see docs/judges.md" if kind == "model" else "no function of a file"
+                unknown = unknown or f"{value.where}: {value.value} is {what}"
             else:
-                reward_kinds = {"model": "a reward model", "trl": "trl.rewards", "function": "in a notebook"}
-                what = reward_kinds.get(kind, "not a function of this file")
-                self.notes.append((value.where, f"reward {value.value}: {what}; put it into a file of its own"))
+                weight_by_reward[f"my_rewards.py:{name}"] = weight
+                kinds = {"trl": "of trl.rewards", "function": f"importing {self.path.name} would train"}
+                what = kinds.get(kind, "of another file")
+                self.notes.append((value.where, f"reward {value.value}: {what}: put it into my_rewards.py"))
             if value.note and kind != "open":
                 self.notes.append((value.where, f"reward {value.value}: set with {value.note}"))
-        if not self.source.guarded and any(kind == "function" for kind, _ in self.source.rewards):
-            note = f"importing {self.path.name} would train: move its reward functions to my_rewards.py"
-            self.notes.append((where, note))
-        if "reward_weights" in self.open and weight_by_reward:
-            weight_by_reward = dict.fromkeys(weight_by_reward, yamltext.OPEN)  # type: ignore[assignment]
-        if len(weight_by_reward) == 1 and set(weight_by_reward.values()) == {1.0}:
+        where = self.source.rewards[0][1].where if self.source.rewards else ""
+        if "reward_weights" in self.open:
+            weight_by_reward = dict.fromkeys(weight_by_reward, yamltext.OPEN)
+        if unknown:
+            self._open("reward", unknown)
+        elif len(weight_by_reward) == 1 and set(weight_by_reward.values()) == {1.0}:
             self.keys["reward"], self.origins["reward"] = next(iter(weight_by_reward)), where
-        elif weight_by_reward:
-            self.keys["scoring.weights"], self.origins["scoring.weights"] = weight_by_reward, where
         else:
-            self._open("reward", unknown or f"{where}: write it as a function in a file of its own")
+            self.keys["scoring.weights"], self.origins["scoring.weights"] = weight_by_reward, where
 
     def _method(self) -> None:
         """Find the method, and the keys in which TRL's settings differ from it."""
@@ -407,7 +407,7 @@ class Conversion:
         if dtype_part is not None and dtype_part.is_open:
             self._open("learner.dtype", f"{dtype_part.where}: {dtype_part.note}")
         for name, value in init.items():
-            if name not in convert_script.MODEL_ARGUMENTS and value not in (None, False):
+            if name not in convert_script.MODEL_ARGUMENTS and value not in (None, False, "main"):
                 what = convert_script.LOADING.get(name, "no counterpart")
                 self._note("model_init_kwargs", f"model_init_kwargs[{name!r}]={value!r}: {what}")
         if a.fp16 or str(dtype) == "float16":
@@ -436,7 +436,7 @@ class Conversion:
         for (key, value), kind in zip(keys.items(), (int, float, None), strict=True):
             if value is None:
                 continue
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
             is_known = is_number if kind is not None else not yamltext.is_open(value)
             self.keys[key] = (kind(value) if kind is not None else value) if is_known else yamltext.OPEN
             self.origins[key] = f"{peft.where}{f': {peft.note}' if peft.note else ''}"
@@ -450,7 +450,7 @@ class Conversion:
         """Convert what the run writes: its directory, checkpoints, evaluations, loggers."""
         a = self.args
         self._set("seed", int(a.seed), "seed")
-        if "output_dir" in self.settings:
+        if isinstance(self.settings.get("output_dir"), str):
             self._set("out", f"runs/{Path(a.output_dir).name}", "output_dir")  # TRL's own run stays readable
         if a.save_strategy == "no":
             self._set("trainer.checkpoint_every", 0, "save_strategy")

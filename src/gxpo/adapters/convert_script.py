@@ -316,6 +316,8 @@ class _Reader:
                         parts[ours] = value
             parts["dataset"] = self._text(parts.get("dataset", Value(None, inner.where)), "data set")
             for place, name in inner.notes:
+                if STEPS.get(name) == "":
+                    continue
                 self._say(
                     place, f"data: {STEPS.get(name, f'.{name}() is not carried over: prepare the data in a file')}"
                 )

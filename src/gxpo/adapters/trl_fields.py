@@ -64,7 +64,12 @@ WHOLE = frozenset({
     "save_total_limit",
 })  # fmt: skip
 POSITIVE = WHOLE - {"max_steps", "seed", "top_k", "save_total_limit"} | {"learning_rate"}
-ELSEWHERE = ("normalize_advantages", "load_in_4bit", "load_in_8bit")  # not in DEFAULTS, and converted or noted
+ELSEWHERE = (
+    "normalize_advantages",
+    "load_in_4bit",
+    "load_in_8bit",
+    "model_init_kwargs",
+)  # not in DEFAULTS, and converted or noted
 OF_RLOO = {"num_generations": 2, "beta": 0.05}  # defaults of RLOOConfig that are not GRPOConfig's
 # Fields that have nothing to do with what is computed, or do by themselves what gxpo always does.
 WITHOUT_EFFECT = frozenset({
@@ -94,6 +99,11 @@ def checked(name: str, setting: Value) -> Value:
     """Return a setting with its number, where a text spells one; OPEN if it is of no kind that TRL takes."""
     default: Any = DEFAULTS.get(name)
     value: Any = setting.value
+    # names are texts (scale_rewards a boolean too), weights a list of numbers
+    is_text = isinstance(default, str) and name not in ("report_to", "output_dir")
+    is_weights = name == "reward_weights" and value is not None
+    if (is_text and not isinstance(value, (str, bool))) or (is_weights and not _is_numbers(value)):
+        return Value(OPEN, setting.where, setting.note if setting.is_open else "it is no value of TRL's")
     is_number = name in OPTIONAL_NUMBERS or (isinstance(default, (int, float)) and not isinstance(default, bool))
     if setting.is_open or name not in DEFAULTS or not (is_number or isinstance(default, bool)):
         return setting
@@ -106,9 +116,14 @@ def checked(name: str, setting: Value) -> Value:
     is_right = isinstance(value, bool) if isinstance(default, bool) else (
         isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < 1e15
     )  # fmt: skip
-    is_whole = name in WHOLE and isinstance(value, float) and value == int(value)
+    is_whole = name in WHOLE and isinstance(value, float) and value.is_integer()
+    is_right = is_right and (is_whole or name not in WHOLE or isinstance(value, int))
     if not is_right or (name in POSITIVE and float(value) <= 0):
         given = repr(value) if len(repr(value)) < 60 else type(value).__name__
         reason = f"set with {setting.note}" if setting.note and value is None else f"{given} is no value of it"
         return Value(OPEN, setting.where, reason)
     return Value(int(value) if is_whole else value, setting.where, setting.note)
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in value)
