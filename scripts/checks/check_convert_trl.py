@@ -383,6 +383,7 @@ class StubModule(type(sys)):
 
 
 KEPT: set[str] = set()
+OPEN_FILE = open
 # functions by which a script could reach beyond its process
 LEAVING = {
     subprocess: "run Popen call check_call check_output",
@@ -394,7 +395,7 @@ LEAVING = {
 def _opened(file: Any, mode: str = "r", *values: Any, **named: Any) -> Any:
     """Open a file to read; files that are missing, and those to write, are stubs."""
     try:
-        return open(file, mode, *values, **named) if set(mode) <= {"r", "b", "t"} else Stub()
+        return OPEN_FILE(file, mode, *values, **named) if set(mode) <= {"r", "b", "t"} else Stub()
     except (OSError, TypeError):
         return Stub()
 

@@ -107,12 +107,13 @@ def _cells(path: Path, text: str) -> list[tuple[str, str]]:
 
 
 def _without_magics(lines: Sequence[str], is_notebook: bool) -> Iterator[str]:
-    """Replace magics and shell lines, with those that go on after a backslash, by `pass`, so that line numbers stay."""
+    """Replace magics and shell lines by `pass`, and what follows their backslashes by nothing; line numbers stay."""
     goes_on = False
     for line in lines:
-        is_magic = goes_on or (is_notebook and bool(re.match(r"\s*([%!?]|\w+ *= *[%!])", line)))
-        goes_on = is_magic and line.rstrip().endswith("\\")
-        yield f"{line[: len(line) - len(line.lstrip())]}pass" if is_magic else line
+        is_magic = is_notebook and bool(re.match(r"\s*([%!?]|\w+ *= *[%!])", line))
+        indent = line[: len(line) - len(line.lstrip())]
+        yield "" if goes_on else f"{indent}pass" if is_magic else line
+        goes_on = (is_magic or goes_on) and line.rstrip().endswith("\\")
 
 
 def _without_cells(tree: ast.Module) -> ast.Module:

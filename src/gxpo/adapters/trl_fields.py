@@ -118,11 +118,12 @@ def checked(name: str, setting: Value) -> Value:
     )  # fmt: skip
     is_whole = name in WHOLE and isinstance(value, float) and value.is_integer()
     is_right = is_right and (is_whole or name not in WHOLE or isinstance(value, int))
-    if not is_right or (name in POSITIVE and float(value) <= 0):
+    is_refused = name in POSITIVE and isinstance(value, (int, float)) and value <= 0
+    if not is_right or is_refused:
         given = repr(value) if len(repr(value)) < 60 else type(value).__name__
         reason = f"set with {setting.note}" if setting.note and value is None else f"{given} is no value of it"
         return Value(OPEN, setting.where, reason)
-    return Value(int(value) if is_whole else value, setting.where, setting.note)
+    return Value(int(value) if isinstance(value, float) and is_whole else value, setting.where, setting.note)
 
 
 def _is_numbers(value: Any) -> bool:
