@@ -51,13 +51,13 @@ class Stub:
             raise AttributeError(name)
         return "9.9.9" if name == "__version__" else name if name == "__name__" else Stub(name)
 
-    def __call__(self, *values: Any, **named: Any) -> Any:
+    def __call__(self, *values: Any, **keywords: Any) -> Any:
         # a decorator leaves the function as it is
         is_data = self._name in ("map", "filter", "from_list", "from_generator", "signature", "create_dynamic_function")
         is_decorator = (
             not is_data
             and len(values) == 1
-            and not named
+            and not keywords
             and (isinstance(values[0], type) or hasattr(values[0], "__code__"))
         )
         return values[0] if is_decorator else Stub()
@@ -128,8 +128,8 @@ class Stub:
 class Base:
     """A class of a library that a script derives from."""
 
-    def __init__(self, *values: Any, **named: Any) -> None:
-        for name, value in named.items():
+    def __init__(self, *values: Any, **keywords: Any) -> None:
+        for name, value in keywords.items():
             setattr(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -160,7 +160,7 @@ class Data:
     def __contains__(self, key: Any) -> bool:
         return True
 
-    def train_test_split(self, *values: Any, **named: Any) -> Data:
+    def train_test_split(self, *values: Any, **keywords: Any) -> Data:
         new = Data(self.path, self.name, self.split, self.data_files)
         new.is_cut = True
         return new
@@ -170,7 +170,7 @@ class Data:
             raise AttributeError(name)
         if name in ("column_names", "features", "info", "num_rows", "shape"):
             return {"column_names": [], "features": {}, "num_rows": 100}.get(name, Stub())
-        return lambda *values, **named: self
+        return lambda *values, **keywords: self
 
 
 def _loaded(path: Any, name: Any = None, split: Any = None, **options: Any) -> Any:
@@ -186,18 +186,18 @@ class Model(Base):
     dtype: Any = None
 
     @classmethod
-    def from_pretrained(cls, name: Any = None, *values: Any, **named: Any) -> Any:
+    def from_pretrained(cls, name: Any = None, *values: Any, **keywords: Any) -> Any:
         model = cls()
-        model.source = named.get("model_name", named.get("pretrained_model_name_or_path", name))
-        model.dtype = named.get("torch_dtype", named.get("dtype"))
+        model.source = keywords.get("model_name", keywords.get("pretrained_model_name_or_path", name))
+        model.dtype = keywords.get("torch_dtype", keywords.get("dtype"))
         return (model, Stub()) if cls.__name__.startswith("Fast") else model
 
     @staticmethod
-    def get_peft_model(model: Any, *values: Any, **named: Any) -> Any:
-        model.lora = values[0] if values else named.get("peft_config", Lora(**named))
+    def get_peft_model(model: Any, *values: Any, **keywords: Any) -> Any:
+        model.lora = values[0] if values else keywords.get("peft_config", Lora(**keywords))
         return model
 
-    def to(self, *values: Any, **named: Any) -> Model:
+    def to(self, *values: Any, **keywords: Any) -> Model:
         return self
 
     cuda = eval = train = to
@@ -212,44 +212,44 @@ def config_class(name: str, changes: dict[str, Any]) -> type:
     from gxpo.adapters.trl_config import DEFAULTS
 
     fields = {**DEFAULTS, "max_prompt_length": 512, **changes}
-    made = dataclasses.make_dataclass(
+    built = dataclasses.make_dataclass(
         name, [(k, Any, dataclasses.field(default=v)) for k, v in fields.items()], bases=(Base,)
     )
-    init = made.__init__
+    init = built.__init__
 
-    def accepting(self: Any, *values: Any, **named: Any) -> None:
-        own = {k: v for k, v in named.items() if k in fields}
-        init(self, **({"output_dir": values[0]} if values else {}), **own)
-        for key, value in named.items():
+    def accepting(self: Any, *values: Any, **keywords: Any) -> None:
+        own_options = {k: v for k, v in keywords.items() if k in fields}
+        init(self, **({"output_dir": values[0]} if values else {}), **own_options)
+        for key, value in keywords.items():
             setattr(self, key, value)
 
-    made.__init__ = accepting
-    made.TRL = made
-    return made
+    built.__init__ = accepting
+    built.TRL = built
+    return built
 
 
 class Trainer(Base):
     """A trainer, which tells what it was given and ends the run."""
 
-    def __init__(self, *values: Any, **named: Any) -> None:
+    def __init__(self, *values: Any, **keywords: Any) -> None:
         names = ("model", "reward_funcs", "args", "train_dataset")
-        self.given = {**dict(zip(names, values, strict=False)), **named}
-        self.args = self.given.get("args")
+        self.arguments = {**dict(zip(names, values, strict=False)), **keywords}
+        self.args = self.arguments.get("args")
         Trainer.latest = self
 
-    def train(self, *values: Any, **named: Any) -> None:
-        tell(self.given)
+    def train(self, *values: Any, **keywords: Any) -> None:
+        tell(self.arguments)
         raise SystemExit(0)
 
     latest: Any = None
 
 
-def tell(given: dict[str, Any]) -> None:
+def tell(arguments: dict[str, Any]) -> None:
     """Write what a trainer was given as fields of `trl grpo`."""
     args, model, data = (
-        given.get("args", given.get("config")),
-        given.get("model", given.get("policy")),
-        given.get("train_dataset"),
+        arguments.get("args", arguments.get("config")),
+        arguments.get("model", arguments.get("policy")),
+        arguments.get("train_dataset"),
     )
     fields = {k: v for k, v in vars(args).items() if not k.startswith("_")} if args is not None else {}
     defaults = (
@@ -260,11 +260,11 @@ def tell(given: dict[str, Any]) -> None:
     }
     fields.pop("output_dir", None)
     fields["model_name_or_path"] = model.source if isinstance(model, Model) else model
-    lora = given.get("peft_config") or (vars(model).get("lora") if isinstance(model, Model) else None)
+    lora = arguments.get("peft_config") or (vars(model).get("lora") if isinstance(model, Model) else None)
     if isinstance(lora, Lora):
-        own = {k: v for k, v in vars(lora).items() if k in ("r", "lora_alpha", "target_modules")}
+        own_options = {k: v for k, v in vars(lora).items() if k in ("r", "lora_alpha", "target_modules")}
         fields |= {"use_peft": True, "lora_r": 8, "lora_alpha": 8}
-        fields |= {f"lora_{k.removeprefix('lora_')}": v for k, v in own.items()}
+        fields |= {f"lora_{k.removeprefix('lora_')}": v for k, v in own_options.items()}
     elif lora is not None:
         fields["use_peft"] = Stub()
     if isinstance(model, Model) and isinstance(model.dtype, str):
@@ -326,7 +326,7 @@ def trl_class(name: str) -> Any:
     if "Model" in name and name != "PeftModel":
         return type(name, (Model,), {})
     if name in ("prepare_model_for_kbit_training", "PatchFastRL"):
-        return lambda model=None, *values, **named: model
+        return lambda model=None, *values, **keywords: model
     if name == "load_dataset":
         return _loaded
     return Stub()
@@ -335,11 +335,11 @@ def trl_class(name: str) -> Any:
 class Parser:
     """A parser of dataclasses, at their defaults."""
 
-    def __init__(self, classes: Any = (), **named: Any) -> None:
-        classes = named.get("dataclass_types", classes)
+    def __init__(self, classes: Any = (), **keywords: Any) -> None:
+        classes = keywords.get("dataclass_types", classes)
         self.classes = classes if isinstance(classes, (list, tuple)) else [classes]
 
-    def parse_args_and_config(self, *values: Any, **named: Any) -> Any:
+    def parse_args_and_config(self, *values: Any, **keywords: Any) -> Any:
         return tuple(_at_defaults(c) if isinstance(c, type) else Stub() for c in self.classes)
 
     parse_args_into_dataclasses = parse_args_and_config
@@ -377,9 +377,9 @@ class StubModule(type(sys)):
         full = f"{self.__name__}.{name}"
         if full in sys.modules:
             return sys.modules[full]
-        made = name if self.__name__ == "torch" and name in ("bfloat16", "float16", "float32") else trl_class(name)
-        setattr(self, name, made)
-        return made
+        built = name if self.__name__ == "torch" and name in ("bfloat16", "float16", "float32") else trl_class(name)
+        setattr(self, name, built)
+        return built
 
 
 KEPT: set[str] = set()
@@ -392,10 +392,10 @@ LEAVING = {
 }
 
 
-def _opened(file: Any, mode: str = "r", *values: Any, **named: Any) -> Any:
+def _opened(file: Any, mode: str = "r", *values: Any, **keywords: Any) -> Any:
     """Open a file to read; files that are missing, and those to write, are stubs."""
     try:
-        return OPEN_FILE(file, mode, *values, **named) if set(mode) <= {"r", "b", "t"} else Stub()
+        return OPEN_FILE(file, mode, *values, **keywords) if set(mode) <= {"r", "b", "t"} else Stub()
     except (OSError, TypeError):
         return Stub()
 
@@ -424,16 +424,16 @@ def run_child(path: Path) -> None:
     logging._checkLevel = lambda level: 0  # type: ignore[attr-defined]
     builtins.open = _opened  # type: ignore[assignment]
     load, loads = json.load, json.loads
-    json.load = lambda file, **named: Stub() if isinstance(file, Stub) else load(file, **named)
-    json.loads = lambda text, **named: Stub() if isinstance(text, Stub) else loads(text, **named)
+    json.load = lambda file, **keywords: Stub() if isinstance(file, Stub) else load(file, **keywords)
+    json.loads = lambda text, **keywords: Stub() if isinstance(text, Stub) else loads(text, **keywords)
     add = argparse.ArgumentParser.add_argument
 
-    def optional(self: Any, *flags: Any, **named: Any) -> Any:
-        if named.pop("required", False) or (flags and not flags[0].startswith("-")):
-            named["default"] = f"<{flags[-1]}>"
-            named["nargs"] = "?" if not flags[0].startswith("-") else named.get("nargs")
-            named = {k: v for k, v in named.items() if v is not None and k not in ("choices",)}
-        return add(self, *flags, **named)
+    def optional(self: Any, *flags: Any, **keywords: Any) -> Any:
+        if keywords.pop("required", False) or (flags and not flags[0].startswith("-")):
+            keywords["default"] = f"<{flags[-1]}>"
+            keywords["nargs"] = "?" if not flags[0].startswith("-") else keywords.get("nargs")
+            keywords = {k: v for k, v in keywords.items() if v is not None and k not in ("choices",)}
+        return add(self, *flags, **keywords)
 
     argparse.ArgumentParser.add_argument = optional  # type: ignore[method-assign]
     sys.argv = [path.name]
@@ -442,18 +442,18 @@ def run_child(path: Path) -> None:
     sys.modules["__main__"] = module
     exec(code, module.__dict__)  # a script of the person who starts this check
     if Trainer.latest is not None:
-        tell(Trainer.latest.given)
+        tell(Trainer.latest.arguments)
 
 
 # ---------------------------------------------------------------- the comparison
 def truth_of(script: Path) -> dict[str, Any] | str:
     """Run a script in a forked process; return what it gave its trainer, or why it gave nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        told, errors = Path(folder) / "told.json", Path(folder) / "errors"
+        record, errors = Path(folder) / "told.json", Path(folder) / "errors"
         pid = os.fork()
         if pid == 0:
             os.environ.clear()
-            os.environ.update(PATH="/usr/bin:/bin", TOLD=str(told), HOME=folder)
+            os.environ.update(PATH="/usr/bin:/bin", TOLD=str(record), HOME=folder)
             output = os.open(errors, os.O_WRONLY | os.O_CREAT)
             os.dup2(output, 1)
             os.dup2(output, 2)
@@ -473,8 +473,8 @@ def truth_of(script: Path) -> dict[str, Any] | str:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             return "too slow"
-        if told.exists():
-            return json.loads(told.read_text())
+        if record.exists():
+            return json.loads(record.read_text())
         lines = errors.read_text(errors="replace").strip().splitlines()
         place = [x.strip().partition(", line ")[2] for x in lines if script.name in x][-1:]
         return "; ".join([*place, *(lines[-1:] or ["it ended before a trainer trained"])])[:200]
@@ -489,7 +489,7 @@ def compare(script: Path, counts: Counter[str], verbose: bool) -> None:
     from gxpo.base.yamltext import is_open
 
     try:
-        found = convert_trl(script)
+        conversion = convert_trl(script)
     except ConfigError as error:
         counts["refused"] += 1
         print(f"refused     {script}: {error}")
@@ -508,11 +508,11 @@ def compare(script: Path, counts: Counter[str], verbose: bool) -> None:
     settings.unsloth = bool(re.search(r"^ *from unsloth", script.read_text(errors="replace").replace('"', "\n"), re.M))
     expected = Conversion(settings, script, 1).converted()
     wrong = []
-    for key in dict.fromkeys([*expected.keys, *found.keys]):
+    for key in dict.fromkeys([*expected.keys, *conversion.keys]):
         if key in ("reward", "scoring.weights", "out"):
             continue
-        ours, theirs = found.keys.get(key), expected.keys.get(key)
-        if key.startswith("tasks.options") and is_open(found.keys["task"]):
+        ours, theirs = conversion.keys.get(key), expected.keys.get(key)
+        if key.startswith("tasks.options") and is_open(conversion.keys["task"]):
             continue
         if ours == theirs and not is_open(ours):
             counts["equal"] += 1
@@ -523,7 +523,7 @@ def compare(script: Path, counts: Counter[str], verbose: bool) -> None:
             counts["wrong"] += 1
             wrong.append(f"{key}: {ours!r} is {theirs!r} when it runs")
     if verbose or wrong:
-        print(f"{'WRONG' if wrong else 'right'}       {script}: {'; '.join(wrong) or f'{len(found.keys)} keys'}")
+        print(f"{'WRONG' if wrong else 'right'}       {script}: {'; '.join(wrong) or f'{len(conversion.keys)} keys'}")
 
 
 def is_unknown(value: Any) -> bool:

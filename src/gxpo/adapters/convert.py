@@ -21,7 +21,7 @@ from gxpo.adapters.trl_fields import (
     REWARDS,
     SCHEDULES,
     WITHOUT_EFFECT,
-    checked,
+    check_value,
 )
 from gxpo.adapters.trl_keys import LOSSES, WITHOUT_KEY
 from gxpo.adapters.trl_settings import translate_settings
@@ -92,7 +92,7 @@ class Conversion:
         self.default = f"{source.system.split()[0]}'s default"  # of fields that nothing states, where it is not gxpo's
         # a value that TRL itself would refuse is open, and so is one that only a run gives
         for name, setting in source.settings.items():
-            source.settings[name] = checked(name, setting)
+            source.settings[name] = check_value(name, setting)
         self.open = {name: v for name, v in source.settings.items() if v.is_open}
         self.settings = {name: v.value for name, v in source.settings.items() if not v.is_open}
         self.args = with_defaults({**(OF_RLOO if self.is_rloo else {}), **self.settings})
@@ -112,20 +112,20 @@ class Conversion:
 
         also  fields that the value depends on too
         """
-        stated = self.source.settings
+        settings = self.source.settings
         depends = [f for f in dict.fromkeys((*fields, *also)) if f in self.open]
         if depends:
             self.keys[key] = yamltext.OPEN
             self.origins[key] = "; ".join(f"{f}, {self.open[f].where}: {self.open[f].note}" for f in depends)
             return
-        if self.source.rest and fields and not any(f in stated for f in fields):
+        if self.source.rest and fields and not any(f in settings for f in fields):
             self.keys[key], self.origins[key] = yamltext.OPEN, f"{', '.join(fields)}, {self.source.rest}"
             return
-        values = [stated[f] for f in fields if f in stated]
+        values = [settings[f] for f in fields if f in settings]
         places = ", ".join(dict.fromkeys(v.where for v in values))
-        options = list(dict.fromkeys(stated[f].note for f in (*fields, *also) if f in stated and stated[f].note))
+        options = list(dict.fromkeys(settings[f].note for f in (*fields, *also) if f in settings and settings[f].note))
         if self.source.is_parsed:
-            options += [f"--{f}" for f in fields if f not in stated]
+            options += [f"--{f}" for f in fields if f not in settings]
         unless = f" unless {', '.join(options)} says otherwise" if options else ""
         self.keys[key] = value
         self.origins[key] = f"{', '.join(fields)}, {places or self.default}{unless}" if fields else ""
@@ -316,9 +316,9 @@ class Conversion:
             epochs = f"{a.num_train_epochs:g}"
             setting = self.source.settings.get("num_train_epochs")
             place = f", {setting.where}" if setting is not None else f", {self.default}"
-            known = f"{epochs}{place}: {epochs} x the rows of the data / {rows / group:g}"
+            by_rows = f"{epochs}{place}: {epochs} x the rows of the data / {rows / group:g}"
             unknown = f"{place}: {setting.note}" if setting is not None and setting.is_open else ""
-            self._open("trainer.steps", f"num_train_epochs{unknown or f'={known}'}")
+            self._open("trainer.steps", f"num_train_epochs{unknown or f'={by_rows}'}")
 
     def _sampling(self) -> None:
         a = self.args

@@ -13,7 +13,7 @@ from typing import Any
 from gxpo.adapters.script.calls import TRAINERS, Calls
 from gxpo.adapters.script.expressions import source_of
 from gxpo.adapters.script.parsers import CONFIGS
-from gxpo.adapters.script.values import ABSENT, Function, Import, Noted, Thing, Unknown, plain, stripped
+from gxpo.adapters.script.values import ABSENT, Function, Import, Noted, Thing, Unknown, plain, without_notes
 from gxpo.base.errors import ConfigError
 from gxpo.base.yamltext import OPEN
 
@@ -155,7 +155,7 @@ class _Reader:
         self.source.unsloth = any(
             isinstance(n, ast.ImportFrom) and (n.module or "").startswith("unsloth") for n in ast.walk(tree)
         )
-        config, notes = stripped(
+        config, notes = without_notes(
             trainer.fields.get("args", trainer.fields.get("config")) if trainer is not None else configs[0]
         )
         if trainer is None or config is None:
@@ -208,11 +208,11 @@ class _Reader:
     # ------------------------------------------------------------ results
     def _value(self, value: Any, where: str, what: str = "") -> Value:
         """Return a value with its place; OPEN, with the reason, if it is not known."""
-        known, notes = plain(value)
-        if isinstance(known, Unknown):
-            at = "" if known.where in ("", where) else f" ({known.where})"
-            return Value(OPEN, where, f"{what}{known.reason}{at}")
-        return Value(known, where, ", ".join(dict.fromkeys(notes)))
+        plain_value, notes = plain(value)
+        if isinstance(plain_value, Unknown):
+            at = "" if plain_value.where in ("", where) else f" ({plain_value.where})"
+            return Value(OPEN, where, f"{what}{plain_value.reason}{at}")
+        return Value(plain_value, where, ", ".join(dict.fromkeys(notes)))
 
     def _config(self, config: Any, notes: Sequence[str], trainer: Thing | None) -> None:
         """Take over the fields of the configuration."""
@@ -236,7 +236,7 @@ class _Reader:
             source.rest = f"{config.rest.where}: {config.rest.reason}"
         for name, value in config.fields.items():
             where = config.places.get(name, config.where)
-            inner, why = stripped(value)
+            inner, why = without_notes(value)
             if inner is ABSENT:
                 self._say(where, f"{name} is set with {', '.join(why)}")
             elif name == "**":
@@ -267,13 +267,13 @@ class _Reader:
         if "method" in trainer.fields:  # of gxpo.adapters.trl
             parts["method"] = self._value(trainer.fields["method"], trainer.places["method"])
         for name, value in trainer.fields.items():
-            place, (inner, why) = trainer.places.get(name, trainer.where), stripped(value)
+            place, (inner, why) = trainer.places.get(name, trainer.where), without_notes(value)
             if inner is not None and inner is not ABSENT and (what := ARGUMENTS.get(name, "not an argument of TRL's")):
                 with_option = f" (set with {', '.join(why)})" if why else ""
                 self._say(place, f"{trainer.name}({name}=...): {what}{with_option}")
 
     def _model(self, trainer: Thing) -> None:
-        model, notes = stripped(trainer.fields.get("model", trainer.fields.get("policy", ABSENT)))
+        model, notes = without_notes(trainer.fields.get("model", trainer.fields.get("policy", ABSENT)))
         where = trainer.places.get("model", trainer.where)
         parts = self.source.parts
         if model is ABSENT or model is None:
@@ -287,7 +287,7 @@ class _Reader:
                     parts[name] = self._value(value, model.places.get(name, model.where))
                 elif name == "peft":
                     self._peft(value, value.where if isinstance(value, Thing) else model.where)
-                elif name not in MODEL_ARGUMENTS and stripped(value)[0] not in (None, False):
+                elif name not in MODEL_ARGUMENTS and without_notes(value)[0] not in (None, False):
                     self._say(
                         model.places.get(name, model.where),
                         f"from_pretrained({name}=...): {LOADING.get(name, 'no counterpart')}",
@@ -306,7 +306,7 @@ class _Reader:
     def _dataset(self, trainer: Thing) -> None:
         parts = self.source.parts
         data, where = trainer.fields.get("train_dataset"), trainer.places.get("train_dataset", trainer.where)
-        inner, _ = stripped(data)
+        inner, _ = without_notes(data)
         if isinstance(inner, Thing) and inner.kind == "dataset" and inner.name == "load_dataset":
             for theirs, ours in (("path", "dataset"), ("name", "dataset_config"), ("split", "split"),
                                  ("data_files", "data_files"), ("revision", "revision"),
@@ -331,7 +331,7 @@ class _Reader:
             parts["dataset"] = Value(OPEN, where, "rows that are made in code: write prompts and answers to a .jsonl")
 
     def _peft(self, peft: Any, where: str) -> None:
-        inner, notes = stripped(peft)
+        inner, notes = without_notes(peft)
         if inner is None:
             if notes:
                 self._say(where, f"an adapter is set with {', '.join(notes)}")
@@ -349,7 +349,7 @@ class _Reader:
     def _rewards(self, trainer: Thing) -> None:
         value = trainer.fields.get("reward_funcs", ABSENT)
         where = trainer.places.get("reward_funcs", trainer.where)
-        inner, _ = stripped(value)
+        inner, _ = without_notes(value)
         if inner is ABSENT or inner is None:
             self.source.rewards.append(("open", Value(OPEN, where, "the trainer is given no reward")))
             return
@@ -357,7 +357,7 @@ class _Reader:
             self.source.rewards.append(self._reward(one, where))
 
     def _reward(self, one: Any, where: str) -> tuple[str, Value]:
-        one, notes = stripped(one)
+        one, notes = without_notes(one)
         note = ", ".join(notes)
         if isinstance(one, str):
             return ("model", Value(one, where, note))

@@ -95,7 +95,7 @@ WITHOUT_EFFECT = frozenset({
 })  # fmt: skip
 
 
-def checked(name: str, setting: Value) -> Value:
+def check_value(name: str, setting: Value) -> Value:
     """Return a setting with its number, where a text spells one; OPEN if it is of no kind that TRL takes."""
     default: Any = DEFAULTS.get(name)
     value: Any = setting.value
@@ -120,8 +120,8 @@ def checked(name: str, setting: Value) -> Value:
     is_right = is_right and (is_whole or name not in WHOLE or isinstance(value, int))
     is_refused = name in POSITIVE and isinstance(value, (int, float)) and value <= 0
     if not is_right or is_refused:
-        given = repr(value) if len(repr(value)) < 60 else type(value).__name__
-        reason = f"set with {setting.note}" if setting.note and value is None else f"{given} is no value of it"
+        options = repr(value) if len(repr(value)) < 60 else type(value).__name__
+        reason = f"set with {setting.note}" if setting.note and value is None else f"{options} is no value of it"
         return Value(OPEN, setting.where, reason)
     return Value(int(value) if isinstance(value, float) and is_whole else value, setting.where, setting.note)
 

@@ -119,10 +119,10 @@ def read(path: Path, processes: int) -> tuple[SourceSettings, Path, int]:
     source.open = [*more, *source.open]
     # the number of processes is that of the launch, unless the command line of gxpo says another
     environment = re.search(r"^\s*NPROC_PER_NODE=(\d+)", path.read_text(encoding="utf-8"), re.M)
-    known = count or (int(environment[1]) if environment and call.words[0] == "swift" else 0)
-    if not known and processes == 1:
+    plain_value = count or (int(environment[1]) if environment and call.words[0] == "swift" else 0)
+    if not plain_value and processes == 1:
         source.open.append((call.where, "the number of processes is not known: say it (--processes)"))
-    return source, file or path, processes if processes != 1 else known or 1
+    return source, file or path, processes if processes != 1 else plain_value or 1
 
 
 def of_line(text: str) -> tuple[SourceSettings, Path, int]:
@@ -175,37 +175,37 @@ def of_words(words: Sequence[Any], folder: Path, where: str) -> tuple[SourceSett
         if not file.is_file():
             raise ConfigError(f"{texts[start]}: no such file, started in {where}: convert it where it lies")
         return convert_script.read(file, after), file, count
-    given = options_of(after) or {}
+    options = options_of(after) or {}
     if program == "swift":
-        if given.get("rlhf_type") != "grpo":
+        if options.get("rlhf_type") != "grpo":
             raise ConfigError(f"{where}: {OTHERS['swift']}")
-        return _swift(given, where), None, count
+        return _swift(options, where), None, count
     if program == "megatron":
         raise ConfigError(f"{where}: {OTHERS['megatron']}")
     fields: dict[str, Value] = {}
-    if isinstance(config := given.pop("config", None), str):
+    if isinstance(config := options.pop("config", None), str):
         file = folder / config
         if not file.is_file():
             raise ConfigError(f"{config}: no such file, named in {where}")
         fields = {k: Value(v.value, f"{v.where} of {file.name}") for k, v in _leaves(file).items()}
-    given = {k: v for k, v in given.items() if k not in ("num_processes", "config_file", "accelerate_config")}
-    source = of_fields({**fields, **{k: _given(v, where) for k, v in given.items()}})
+    options = {k: v for k, v in options.items() if k not in ("num_processes", "config_file", "accelerate_config")}
+    source = of_fields({**fields, **{k: _option_value(v, where) for k, v in options.items()}})
     if any("rloo" in t for t in texts[: start + 1]):
         source.kind = "RLOO"
     return source, None, count
 
 
-def _given(value: Any, where: str) -> Value:
+def _option_value(value: Any, where: str) -> Value:
     unknown = next((v for v in (value if isinstance(value, list) else [value]) if isinstance(v, Unknown)), None)
     return Value(yamltext.OPEN, where, unknown.reason) if unknown is not None else Value(literal(value), where)
 
 
-def _swift(given: Mapping[str, Any], where: str) -> SourceSettings:
+def _swift(options: Mapping[str, Any], where: str) -> SourceSettings:
     """Return the settings of `swift rlhf --rlhf_type grpo` as fields of TRL."""
     default = "ms-swift's default"
-    values = {k: Value(v, default) for k, v in SWIFT.items()} | {k: _given(v, where) for k, v in given.items()}
+    values = {k: Value(v, default) for k, v in SWIFT.items()} | {k: _option_value(v, where) for k, v in options.items()}
     is_lora = "lora" in str((values.get("train_type") or values["tuner_type"]).value)
-    if "learning_rate" not in given:
+    if "learning_rate" not in options:
         values["learning_rate"] = Value(1e-4 if is_lora else 1e-5, default)
     notes: list[tuple[str, str]] = []
     fields: dict[str, Value] = {"use_peft": Value(is_lora, values["tuner_type"].where)}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gxpo.adapters.script.values import ABSENT, Noted, Thing, Unknown, noted
+from gxpo.adapters.script.values import ABSENT, Noted, Thing, Unknown, with_notes
 
 
 def containers(value: Any, seen: dict[int, Any] | None = None) -> dict[int, Any]:
@@ -77,7 +77,7 @@ class Join:
 
     def _list(self, versions: Sequence[Any]) -> list[Any]:
         if self.preferred is not None:
-            return list(noted([self.value([x]) for x in versions[self.preferred[0]]], self.preferred[1]))
+            return list(with_notes([self.value([x]) for x in versions[self.preferred[0]]], self.preferred[1]))
         return [self.reason]
 
     def _mapping(self, versions: Sequence[Mapping[Any, Any]], names: bool) -> dict[Any, Any]:
@@ -89,7 +89,7 @@ class Join:
             elif self.preferred is None:
                 out[key] = self.reason
             elif key in versions[self.preferred[0]]:
-                out[key] = noted(self.value([versions[self.preferred[0]][key]]), self.preferred[1])
+                out[key] = with_notes(self.value([versions[self.preferred[0]][key]]), self.preferred[1])
             else:
                 out[key] = Noted(ABSENT, self.preferred[1])
         return out
@@ -112,7 +112,7 @@ class Join:
             if joined is not None:
                 return joined
         if self.preferred is not None and complete:
-            return noted(self._restored(versions[self.preferred[0]]), self.preferred[1])
+            return with_notes(self._restored(versions[self.preferred[0]]), self.preferred[1])
         return next((v for v in versions if isinstance(v, Unknown)), self.reason)
 
     def _alike(self, versions: Sequence[Any], ids: tuple[int, ...]) -> Any:
@@ -133,7 +133,7 @@ class Join:
             return type(first)(self.value(list(x)) for x in zip(*versions, strict=True))
         if isinstance(first, Noted):
             if all(v.value == first.value for v in versions):
-                return noted(first.value, [n for v in versions for n in v.notes])
+                return with_notes(first.value, [n for v in versions for n in v.notes])
             return None
         try:
             return first if all(v == first for v in versions) and not isinstance(first, (Thing, list, tuple)) else None

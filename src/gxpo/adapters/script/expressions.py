@@ -15,10 +15,10 @@ from gxpo.adapters.script.values import (
     PathText,
     Thing,
     Unknown,
-    computed,
-    noted,
-    stripped,
+    compute,
     truth,
+    with_notes,
+    without_notes,
 )
 
 
@@ -59,12 +59,12 @@ class Expressions:
         if isinstance(target, ast.Name):
             self.bind(target.id, value)
         elif isinstance(target, (ast.Tuple, ast.List)):
-            items, notes = stripped(value)
+            items, notes = without_notes(value)
             fits = isinstance(items, (list, tuple)) and len(items) == len(target.elts)
             starred = any(isinstance(x, ast.Starred) for x in target.elts)
             for number, one in enumerate(target.elts):
                 if fits and not starred:
-                    self.assign(one, noted(items[number], notes), where)
+                    self.assign(one, with_notes(items[number], notes), where)
                 else:
                     unknown = value if isinstance(value, Unknown) else self.unknown(target)
                     self.assign(one.value if isinstance(one, ast.Starred) else one, unknown, where)
@@ -74,7 +74,7 @@ class Expressions:
                 owner.fields[target.attr] = value
                 owner.places[target.attr] = where
         elif isinstance(target, ast.Subscript):
-            owner, key = stripped(self.value(target.value))[0], stripped(self.value(target.slice))[0]
+            owner, key = without_notes(self.value(target.value))[0], without_notes(self.value(target.slice))[0]
             if isinstance(owner, Import) and owner.path == "os.environ":
                 owner = self.state["environ"]
             if isinstance(key, (str, int)) and isinstance(owner, dict):
@@ -89,25 +89,25 @@ class Expressions:
     # ------------------------------------------------------------ expressions
     def operation(self, name: str, operands: Sequence[Any], node: ast.AST) -> Any:
         if name in ("Is", "IsNot", "Eq", "NotEq") and any(
-            isinstance(stripped(x)[0], (Thing, Function)) for x in operands
+            isinstance(without_notes(x)[0], (Thing, Function)) for x in operands
         ):
-            a, b = (stripped(x)[0] for x in operands)
+            a, b = (without_notes(x)[0] for x in operands)
             if isinstance(a, Unknown) or isinstance(b, Unknown):
                 return self.unknown(node)
             return (a is b) == (name in ("Is", "Eq"))
-        if any(isinstance(stripped(x)[0], (Thing, Function, Import)) for x in operands):
+        if any(isinstance(without_notes(x)[0], (Thing, Function, Import)) for x in operands):
             return self.unknown(node)
         if (
             name in ("In", "NotIn")
             and containers(operands[1])
             and any(
-                isinstance(stripped(x)[0], (Unknown, Import))
+                isinstance(without_notes(x)[0], (Unknown, Import))
                 for x in containers(operands[1]).values()
                 for x in _items(x)
             )
         ):
             return self.unknown(node)
-        return computed(OPERATORS.get(name, len), operands, self.unknown(node))
+        return compute(OPERATORS.get(name, len), operands, self.unknown(node))
 
     def value(self, node: ast.expr) -> Any:
         """Return what an expression is."""
@@ -125,7 +125,7 @@ class Expressions:
             case ast.UnaryOp(op=ast.Not()):
                 operand = self.value(node.operand)
                 is_true = truth(operand)
-                return self.unknown(node) if is_true is None else noted(not is_true, stripped(operand)[1])
+                return self.unknown(node) if is_true is None else with_notes(not is_true, without_notes(operand)[1])
             case ast.UnaryOp():
                 return self.operation(type(node.op).__name__, [self.value(node.operand)], node)
             case ast.Compare():
@@ -159,7 +159,7 @@ class Expressions:
         for one in node.elts:
             value = self.value(one)
             if isinstance(one, ast.Starred):
-                inner = stripped(value)[0]
+                inner = without_notes(value)[0]
                 items += inner if isinstance(inner, (list, tuple)) else [self.unknown(one)]
             else:
                 items.append(value)
@@ -170,14 +170,14 @@ class Expressions:
         for key_node, value_node in zip(node.keys, node.values, strict=True):
             value = self.value(value_node)
             if key_node is None:
-                inner, notes = stripped(value)
+                inner, notes = without_notes(value)
                 out |= (
-                    {k: noted(v, notes) for k, v in inner.items()}
+                    {k: with_notes(v, notes) for k, v in inner.items()}
                     if isinstance(inner, dict)
                     else {"**": self.unknown(value_node)}
                 )
                 continue
-            key = stripped(self.value(key_node))[0]
+            key = without_notes(self.value(key_node))[0]
             out[key if isinstance(key, (str, int, float, bool, type(None))) else "**"] = (
                 value if isinstance(key, (str, int, float, bool, type(None))) else self.unknown(key_node)
             )
@@ -189,12 +189,12 @@ class Expressions:
         for op, right_node in zip(node.ops, node.comparators, strict=True):
             right = self.value(right_node)
             one = self.operation(type(op).__name__, [left, right], node)
-            value, why = stripped(one)
+            value, why = without_notes(one)
             if isinstance(value, Unknown):
                 return value
             notes += why
             result, left = result and value, right
-        return noted(bool(result), notes)
+        return with_notes(bool(result), notes)
 
     def either(self, node: ast.BoolOp) -> Any:
         """`a and b`, `a or b`: the first value that decides."""
@@ -203,16 +203,16 @@ class Expressions:
         for one in node.values:
             value = self.value(one)
             is_true = truth(value)
-            notes += stripped(value)[1]
+            notes += without_notes(value)[1]
             if is_true is None:
                 undecided = undecided or (value if isinstance(value, Unknown) else self.unknown(node))
             elif is_true == is_or:
-                return noted(value, notes) if undecided is None else undecided
-        return undecided if undecided is not None else noted(value, notes)
+                return with_notes(value, notes) if undecided is None else undecided
+        return undecided if undecided is not None else with_notes(value, notes)
 
     def choice(self, node: ast.IfExp) -> Any:
         condition = self.value(node.test)
-        is_true, notes = truth(condition), stripped(condition)[1]
+        is_true, notes = truth(condition), without_notes(condition)[1]
         if is_true is not None and not notes:
             return self.value(node.body if is_true else node.orelse)
         reason = self.unknown(node, f"it depends on `if {source_of(node.test)}`")
@@ -227,27 +227,25 @@ class Expressions:
                 pieces.append(self.value(part))
                 continue
             value = self.value(part.value)
-            if isinstance(stripped(value)[0], (Thing, Function, Import)):
+            if isinstance(without_notes(value)[0], (Thing, Function, Import)):
                 return self.unknown(node)
             form = self.value(part.format_spec) if part.format_spec is not None else ""
             if not isinstance(form, str) or len(form) > 5 or any(c.isdigit() for c in form[2:] if "." not in form):
                 return self.unknown(node)
             render = repr if part.conversion == ord("r") else str
-            pieces.append(
-                computed(lambda x, f=form, r=render: format(x, f) if f else r(x), [value], self.unknown(node))
-            )
-        return computed(lambda *x: "".join(x), pieces, self.unknown(node))
+            pieces.append(compute(lambda x, f=form, r=render: format(x, f) if f else r(x), [value], self.unknown(node)))
+        return compute(lambda *x: "".join(x), pieces, self.unknown(node))
 
     def comprehension(self, node: ast.ListComp) -> Any:
         generator = node.generators[0]
-        items, notes = stripped(self.value(generator.iter))
+        items, notes = without_notes(self.value(generator.iter))
         if not isinstance(items, (list, tuple, dict)) or len(items) > 50:
             return items if isinstance(items, Unknown) else self.unknown(node)
         out = []
         number = self.new_frame()
         self.stack.append((*self.stack[-1], number))
         for one in items:
-            self.assign(generator.target, noted(one, notes), self.where(node))
+            self.assign(generator.target, with_notes(one, notes), self.where(node))
             decisions = [truth(self.value(test)) for test in generator.ifs]
             if any(d is None for d in decisions):
                 out = self.unknown(node)
@@ -259,45 +257,45 @@ class Expressions:
 
     def item(self, owner: Any, index: ast.expr, node: ast.AST) -> Any:
         """`owner[index]`."""
-        inner, notes = stripped(owner)
+        inner, notes = without_notes(owner)
         if isinstance(inner, Unknown):
             return inner
         if isinstance(index, ast.Slice):
             bounds = [None if b is None else self.value(b) for b in (index.lower, index.upper, index.step)]
-            return computed(lambda x, *b: x[slice(*b)], [owner, *bounds], self.unknown(node))
+            return compute(lambda x, *b: x[slice(*b)], [owner, *bounds], self.unknown(node))
         key = self.value(index)
-        key_inner, key_notes = stripped(key)
+        key_inner, key_notes = without_notes(key)
         if isinstance(inner, (dict, list, tuple)) and not isinstance(key_inner, (Unknown, dict, list)):
             try:
-                found = inner[key_inner]
-                return self.unknown(node) if found is ABSENT else noted(found, [*notes, *key_notes])
+                member = inner[key_inner]
+                return self.unknown(node) if member is ABSENT else with_notes(member, [*notes, *key_notes])
             except (KeyError, IndexError, TypeError):
                 return inner["**"] if isinstance(inner, dict) and "**" in inner else self.unknown(node)
         return (
-            computed(lambda x, k: x[k], [owner, key], self.unknown(node))
+            compute(lambda x, k: x[k], [owner, key], self.unknown(node))
             if isinstance(inner, str)
             else self.unknown(node)
         )
 
     def attribute(self, owner: Any, name: str, node: ast.AST) -> Any:
         """`owner.name`."""
-        inner, notes = stripped(owner)
+        inner, notes = without_notes(owner)
         if isinstance(inner, Unknown):
             return inner
         if isinstance(inner, Import):
             return Import(f"{inner.path}.{name}")
         if isinstance(inner, Thing):
-            found = self.field(inner, name, node)
-            return noted(found, notes) if found is not ABSENT else self.unknown(node)
+            member = self.field(inner, name, node)
+            return with_notes(member, notes) if member is not ABSENT else self.unknown(node)
         if isinstance(inner, PathText):
             parts = {"name": lambda p: p.rsplit("/")[-1], "stem": lambda p: p.rsplit("/")[-1].rsplit(".")[0]}
-            return computed(parts.get(name, len), [owner], self.unknown(node)) if name in parts else self.unknown(node)
+            return compute(parts.get(name, len), [owner], self.unknown(node)) if name in parts else self.unknown(node)
         return self.unknown(node)
 
     def field(self, thing: Thing, name: str, node: ast.AST) -> Any:
         """Return a field of an object, of its class or of a base; ABSENT if there is none."""
         value = thing.fields.get(name, ABSENT)
-        if stripped(value)[0] is not ABSENT:
+        if without_notes(value)[0] is not ABSENT:
             return value
         owners = [] if thing.of is None else self.bases(thing.of) if thing.kind != "class" else self.bases(thing)[1:]
         for owner in owners:
@@ -306,10 +304,10 @@ class Expressions:
                     f"{name} is of {getattr(owner, 'path', 'another class')}, code of another file", self.where(node)
                 )
             if name in owner.fields:
-                found = owner.fields[name]
-                if isinstance(found, Function) and found.kind == "property" and thing.kind == "instance":
-                    return self.called(found, [thing], {}, node)
-                return found
+                member = owner.fields[name]
+                if isinstance(member, Function) and member.kind == "property" and thing.kind == "instance":
+                    return self.called(member, [thing], {}, node)
+                return member
         return ABSENT
 
 

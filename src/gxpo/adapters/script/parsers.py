@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gxpo.adapters.script.expressions import source_of
-from gxpo.adapters.script.values import FUNCTIONS, Import, Thing, Unknown, computed, noted, stripped, truth
+from gxpo.adapters.script.values import FUNCTIONS, Import, Thing, Unknown, compute, truth, with_notes, without_notes
 from gxpo.adapters.script.walk import Walk
 from gxpo.adapters.trl_config import DEFAULTS
 
@@ -43,23 +43,23 @@ class Parsers(Walk):
 
     def parser_call(self, parser: Thing, name: str, node: ast.Call) -> Any:
         """Return what a method of argparse's or transformers' parser gives."""
-        values, named = self.arguments(node)
+        values, keywords = self.arguments(node)
         if name == "add_argument" and values:
-            option = _Option.of(values, named, self.where(node))
+            option = _Option.of(values, keywords, self.where(node))
             if option is not None:
                 parser.fields[option.name], parser.places[option.name] = option, self.where(node)
         elif name in ("add_argument_group", "add_mutually_exclusive_group"):
             return parser
         elif name == "set_defaults":
-            for key, value in named.items():
+            for key, value in keywords.items():
                 parser.fields[key] = _Option(key, f"--{key}", value)
         elif name in ("parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config"):
-            given = named.get("args", values[0] if values and not name.endswith("config") else None)
-            given, _ = stripped(given)
+            options = keywords.get("args", values[0] if values and not name.endswith("config") else None)
+            options, _ = without_notes(options)
             words = self.words
-            if isinstance(given, (list, tuple)):
-                words = list(given)
-            elif isinstance(given, Unknown) and not self.is_guess:
+            if isinstance(options, (list, tuple)):
+                words = list(options)
+            elif isinstance(options, Unknown) and not self.is_guess:
                 words = None
             if "classes " in parser.fields:
                 made = tuple(self.parsed_class(c, words, node) for c in parser.fields["classes "])
@@ -77,8 +77,8 @@ class Parsers(Walk):
 
     def parsed_class(self, cls: Any, words: Sequence[Any] | None, node: ast.Call) -> Any:
         """Return what a parser makes of a dataclass: its defaults, each with the option that changes it."""
-        cls, _ = stripped(cls)
-        given = options_of(words)
+        cls, _ = without_notes(cls)
+        options = options_of(words)
         name = getattr(cls, "name", "")
         if isinstance(cls, Import):
             if CONFIGS.search(name):
@@ -91,16 +91,20 @@ class Parsers(Walk):
             thing = self.instance(cls, [], {}, node)
         else:
             return self.unknown(node)
-        own = dict(thing.fields)
+        own_fields = dict(thing.fields)
         thing.fields |= {
-            k: noted(v, [f"--{k}"]) if words is None else v for k, v in own.items() if not isinstance(v, Unknown)
+            k: with_notes(v, [f"--{k}"]) if words is None else v
+            for k, v in own_fields.items()
+            if not isinstance(v, Unknown)
         }
         thing.fields |= {
-            k: Unknown(f"--{k} of the command line", self.where(node)) for k, v in own.items() if isinstance(v, Unknown)
+            k: Unknown(f"--{k} of the command line", self.where(node))
+            for k, v in own_fields.items()
+            if isinstance(v, Unknown)
         }
-        known = set(own) | (set(DEFAULTS) if thing.kind == "config" else set())
-        for key, value in (given or {}).items():
-            if key in known or (thing.kind == "config" and key not in _other_fields(name)):
+        plain_value = set(own_fields) | (set(DEFAULTS) if thing.kind == "config" else set())
+        for key, value in (options or {}).items():
+            if key in plain_value or (thing.kind == "config" and key not in _other_fields(name)):
                 thing.fields[key], thing.places[key] = literal(value), "the command line"
         if thing.kind == "config" and words is None:
             thing.fields["parsed "] = True
@@ -117,36 +121,36 @@ class _Option:
         self.is_required, self.action = is_required, action
 
     @classmethod
-    def of(cls, values: Sequence[Any], named: Mapping[str, Any], where: str) -> _Option | None:
-        flags = [f for f in (stripped(v)[0] for v in values) if isinstance(f, str)]
+    def of(cls, values: Sequence[Any], keywords: Mapping[str, Any], where: str) -> _Option | None:
+        flags = [f for f in (without_notes(v)[0] for v in values) if isinstance(f, str)]
         if not flags:
             return None
         flag = next((f for f in flags if f.startswith("--")), flags[0])
-        name = stripped(named.get("dest", flag.lstrip("-").replace("-", "_")))[0]
-        action, kind = stripped(named.get("action", ""))[0], named.get("type", "")
-        default = named.get("default", {"store_true": False, "store_false": True}.get(str(action)))
+        name = without_notes(keywords.get("dest", flag.lstrip("-").replace("-", "_")))[0]
+        action, kind = without_notes(keywords.get("action", ""))[0], keywords.get("type", "")
+        default = keywords.get("default", {"store_true": False, "store_false": True}.get(str(action)))
         kind = kind.path if isinstance(kind, Import) else ""
         if kind in ("int", "float") and isinstance(default, str):  # argparse reads a default that is a text
-            default = computed(FUNCTIONS[kind], [default], Unknown("its default is no number", where))
-        is_required = truth(named.get("required", False)) is not False or not flag.startswith("-")
-        return cls(str(name), flag, default, kind, is_required and "default" not in named, str(action))
+            default = compute(FUNCTIONS[kind], [default], Unknown("its default is no number", where))
+        is_required = truth(keywords.get("required", False)) is not False or not flag.startswith("-")
+        return cls(str(name), flag, default, kind, is_required and "default" not in keywords, str(action))
 
     def value(self, words: Sequence[Any] | None, where: str) -> Any:
         """Return the option's value: of the command line, else its default with a note of what changes it."""
-        given = options_of(words)
-        if given is None:
+        options = options_of(words)
+        if options is None:
             if self.is_required:
                 return Unknown(f"{self.flag} of the command line", where)
-            return self.default if isinstance(self.default, Unknown) else noted(self.default, [self.flag])
-        if self.name not in given and self.flag.lstrip("-").replace("-", "_") not in given:
+            return self.default if isinstance(self.default, Unknown) else with_notes(self.default, [self.flag])
+        if self.name not in options and self.flag.lstrip("-").replace("-", "_") not in options:
             return Unknown(f"{self.flag} of the command line", where) if self.is_required else self.default
-        text = given.get(self.name, given.get(self.flag.lstrip("-").replace("-", "_")))
+        text = options.get(self.name, options.get(self.flag.lstrip("-").replace("-", "_")))
         if self.action in ("store_true", "store_false"):
             return self.action == "store_true"
         if isinstance(text, Unknown) or self.kind == "":
             return text
         return (
-            computed(FUNCTIONS[self.kind], [text], Unknown(f"{self.flag} {text}: no {self.kind}", where))
+            compute(FUNCTIONS[self.kind], [text], Unknown(f"{self.flag} {text}: no {self.kind}", where))
             if self.kind in FUNCTIONS
             else text
         )

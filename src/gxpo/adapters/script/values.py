@@ -88,26 +88,26 @@ class Thing:
     number: int = field(default_factory=lambda: next(_numbers))
 
 
-def stripped(value: Any) -> tuple[Any, tuple[str, ...]]:
+def without_notes(value: Any) -> tuple[Any, tuple[str, ...]]:
     """Return a value without its notes, and these."""
     return (value.value, value.notes) if isinstance(value, Noted) else (value, ())
 
 
-def noted(value: Any, notes: Sequence[str]) -> Any:
+def with_notes(value: Any, notes: Sequence[str]) -> Any:
     """Add notes to a value; lists and mappings carry them on their items, so that they stay lists and mappings."""
     if not notes or isinstance(value, (Unknown, Import, Thing)):
         return value
     if isinstance(value, dict):
-        return {k: noted(v, notes) for k, v in value.items()}
+        return {k: with_notes(v, notes) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(noted(v, notes) for v in value)
-    inner, earlier = stripped(value)
+        return type(value)(with_notes(v, notes) for v in value)
+    inner, earlier = without_notes(value)
     return Noted(inner, tuple(dict.fromkeys([*earlier, *notes])))
 
 
 def plain(value: Any) -> tuple[Any, tuple[str, ...]]:
     """Return a value of constants alone, with lists for tuples, and its notes; the first `Unknown` if it holds one."""
-    value, notes = stripped(value)
+    value, notes = without_notes(value)
     if isinstance(value, Mapping):
         pairs = {k: plain(v) for k, v in value.items()}
         bad = next((v for v, _ in pairs.values() if isinstance(v, Unknown)), None)
@@ -125,7 +125,7 @@ def plain(value: Any) -> tuple[Any, tuple[str, ...]]:
 
 def truth(value: Any) -> bool | None:
     """Return whether a value counts as true; None if that is unknown."""
-    value, _ = stripped(value)
+    value, _ = without_notes(value)
     if isinstance(value, (Unknown, Import)):
         return None
     if isinstance(value, (dict, list, tuple, str, int, float, type(None))):
@@ -179,10 +179,10 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _formatted(template: str, *values: Any, **named: Any) -> str:
+def _formatted(template: str, *values: Any, **keywords: Any) -> str:
     if re.search(r"\{[^}]*(\d{4}|[.\[{])", template):  # wide columns, attributes
         raise ValueError
-    return template.format(*values, **named)
+    return template.format(*values, **keywords)
 
 
 def _path(*parts: str) -> str:
@@ -206,14 +206,14 @@ METHODS = {str: TEXTS.split(), dict: ["get", "items", "keys", "values", "copy"],
 CHANGES = {dict: ["update", "pop", "setdefault", "clear"], list: ["append", "extend", "insert", "pop", "remove"]}
 
 
-def computed(function: Callable[..., Any], arguments: Sequence[Any], unknown: Unknown) -> Any:
+def compute(function: Callable[..., Any], arguments: Sequence[Any], unknown: Unknown) -> Any:
     """Compute a function of values: `unknown` if it fails or is too large; notes of the arguments stay on the result.
 
     An unknown argument makes the result unknown for the same reason.
     """
     values, notes = [], []
     for argument in arguments:
-        value, why = stripped(argument)
+        value, why = without_notes(argument)
         if isinstance(value, Unknown):
             return value
         values.append(value)
@@ -226,17 +226,17 @@ def computed(function: Callable[..., Any], arguments: Sequence[Any], unknown: Un
         return unknown
     if isinstance(result, type({}.keys()) | type({}.values()) | type({}.items())):
         result = list(result)
-    return noted(result, notes)
+    return with_notes(result, notes)
 
 
 def method_of(value: Any, name: str) -> Callable[..., Any] | None:
     """Return a method of a constant that changes nothing, or changes this list or mapping alone."""
     for kind in METHODS:
         if isinstance(value, kind) and name in (*METHODS[kind], *CHANGES.get(kind, ())):
-            found = getattr(value, name)
+            member = getattr(value, name)
             if name == "replace":
-                return lambda a, b, *n: found(a, b, *n) if len(value) * (len(b) + 1) < 10**6 else [][0]
-            return found
+                return lambda a, b, *n: member(a, b, *n) if len(value) * (len(b) + 1) < 10**6 else [][0]
+            return member
     return _formatted.__get__(value) if isinstance(value, str) and name == "format" else None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gxpo.adapters.script.branches import Join, containers
 from gxpo.adapters.script.expressions import Expressions, source_of
-from gxpo.adapters.script.values import Function, Import, Noted, Thing, Unknown, noted, stripped, truth
+from gxpo.adapters.script.values import Function, Import, Noted, Thing, Unknown, truth, with_notes, without_notes
 from gxpo.base.errors import ConfigError
 
 MATTERS = re.compile(
@@ -68,7 +68,7 @@ class Walk(Expressions):
         """Return the bodies of which one is run, and the condition: True for the first, None if it is undecided."""
         if isinstance(statement, ast.If):
             condition = self.value(statement.test)
-            is_true, notes = truth(condition), stripped(condition)[1]
+            is_true, notes = truth(condition), without_notes(condition)[1]
             return [statement.body, statement.orelse], Noted(is_true, notes) if notes else is_true
         if isinstance(statement, ast.Try):
             whole = [*statement.body, *statement.orelse, *statement.finalbody]
@@ -83,11 +83,11 @@ class Walk(Expressions):
             is_true = truth(self.value(statement.test))
             return ([[]], True) if is_true is False else ([_loop(statement), []], None)
         if isinstance(statement, (ast.For, ast.AsyncFor)):
-            items, notes = stripped(self.value(statement.iter))
+            items, notes = without_notes(self.value(statement.iter))
             if isinstance(items, dict):
                 items = list(items)
             if isinstance(items, (list, tuple)) and len(items) <= 50:
-                return [self.unrolled(statement, [noted(x, notes) for x in items])], True
+                return [self.unrolled(statement, [with_notes(x, notes) for x in items])], True
             return [_loop(statement), []], None
         return None, None
 
@@ -242,18 +242,18 @@ class Walk(Expressions):
             out += self.bases(base) if isinstance(base, Thing) and base.kind == "class" else [base]
         return out
 
-    def called(self, function: Function, arguments: Sequence[Any], named: dict[str, Any], node: ast.AST) -> Any:
+    def called(self, function: Function, arguments: Sequence[Any], keywords: dict[str, Any], node: ast.AST) -> Any:
         """Follow a call of a function of the script; return what it returns."""
         self.count()
         definition = function.node
         is_long = getattr(definition, "name", "lambda") not in self.mattering and _length(definition) > SHORT
         if len(self.stack) > DEEPEST or isinstance(definition, ast.AsyncFunctionDef) or is_long:
-            self.warn(getattr(definition, "name", ""), [*arguments], named, node)
+            self.warn(getattr(definition, "name", ""), [*arguments], keywords, node)
             return self.unknown(node)
         self.entered.add(definition)
         number = self.new_frame()
         frame = self.state["frames"][number]
-        self._bind_arguments(function, list(arguments), dict(named), frame, node)
+        self._bind_arguments(function, list(arguments), dict(keywords), frame, node)
         self.stack.append((*function.frames, number))
         self.results.append([])
         if isinstance(definition, ast.Lambda):
@@ -271,31 +271,31 @@ class Walk(Expressions):
             return self.unknown(node)
         return value
 
-    def _bind_arguments(self, function: Function, values: list[Any], named: dict[str, Any], frame: dict[str, Any],
+    def _bind_arguments(self, function: Function, values: list[Any], keywords: dict[str, Any], frame: dict[str, Any],
                         node: ast.AST) -> None:  # fmt: skip
         definition, spec = function.node, function.node.args
         name = getattr(definition, "name", "lambda")
         names = [a.arg for a in (*spec.posonlyargs, *spec.args)]
         defaults = dict(zip(names[::-1], spec.defaults[::-1], strict=False))
         defaults |= {a.arg: d for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if d is not None}
-        rest = named.pop("**", None)
+        rest = keywords.pop("**", None)
         for argument in (*names, *(a.arg for a in spec.kwonlyargs)):
             if argument in names and values:
                 frame[argument] = values.pop(0)
-            elif argument in named:
-                frame[argument] = named.pop(argument)
+            elif argument in keywords:
+                frame[argument] = keywords.pop(argument)
             elif isinstance(rest, Unknown):
                 frame[argument] = rest
             elif argument in defaults:
                 default = self.value(defaults[argument])
                 notes = [f"{argument} of {name}()"] if self.is_guess else function.notes
-                frame[argument] = noted(default, notes)
+                frame[argument] = with_notes(default, notes)
             else:
                 frame[argument] = Unknown(f"{argument} is an argument of {name}()", self.where(node))
         if spec.vararg:
             frame[spec.vararg.arg] = tuple(values)
         if spec.kwarg:
-            frame[spec.kwarg.arg] = named | ({"**": rest} if isinstance(rest, Unknown) else {})
+            frame[spec.kwarg.arg] = keywords | ({"**": rest} if isinstance(rest, Unknown) else {})
             if self.is_guess:
                 frame[spec.kwarg.arg] = {
                     "**": Unknown(f"**{spec.kwarg.arg} is an argument of {name}()", self.where(node))
