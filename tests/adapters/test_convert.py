@@ -37,6 +37,7 @@ def main(rate):
         scale_rewards=False,
         max_steps=20,
         weight_decay=rate,
+        seed=chosen(),
         **EXTRA,
     )
     args.beta = 0.04
@@ -48,8 +49,9 @@ if __name__ == "__main__":
 
 
 def test_a_script_is_read_with_its_constants_and_never_run(here):
-    Path("train.py").write_text("raise SystemExit('it ran')\n" + SCRIPT)
+    Path("train.py").write_text("open('it_ran', 'w')\n" + SCRIPT)
     found = convert_trl("train.py")
+    assert not Path("it_ran").exists()
     keys = dict(found.keys)
     assert keys["model"] == "Qwen/Qwen2-0.5B-Instruct" and keys["task"] == "dataset:openai/gsm8k"
     assert keys["tasks.options.config"] == "main" and keys["reward"] == "train.py:correct"
@@ -57,19 +59,20 @@ def test_a_script_is_read_with_its_constants_and_never_run(here):
     assert keys["credit.scale"] == "none" and keys["objective.kl.coef"] == 0.04
     assert keys["objective.clip_high"] == 0.28 and keys["sampling.temperature"] == 0.9
     assert (keys["rollout.group_size"], keys["tasks.per_step"], keys["trainer.steps"]) == (8, 4, 20)
-    assert keys["optim.lr"] == 1e-5 and "optim.weight_decay" not in keys
-    assert found.origins["objective.clip_high"] == "epsilon_high, line 23"
-    assert ("line 22", "GRPOConfig: weight_decay is known when the script runs") in found.notes
+    assert keys["optim.lr"] == 1e-5 and keys["optim.weight_decay"] == 0.1
+    assert found.origins["objective.clip_high"] == "epsilon_high, line 24"
+    assert found.open == {"seed": "seed, line 23: `chosen()` is known when the script runs"}
     assert not any("would train" in said for _, said in found.notes), "it is guarded"
 
 
 def test_the_printed_configuration_passes_the_plan(here):
     Path("train.py").write_text(SCRIPT.replace("Qwen/Qwen2-0.5B-Instruct", "tiny:cold"))  # the plan looks for the model
     printed = CliRunner().invoke(app, ["convert", "trl", "train.py"])
-    assert printed.exit_code == 0 and "# not carried over:\n#   line 21: GRPOConfig: weight_decay" in printed.output
+    assert printed.exit_code == 0 and "seed: ??? # seed, line 22: `chosen()`" in printed.output
     Path("tasks.jsonl").write_text("".join(f'{{"prompt": "{i}", "answer": "{i}"}}\n' for i in range(400)))
     own = re.sub(r"^task: .*\n|^tasks.options.*\n", "", printed.output, flags=re.M)  # the data set is on the hub
-    Path("run.yaml").write_text(f"{own}\ntask: tasks.jsonl\n")
+    filled = own.replace("seed: ???", "seed: 3")
+    Path("run.yaml").write_text(f"{filled}\ntask: tasks.jsonl\n")
     for command in (["plan", "--no-probe"], ["train", "--dry-run"]):
         planned = CliRunner().invoke(app, [*command, "run.yaml", "--json"])
         assert planned.exit_code == 0, planned.output
@@ -87,7 +90,7 @@ def test_a_yaml_of_trls_command_line_with_lora_and_its_defaults(resolved):
     )
     found = convert_trl("c.yaml")
     keys = dict(found.keys)
-    assert keys["reward"] == "math"
+    assert keys["scoring.weights"] == {"math": 1.0, "my_rewards.py:think_format_reward": 0.5}
     assert (keys["update.minibatches"], keys["update.epochs"], keys["trainer.steps"]) == (2, 2, 25)
     assert keys["tasks.per_step"] == 4 and keys["rollout.group_size"] == 8 and keys["sampling.top_k"] == 20
     assert keys["learner.lora_rank"] == 4 and keys["learner.lora_alpha"] == 32.0 and keys["learner.dtype"] == "float32"
@@ -112,18 +115,20 @@ def test_an_unreadable_configuration_is_a_one_line_error(resolved, text, says):
         resolved(convert_trl("c.yaml"))
 
 
-def test_batches_without_whole_groups_are_said_and_made_whole(here):
+def test_batches_without_whole_groups_are_open(here):
     Path("c.yaml").write_text("num_generations: 5\n")
     found = convert_trl("c.yaml")
-    assert found.keys["tasks.per_step"] == 2 and any("holds no whole groups of 5" in said for _, said in found.notes)
-    assert not any("whole groups" in said for _, said in convert_trl("c.yaml", processes=5).notes)
+    assert "a generation batch of 8 rows holds no whole groups of 5: say --processes" in found.open["tasks.per_step"]
+    found = convert_trl("c.yaml", processes=5)
+    assert found.keys["tasks.per_step"] == 8 and found.origins["tasks.per_step"].endswith("5 processes")
 
 
 def test_the_loss_is_trls_formula(resolved):
     """loss_type dr_grpo without scaling: sum of min(r A, clip(r) A) over all tokens / (rows x length)."""
     Path("c.yaml").write_text(
         "loss_type: dr_grpo\nscale_rewards: none\nepsilon: 0.1\nepsilon_high: 0.3\nmax_completion_length: 6\n"
-        "num_generations: 4\nmodel_name_or_path: tiny\nbeta: 0.05\nuse_bias_correction_kl: false\n"
+        "num_generations: 4\nmodel_name_or_path: tiny\nbeta: 0.05\nuse_bias_correction_kl: false\nmax_steps: 2\n"
+        "dataset_name: a/b\nreward_funcs: [accuracy_reward]\n"
     )
     made = resolved(convert_trl("c.yaml")).method.fill(horizon=6.0)
     rewards, lengths = [1.0, 0.0, 0.0, 0.5], [2, 3, 6, 1]
@@ -179,5 +184,5 @@ def test_the_output_overwrites_neither_run_nor_script(here):
     Path("train.py").write_text(ADAPTED)
     found = convert_trl("train.py")
     assert found.keys["out"] == "runs/stalled"
-    assert found.keys["reward"] == "my_rewards.py:correct" and found.keys["task"] == "TASKS.jsonl"
+    assert found.keys["reward"] == "my_rewards.py:correct" and found.open.keys() == {"task"}
     assert any("would train" in said for _, said in found.notes)

@@ -8,51 +8,53 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gxpo.adapters import convert_script
+from gxpo.adapters import convert_script, trl_launch
 from gxpo.adapters.convert_script import SourceSettings, Value
 from gxpo.adapters.trl_config import DEFAULTS, with_defaults
+from gxpo.adapters.trl_fields import (
+    COLUMNS,
+    ELSEWHERE,
+    LOGGERS,
+    OF_RLOO,
+    OPEN_KEYS,
+    REASONS,
+    REWARDS,
+    SCHEDULES,
+    WITHOUT_EFFECT,
+    check_value,
+)
 from gxpo.adapters.trl_keys import LOSSES, WITHOUT_KEY
 from gxpo.adapters.trl_settings import translate_settings
 from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError
 from gxpo.parts.definition import show
 
-# Fields whose default is used although nothing was stated, since it is not gxpo's.
-DEFAULT = "TRL's default"
-SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
-REWARDS = {"accuracy_reward": "math", "accuracy": "math"}  # of trl.rewards, and of open-r1
-LOGGERS = ("tensorboard", "trackio", "wandb")
-COLUMNS = {"system_prompt": "chat.system", "dataset_prompt_column": "tasks.options.prompt"}  # of open-r1's YAML
-REASONS = {"max_prompt_length": "gone from TRL; prompts are not cut here"}
-# Fields that have nothing to do with what is computed, or do by themselves what gxpo always does.
-WITHOUT_EFFECT = frozenset({
-    "attn_implementation", "bf16", "dataloader_num_workers", "dataloader_pin_memory", "dataset_config",
-    "dataset_name", "dataset_test_split", "dataset_train_split", "ddp_timeout", "disable_tqdm", "do_eval",
-    "do_train", "dtype", "eval_on_start", "fp16", "gradient_checkpointing", "gradient_checkpointing_kwargs",
-    "hub_model_id", "hub_strategy", "hub_token", "log_completions", "log_level", "log_multimodal",
-    "log_unique_prompts", "logging_first_step", "logging_steps", "logging_strategy", "lora_alpha", "lora_dropout",
-    "lora_r", "lora_target_modules", "model_init_kwargs", "model_name_or_path", "model_revision",
-    "num_completions_to_print", "num_generations_eval", "optim_args", "overwrite_output_dir",
-    "per_device_eval_batch_size", "push_to_hub", "remove_unused_columns", "report_to", "reward_funcs", "run_name",
-    "save_only_model", "tf32", "torch_compile", "torch_dtype", "trackio_space_id", "use_cpu", "use_liger_kernel",
-    "use_peft", "vllm_device", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_mode",
-    "vllm_server_host", "vllm_server_port", "vllm_tensor_parallel_size", "wandb_entity", "wandb_project",
-})  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Converted:
-    """keys: dotted, in order;   origins: where each comes from;   notes: (where, what has no counterpart)."""
+    """Keys of gxpo, dotted and in order; a key whose value is not known is `OPEN`.
+
+    origins  where each key comes from; of an open key, why its value is not known
+    notes    (where, what has no counterpart)
+    """
 
     keys: Mapping[str, Any]
     origins: Mapping[str, str]
     notes: tuple[tuple[str, str], ...]
     trainer: str = "TRL 1.16"
 
+    @property
+    def open(self) -> dict[str, str]:
+        """Keys that are to be filled in before a training, each with the reason why its value is not known."""
+        return {key: self.origins.get(key, "") for key, value in self.keys.items() if yamltext.is_open(value)}
+
     def text(self, source: str) -> str:
         """Return the configuration as YAML, followed by comments on settings that are not carried over."""
         heading = yamltext.comment(f"what {source} computes in {self.trainer}, for gxpo train")
-        lines = [heading, yamltext.dump(self.keys, self.origins)]
+        lines = [heading]
+        if self.open:
+            lines.append(yamltext.comment(f"to be filled in ({yamltext.OPEN}): {', '.join(self.open)}"))
+        lines.append(yamltext.dump(self.keys, self.origins))
         if self.notes:
             lines.append("# not carried over:")
             lines += [yamltext.comment(f"  {where}: {note}" if where else f"  {note}") for where, note in self.notes]
@@ -60,97 +62,83 @@ class Converted:
 
 
 def convert_trl(path: str | Path, *, processes: int = 1) -> Converted:
-    """Convert a YAML file of `trl grpo`, or a script or notebook, which is read and never run.
+    """Convert a YAML file of `trl grpo`, a script or notebook, or a launch of one (.sh); nothing is run.
 
     processes  number that TRL is launched with: its batch sizes are per process
     ConfigError for a file that can't be read.
     """
+    if " " in str(path) and not Path(path).is_file():
+        source, script, count = trl_launch.of_line(str(path))
+        return Conversion(source, script, processes if processes != 1 else count).converted()
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
-    if path.suffix in (".py", ".ipynb"):
-        try:
-            source = convert_script.read(path)
-        except ConfigError as error:
-            raise error if str(path) in str(error) else ConfigError(f"{path}: {error}") from None
-    else:
-        source = _read_yaml(path)
-    return _Conversion(source, path, processes).converted()
-
-
-def _read_yaml(path: Path) -> SourceSettings:
-    """Read a YAML file of `trl grpo`: fields of GRPOConfig beside those of its model, data and adapter."""
-    source = SourceSettings(settings=dict(_leaves(path)))
-    for theirs, ours in (("model_name_or_path", "model"), ("dataset_name", "dataset"),
-                         ("dataset_config", "dataset_config"), ("dataset_train_split", "split"),
-                         ("torch_dtype", "torch_dtype"), ("dtype", "dtype")):  # fmt: skip
-        if theirs in source.settings:
-            source.parts[ours] = source.settings[theirs]
-    if (use_peft := source.settings.get("use_peft")) is not None and use_peft.value:
-        lora = {"r": 16, "lora_alpha": 32, "target_modules": None, "lora_dropout": 0.05}
-        names = {"lora_r": "r", "lora_alpha": "lora_alpha", "lora_target_modules": "target_modules",
-                 "lora_dropout": "lora_dropout"}  # fmt: skip
-        lora |= {names[k]: v.value for k, v in source.settings.items() if k in names}
-        source.parts["peft"] = Value({k: v for k, v in lora.items() if v is not None}, use_peft.where)
-    reward_funcs = source.settings.get("reward_funcs", Value([], ""))
-    for name in reward_funcs.value if isinstance(reward_funcs.value, list) else [reward_funcs.value]:
-        source.rewards.append(("trl" if name in REWARDS else "other", Value(name, reward_funcs.where)))
-    return source
-
-
-def _leaves(path: Path) -> list[tuple[str, Value]]:
-    """Return the fields of a YAML file, each with its line."""
-    from ruamel.yaml.error import YAMLError
-
     try:
-        document = yamltext.load(path.read_text(encoding="utf-8"), str(path))
-    except YAMLError as error:
-        problem, line = yamltext.problem_of(error)
-        raise ConfigError(f"{path}{line}: not YAML: {problem}") from None
-    if not isinstance(document, Mapping):
-        raise ConfigError(f"{path}: a configuration is a mapping of fields to values")
-    lines = getattr(getattr(document, "lc", None), "data", {}) or {}
-    return [
-        (str(k), Value(yamltext.plain(v, f"{path}: {k}"), f"line {lines[k][0] + 1}" if k in lines else "the file"))
-        for k, v in document.items()
-    ]
+        if path.suffix in (".sh", ".bash", ".slurm"):
+            source, script, processes = trl_launch.read(path, processes)
+            return Conversion(source, script, processes).converted()
+        source = convert_script.read(path) if path.suffix in (".py", ".ipynb") else trl_launch.read_yaml(path)
+        return Conversion(source, path, processes).converted()
+    except ConfigError as error:
+        raise error if str(path) in str(error) else ConfigError(f"{path}: {error}") from None
 
 
-class _Conversion:
+class Conversion:
     """Conversion of one source; its methods fill keys, origins and notes in the order in which they are printed."""
 
     def __init__(self, source: SourceSettings, path: Path, processes: int) -> None:
         self.source, self.path, self.processes = source, path, processes
-        self.settings = {name: v.value for name, v in source.settings.items()}
-        self.args = with_defaults(self.settings)
+        self.is_rloo = source.kind == "RLOO"
+        self.default = f"{source.system.split()[0]}'s default"  # of fields that nothing states, where it is not gxpo's
+        # a value that TRL itself would refuse is open, and so is one that only a run gives
+        for name, setting in source.settings.items():
+            source.settings[name] = check_value(name, setting)
+        self.open = {name: v for name, v in source.settings.items() if v.is_open}
+        self.settings = {name: v.value for name, v in source.settings.items() if not v.is_open}
+        self.args = with_defaults({**(OF_RLOO if self.is_rloo else {}), **self.settings})
         self.keys: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
         self.notes: list[tuple[str, str]] = []
 
     def converted(self) -> Converted:
-        self._task()
-        self._method()
-        self._batches()
-        self._sampling()
-        self._optimiser()
-        self._model()
-        self._outputs()
-        self._unread_settings()
-        return Converted(self.keys, self.origins, (*self.source.open, *self.notes))
+        stages = (self._task, self._method, self._batches, self._sampling, self._optimiser, self._model, self._outputs)
+        for stage in (*stages, self._unread_settings):
+            stage()
+        return Converted(self.keys, self.origins, (*self.source.open, *self.notes), self.source.system)
 
     # ------------------------------------------------------------ output
-    def _set(self, key: str, value: Any, *fields: str) -> None:
-        """Set a key, with the fields of TRL that it comes from and where they were given."""
-        values = [self.source.settings[f] for f in fields if f in self.source.settings]
+    def _set(self, key: str, value: Any, *fields: str, also: tuple[str, ...] = ()) -> None:
+        """Set a key, with the fields of TRL that it comes from and where they were given; OPEN if one is not known.
+
+        also  fields that the value depends on too
+        """
+        settings = self.source.settings
+        depends = [f for f in dict.fromkeys((*fields, *also)) if f in self.open]
+        if depends:
+            self.keys[key] = yamltext.OPEN
+            self.origins[key] = "; ".join(f"{f}, {self.open[f].where}: {self.open[f].note}" for f in depends)
+            return
+        if self.source.rest and fields and not any(f in settings for f in fields):
+            self.keys[key], self.origins[key] = yamltext.OPEN, f"{', '.join(fields)}, {self.source.rest}"
+            return
+        values = [settings[f] for f in fields if f in settings]
         places = ", ".join(dict.fromkeys(v.where for v in values))
-        origin = ", ".join(f for f in fields)
+        options = list(dict.fromkeys(settings[f].note for f in (*fields, *also) if f in settings and settings[f].note))
+        if self.source.is_parsed:
+            options += [f"--{f}" for f in fields if f not in settings]
+        unless = f" unless {', '.join(options)} says otherwise" if options else ""
         self.keys[key] = value
-        self.origins[key] = f"{origin}, {places or DEFAULT}" if fields else ""
+        self.origins[key] = f"{', '.join(fields)}, {places or self.default}{unless}" if fields else ""
 
     def _part(self, key: str, name: str, value: Any = None) -> None:
         part = self.source.parts[name]
-        self.keys[key] = part.value if value is None else value
-        self.origins[key] = part.where
+        self.keys[key] = part.value if value is None or part.is_open else value
+        note = part.note if part.is_open else f"unless {part.note} says otherwise" if part.note else ""
+        between = ": " if part.is_open and part.where else " " if note else ""
+        self.origins[key] = f"{part.where}{between}{note}"
+
+    def _open(self, key: str, reason: str) -> None:
+        self.keys[key], self.origins[key] = yamltext.OPEN, reason
 
     def _note(self, field: str, note: str) -> None:
         setting = self.source.settings.get(field) or self.source.parts.get(field)
@@ -162,54 +150,68 @@ class _Conversion:
         if "model" in parts:
             self._part("model", "model")
         else:
-            self._note("", "model: none is named; set model")
+            self._open("model", "none is named")
         files = parts.get("data_files")
         if files is not None and isinstance(files.value, str) and files.value.endswith(".jsonl"):
             self._part("task", "data_files")
-        elif "dataset" in parts:
+        elif "dataset" not in parts:
+            self._open("task", "no data are named")
+        elif parts["dataset"].is_open:
+            self._part("task", "dataset")
+        elif files is not None or str(parts["dataset"].value) in ("json", "csv", "parquet", "text", "arrow"):
+            self._open("task", f"{parts['dataset'].where}: files of {parts['dataset'].value}: write them to a .jsonl")
+        else:
             self._part("task", "dataset", f"dataset:{parts['dataset'].value}")
             for name, option in (("dataset_config", "config"), ("split", "split")):
                 if name in parts and isinstance(parts[name].value, str):
                     self._part(f"tasks.options.{option}", name)
-            dataset = parts["dataset"]
-            self.notes.append((
-                dataset.where,
-                "columns that a map() makes of the data: tasks.options.prompt and answer name those that are there, "
-                "template and answer_after say the rest",
-            ))  # fmt: skip
-        else:
-            self.keys["task"], self.origins["task"] = "TASKS.jsonl", "to be written"
-            self._note("", "data: no file or data set of the hub is named; write prompts and answers to TASKS.jsonl")
+            for name in ("revision", "data_dir"):
+                if name in parts:
+                    self._note(name, f"load_dataset({name}={parts[name].value!r}): no counterpart")
         self._rewards()
 
     def _rewards(self) -> None:
+        """Convert the rewards: gxpo's own by name, functions of the script by its file, others as my_rewards.py's."""
         weights = self.settings.get("reward_weights") or [1.0] * len(self.source.rewards)
-        weight_by_reward: dict[str, float] = {}
-        where = ""
+        weight_by_reward: dict[str, Any] = {}
+        unknown = "" if self.source.rewards else "none is named"
+        if len(weights) != len(self.source.rewards):
+            self._note("reward_weights", f"{len(weights)} reward_weights for {len(self.source.rewards)} rewards")
         for (kind, value), weight in zip(self.source.rewards, weights, strict=False):
-            where = where or value.where
-            if kind == "trl" and value.value in REWARDS:
-                weight_by_reward[REWARDS[value.value]] = float(weight)
-            elif kind == "function" and self.path.suffix == ".py":
-                weight_by_reward[f"{self.path if self.source.guarded else 'my_rewards.py'}:{value.value}"] = float(
-                    weight
-                )
+            name, weight = str(value.value).rpartition(".")[2], float(weight)
+            if kind == "open":
+                unknown = unknown or f"{value.where}: {value.note}"
+            elif kind == "trl" and value.value in REWARDS:
+                weight_by_reward[REWARDS[value.value]] = weight
+            elif kind == "function" and self.path.suffix == ".py" and self.source.guarded:
+                weight_by_reward[f"{self.path}:{name}"] = weight
+            elif kind == "model" or not name.isidentifier():
+                what = "a reward model, see docs/judges.md" if kind == "model" else "no function of a file"
+                unknown = unknown or f"{value.where}: {value.value} is {what}"
             else:
-                reward_kinds = {"model": "a reward model", "trl": "trl.rewards", "function": "in a notebook"}
-                what = reward_kinds.get(kind, "not a function of this file")
-                self.notes.append((value.where, f"reward {value.value}: {what}; put it into a file of its own"))
-        if not self.source.guarded and any(kind == "function" for kind, _ in self.source.rewards):
-            note = f"importing {self.path.name} would train: move its reward functions to my_rewards.py"
-            self.notes.append((where, note))
-        if len(weight_by_reward) == 1 and set(weight_by_reward.values()) == {1.0}:
+                weight_by_reward[f"my_rewards.py:{name}"] = weight
+                kinds = {"trl": "of trl.rewards", "function": f"importing {self.path.name} would train"}
+                what = kinds.get(kind, "of another file")
+                self.notes.append((value.where, f"reward {value.value}: {what}: put it into my_rewards.py"))
+            if value.note and kind != "open":
+                self.notes.append((value.where, f"reward {value.value}: set with {value.note}"))
+        where = self.source.rewards[0][1].where if self.source.rewards else ""
+        if "reward_weights" in self.open:
+            weight_by_reward = dict.fromkeys(weight_by_reward, yamltext.OPEN)
+        if unknown:
+            self._open("reward", unknown)
+        elif len(weight_by_reward) == 1 and set(weight_by_reward.values()) == {1.0}:
             self.keys["reward"], self.origins["reward"] = next(iter(weight_by_reward)), where
-        elif weight_by_reward:
+        else:
             self.keys["scoring.weights"], self.origins["scoring.weights"] = weight_by_reward, where
 
     def _method(self) -> None:
         """Find the method, and the keys in which TRL's settings differ from it."""
         # settings without a key are taken out first, or the translation would refuse the whole configuration
-        settings_given, dropped = dict(self.settings), []
+        settings_given, dropped = {k: v for k, v in self.settings.items() if v is not None}, []
+        if self.is_rloo:
+            self._rloo()
+            return
         for name, instead in WITHOUT_KEY.items():
             if settings_given.get(name, DEFAULTS.get(name)) != DEFAULTS.get(name):
                 dropped.append((name, instead))
@@ -247,11 +249,27 @@ class _Conversion:
             self._note(name, f"{name}={self.settings[name]!r}: {instead}")
         if loss == "bnpo":
             self._note("loss_type", "bnpo: TRL takes the mean of the micro-batches' means, gxpo of the whole step")
+        self._differences()
+
+    def _rloo(self) -> None:
+        """Find the method of RLOOConfig, and the keys in which its settings differ from it."""
+        is_whitened = self.settings.get("normalize_advantages")
+        self._set("method", "reinforce_pp_baseline@trl" if is_whitened else "rloo@trl", "normalize_advantages")
+        if "beta" in self.source.settings:
+            self._set("objective.kl.coef", float(self.args.beta), "beta")
+        for field, keys in (("epsilon", ("clip_low", "clip_high")), ("epsilon_high", ("clip_high",))):
+            if field in self.source.settings and getattr(self.args, field) is not None:
+                for key in keys:
+                    self._set(f"objective.{key}", float(getattr(self.args, field)), field)
+        self._differences()
+
+    def _differences(self) -> None:
+        """Note what TRL does to rows or to the reference, and gxpo does not."""
         if self.args.mask_truncated_completions:
             self._note("mask_truncated_completions", "mask_truncated_completions: cut-off completions stay in the "
                                                       "loss here")  # fmt: skip
         if self.args.sync_ref_model:
-            self._note("sync_ref_model", "sync_ref_model: the reference of gxpo stays the policy of the first step")
+            self._note("sync_ref_model", "sync_ref_model: gxpo's reference is the policy of the first step")
 
     def _batches(self) -> None:
         """Convert batch sizes: TRL counts rows per process, gxpo tasks of whole groups per step."""
@@ -264,34 +282,43 @@ class _Conversion:
             micro = math.ceil(micro / group) * group
             optimiser = rows = micro * a.gradient_accumulation_steps
             self._note("per_device_train_batch_size", f"unsloth makes it {micro}: whole groups of num_generations")
-        # the number of processes is no setting: a batch that is too small for a group is usually a launch on several
-        if rows % group:
-            self._note("num_generations", f"a generation batch of {rows} rows holds no whole groups of {group}, which "
-                        "TRL 1.16 refuses: say how many processes it is launched with (--processes)")  # fmt: skip
-            rows = optimiser = math.ceil(rows / group) * group
         self._set("rollout.group_size", group, "num_generations")
+        sizes = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation",
+                 "generation_batch_size", "num_generations")  # fmt: skip
         fields = ["per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"]
         fields = [f for f in fields if f in self.settings] or fields[:2]
         if a.generation_batch_size:
             fields = ["generation_batch_size"]
         # a step of gxpo is a generation batch: minibatches and epochs of it are TRL's optimiser steps
-        self._set("tasks.per_step", rows // group, *fields)
+        self._set("tasks.per_step", rows // group, *fields, also=sizes)
+        # a batch that is too small for a group is usually a launch on several processes, whose number is no setting
+        if self.keys["tasks.per_step"] != yamltext.OPEN:
+            self.origins["tasks.per_step"] += f", {self.processes} process{'es' * (self.processes != 1)}"
+            if rows % group:
+                reason = f"a generation batch of {rows} rows holds no whole groups of {group}: say --processes"
+                self._open("tasks.per_step", reason)
         self.minibatches = max(1, rows // optimiser)
-        if self.minibatches > 1:
-            self._set("update.minibatches", self.minibatches, "steps_per_generation", "gradient_accumulation_steps")
+        is_cut = any(f in self.open for f in ("steps_per_generation", "generation_batch_size"))
+        if self.minibatches > 1 or is_cut:
+            cut = ("steps_per_generation", "gradient_accumulation_steps")
+            self._set("update.minibatches", self.minibatches, *cut, also=sizes[:4])
             if rows // group < self.minibatches or (rows // group) % self.minibatches:
                 self._note("steps_per_generation", "minibatches are of whole groups here: TRL cuts through them")
         if a.num_iterations > 1:
             self._set("update.epochs", a.num_iterations, "num_iterations")
         self.per_batch = self.minibatches * a.num_iterations
         if a.max_steps > 0:
-            self._set("trainer.steps", math.ceil(a.max_steps / self.per_batch), "max_steps")
+            steps = math.ceil(a.max_steps / self.per_batch)
+            self._set("trainer.steps", steps, "max_steps", also=("num_iterations", *sizes[:4]))
+        elif "max_steps" in self.open or self.source.rest:
+            self._set("trainer.steps", 1, "max_steps", also=("num_train_epochs",))
         else:
             epochs = f"{a.num_train_epochs:g}"
-            self._note(
-                "num_train_epochs",
-                f"num_train_epochs={epochs}: set trainer.steps to {epochs} x the rows of the data / {rows // group}",
-            )
+            setting = self.source.settings.get("num_train_epochs")
+            place = f", {setting.where}" if setting is not None else f", {self.default}"
+            by_rows = f"{epochs}{place}: {epochs} x the rows of the data / {rows / group:g}"
+            unknown = f"{place}: {setting.note}" if setting is not None and setting.is_open else ""
+            self._open("trainer.steps", f"num_train_epochs{unknown or f'={by_rows}'}")
 
     def _sampling(self) -> None:
         a = self.args
@@ -300,8 +327,18 @@ class _Conversion:
             value = getattr(a, name)
             if value is not None and value != DEFAULTS[name] and not (name == "top_k" and value < 0):
                 self._set(f"sampling.{name}", value if name == "top_k" else float(value), name)
-        for name in ("min_p", "repetition_penalty", "generation_kwargs"):
-            if getattr(a, name) not in (DEFAULTS[name], None, {}):
+        options = dict(a.generation_kwargs) if isinstance(a.generation_kwargs, dict) else {}
+        stops = [options.pop(k) for k in ("stop", "stop_strings") if k in options]
+        if stops:
+            texts = [t for s in stops for t in ([s] if isinstance(s, str) else s)]
+            self._set("sampling.stop", texts, "generation_kwargs")
+        for name, value in options.items():
+            if name in ("temperature", "top_p", "top_k"):  # they take the place of the field
+                self._set(f"sampling.{name}", value, "generation_kwargs")
+            elif name not in ("include_stop_str_in_output",):
+                self._note("generation_kwargs", f"generation_kwargs[{name!r}]={value!r}: no counterpart")
+        for name in ("min_p", "repetition_penalty"):
+            if getattr(a, name) not in (DEFAULTS[name], None):
                 self._note(name, f"{name}={getattr(a, name)!r}: gxpo samples with temperature, top_k and top_p alone")
         if isinstance(a.chat_template_kwargs, dict):
             self._set("chat.kwargs", a.chat_template_kwargs, "chat_template_kwargs")
@@ -321,8 +358,9 @@ class _Conversion:
             self._set("weight.mismatch", "truncated", *fields)
             self._set("weight.mismatch.cap", float(cap), fields[-1])
         else:
-            self._note(fields[1], f"vllm_importance_sampling_mode={a.vllm_importance_sampling_mode!r}: gxpo has "
-                                   "weight.mismatch=truncated (token_truncate) and mismatch_mask")  # fmt: skip
+            mode = f"{a.vllm_importance_sampling_mode!r}, clips {a.vllm_importance_sampling_clip_min}, {cap}"
+            ours = "gxpo has weight.mismatch=truncated (token_truncate) and mismatch_mask"
+            self._note(fields[1], f"vllm_importance_sampling_mode={mode}: {ours}")
 
     def _optimiser(self) -> None:
         """Convert the optimiser: AdamW with a schedule of the learning rate and warm-up."""
@@ -343,7 +381,9 @@ class _Conversion:
         # TRL takes a warm-up below 1 as a share of the run, whose length may be open
         warmup, total = a.warmup_steps or 0, a.max_steps
         ratio = a.warmup_ratio or (warmup if 0 < warmup < 1 else 0)
-        if ratio and total > 0:
+        if "warmup_steps" in self.open or "warmup_ratio" in self.open or (ratio and "max_steps" in self.open):
+            self._set("optim.warmup_steps", 0, "warmup_steps", also=("warmup_ratio", "max_steps"))
+        elif ratio and total > 0:
             self._set("optim.warmup_steps", math.ceil(ratio * total), "warmup_ratio", "warmup_steps")
         elif ratio:
             self._note("warmup_ratio", f"warmup_ratio={ratio:g}: set optim.warmup_steps to this share of the "
@@ -358,10 +398,18 @@ class _Conversion:
     def _model(self) -> None:
         parts, a = self.source.parts, self.args
         init = self.settings.get("model_init_kwargs")
+        init = dict(init) if isinstance(init, dict) else {}
         dtype_part = parts.get("torch_dtype") or parts.get("dtype")
-        dtype = dtype_part.value if dtype_part else (init or {}).get("torch_dtype", (init or {}).get("dtype"))
+        dtype = init.pop("torch_dtype", init.pop("dtype", None))
+        dtype = dtype_part.value if dtype_part else dtype
         low = str(dtype) == "bfloat16" or (a.bf16 and not a.fp16)
-        self._set("learner.dtype", "bfloat16" if low else "float32", "bf16")
+        self._set("learner.dtype", "bfloat16" if low else "float32", "bf16", also=("fp16", "model_init_kwargs"))
+        if dtype_part is not None and dtype_part.is_open:
+            self._open("learner.dtype", f"{dtype_part.where}: {dtype_part.note}")
+        for name, value in init.items():
+            if name not in convert_script.MODEL_ARGUMENTS and value not in (None, False, "main"):
+                what = convert_script.LOADING.get(name, "no counterpart")
+                self._note("model_init_kwargs", f"model_init_kwargs[{name!r}]={value!r}: {what}")
         if a.fp16 or str(dtype) == "float16":
             self._note("fp16", "fp16: gxpo trains in float32 or bfloat16")
         elif low and str(dtype) != "bfloat16":
@@ -373,36 +421,52 @@ class _Conversion:
             self._set("learner.recompute", True, "gradient_checkpointing")
         if (peft := parts.get("peft")) is not None:
             self._lora(peft)
-        if "load_in_4bit" in parts and parts["load_in_4bit"].value:
-            self._note("load_in_4bit", "load_in_4bit: gxpo trains adapters on float32 or bfloat16 weights")
+        for name in ("load_in_4bit", "load_in_8bit"):
+            if name in parts and parts[name].value:
+                self._note(name, f"{name}: gxpo trains adapters on float32 or bfloat16 weights")
 
     def _lora(self, peft: Value) -> None:
-        lora = peft.value
-        self.keys["learner.lora_rank"] = int(lora.get("r", 8))
-        self.keys["learner.lora_alpha"] = float(lora.get("lora_alpha", 8))
-        if lora.get("target_modules"):
-            self.keys["learner.lora_targets"] = lora["target_modules"]
-        for key in ("learner.lora_rank", "learner.lora_alpha", "learner.lora_targets"):
-            if key in self.keys:
-                self.origins[key] = peft.where
-        for name in ("lora_dropout", "use_rslora", "use_dora", "modules_to_save"):
-            if lora.get(name):
-                self.notes.append((peft.where, f"{name}={lora[name]!r}: gxpo's LoRA has none"))
+        if peft.is_open:
+            self._open("learner.lora_rank", f"{peft.where}: {peft.note}")
+            return
+        # peft's own defaults where the adapter states nothing; target modules by the type of the model
+        lora = {"r": 8, "lora_alpha": 8, **peft.value}
+        keys = {"learner.lora_rank": lora["r"], "learner.lora_alpha": lora["lora_alpha"],
+                "learner.lora_targets": lora.get("target_modules")}  # fmt: skip
+        for (key, value), kind in zip(keys.items(), (int, float, None), strict=True):
+            if value is None:
+                continue
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            is_known = is_number if kind is not None else not yamltext.is_open(value)
+            self.keys[key] = (kind(value) if kind is not None else value) if is_known else yamltext.OPEN
+            self.origins[key] = f"{peft.where}{f': {peft.note}' if peft.note else ''}"
+        if "learner.lora_targets" not in self.keys:
+            self.notes.append((peft.where, "target_modules: peft's choice for the model; gxpo adapts all-linear"))
+        for name, value in lora.items():
+            if name in convert_script.PEFT[3:] and value and not (name == "bias" and value == "none"):
+                self.notes.append((peft.where, f"{name}={value!r}: gxpo's LoRA has none"))
 
     def _outputs(self) -> None:
         """Convert what the run writes: its directory, checkpoints, evaluations, loggers."""
         a = self.args
         self._set("seed", int(a.seed), "seed")
-        if "output_dir" in self.settings:
+        if isinstance(self.settings.get("output_dir"), str):
             self._set("out", f"runs/{Path(a.output_dir).name}", "output_dir")  # TRL's own run stays readable
         if a.save_strategy == "no":
             self._set("trainer.checkpoint_every", 0, "save_strategy")
         elif a.save_strategy == "steps" and isinstance(a.save_steps, int) and a.save_steps >= 1:
             self._set("trainer.checkpoint_every", max(1, a.save_steps // self.per_batch), "save_steps")
+        else:
+            self._note("save_strategy", f"save_strategy={a.save_strategy!r}: set trainer.checkpoint_every")
         if a.save_total_limit:
             self._set("trainer.keep_checkpoints", int(a.save_total_limit), "save_total_limit")
-        if a.eval_strategy == "steps" and a.eval_steps and a.eval_steps >= 1:
-            self._set("eval.every", max(1, int(a.eval_steps) // self.per_batch), "eval_steps")
+        every = a.eval_steps or self.settings.get("logging_steps", 10)  # TRL evaluates when it logs
+        if a.eval_strategy == "steps" and isinstance(every, (int, float)) and every >= 1:
+            self._set("eval.every", max(1, int(every) // self.per_batch), "eval_strategy", "eval_steps")
+        elif a.eval_strategy != "no":
+            self._note("eval_strategy", f"eval_strategy={a.eval_strategy!r}: set eval.every")
+        if a.router_aux_loss_coef:
+            self._note("router_aux_loss_coef", "router_aux_loss_coef: no load-balancing loss here")
         loggers = a.report_to if isinstance(a.report_to, list) else [a.report_to]
         if supported := [name for name in loggers if name in LOGGERS]:
             self._set("trainer.callbacks", supported, "report_to")
@@ -413,7 +477,24 @@ class _Conversion:
     def _unread_settings(self) -> None:
         """Note the settings that have no counterpart, unless they change nothing that is computed."""
         for name, value in self.source.settings.items():
-            if name in COLUMNS and isinstance(value.value, str):
+            if value.is_open:
+                self._unread_open(name, value)
+            elif name in COLUMNS and isinstance(value.value, str):
                 self._set(COLUMNS[name], value.value, name)
-            elif name not in DEFAULTS and name not in WITHOUT_EFFECT:
+            elif name not in DEFAULTS and name not in WITHOUT_EFFECT and name not in ELSEWHERE:
                 self.notes.append((value.where, f"{name}={value.value!r}: {REASONS.get(name, 'no counterpart')}"))
+        if self.source.rest:
+            where, _, reason = self.source.rest.partition(": ")
+            self.notes.append((where, f"further settings: {reason}"))
+        if self.source.is_parsed:
+            self.notes.append(("", "each field of GRPOConfig can be set on the command line: --FIELD"))
+
+    def _unread_open(self, name: str, setting: Value) -> None:
+        """Open the keys of a field that is not known, where no key says so yet; else say it."""
+        reason = f"{name}, {setting.where}: {setting.note}"
+        if any(o.startswith(f"{name}, ") or f"; {name}, " in o for o in self.origins.values()):
+            return
+        for key in OPEN_KEYS.get(name, ()):
+            self._open(key, reason)
+        if name not in OPEN_KEYS and name not in WITHOUT_EFFECT:
+            self.notes.append((setting.where, f"{name} is not known: {setting.note}"))

@@ -1,73 +1,95 @@
-"""Reader of TRL scripts and notebooks without running them: the arguments of their calls, with lines."""
+"""Reader of TRL scripts and notebooks without running them: what their trainer and its configuration are given."""
 
 from __future__ import annotations
 
 import ast
 import json
-import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gxpo.adapters.script.calls import TRAINERS, Calls
+from gxpo.adapters.script.expressions import source_of
+from gxpo.adapters.script.parsers import CONFIGS
+from gxpo.adapters.script.values import ABSENT, Function, Import, Noted, Thing, Unknown, plain, without_notes
 from gxpo.base.errors import ConfigError
+from gxpo.base.yamltext import OPEN
+
+LARGEST = 5_000_000  # characters of a file
 
 
 @dataclass(frozen=True)
 class Value:
-    """Value of a setting and its place ("line 12", "cell 3 line 2", "line 4 of CONFIG.yaml")."""
+    """Value of a setting and its place ("line 12", "cell 3 line 2", "line 4 of CONFIG.yaml").
+
+    note  what changes the value ("--lr"); of a value that is OPEN, why it is not known
+    """
 
     value: Any
     where: str
+    note: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """True if the value is not known."""
+        return isinstance(self.value, str) and self.value == OPEN
 
 
 @dataclass
 class SourceSettings:
     """Settings that a source states.
 
-    settings  fields of GRPOConfig, and further fields of YAML files
+    settings  fields of GRPOConfig, and further fields of YAML files; `OPEN` where a value is not known
     parts     arguments of the trainer: "model", "dataset", "split", "dataset_config", "peft" (a mapping)
-    rewards   of the trainer, in order: ("function", name) of the source, ("trl", name), ("model", name)
-    open      (where, what) for values that can't be read without running the source
+    rewards   of the trainer, in order: ("function", name) of the source, ("trl", name), ("model", name), ("open", "")
+    open      (where, what) for what is to be said of the source
+    rest      why further fields may be set;   is_parsed: True if the command line may set any field
     guarded   True if importing the source runs no training;   unsloth: True if that library is imported
+    kind      "GRPO" or "RLOO";   system: trainer and version whose defaults hold
     """
 
     settings: dict[str, Value] = field(default_factory=dict)
     parts: dict[str, Value] = field(default_factory=dict)
     rewards: list[tuple[str, Value]] = field(default_factory=list)
     open: list[tuple[str, str]] = field(default_factory=list)
+    rest: str = ""
+    is_parsed: bool = False
     guarded: bool = True
     unsloth: bool = False
+    kind: str = "GRPO"
+    system: str = "TRL 1.16"
 
 
-class _Open(Exception):
-    """Raised for an expression whose value is only known when the script runs."""
+def read(path: Path, words: Sequence[Any] | None = None) -> SourceSettings:
+    """Read the settings of a script (.py) or notebook (.ipynb); ConfigError if it is not Python.
 
-
-OPERATORS: Mapping[type[ast.operator], Any] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow, ast.Mod: operator.mod,
-}  # fmt: skip
-TRAINER = ("model", "reward_funcs", "args", "train_dataset")  # GRPOTrainer's arguments by position
-PARSERS = ("TrlParser", "HfArgumentParser")
-
-
-def read(path: Path) -> SourceSettings:
-    """Read the settings of a script (.py) or notebook (.ipynb); ConfigError if it is not Python."""
-    text = path.read_text(encoding="utf-8")
-    lines = _cells(path, text) if path.suffix == ".ipynb" else [(f"line {i}", x) for i, x in _numbered(text)]
-    code = "\n".join(_without_magic(line) for _, line in lines)
+    words  of the command line after the script's name, where they are known
+    """
     try:
-        tree = ast.parse(code)
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8: save it with that encoding") from None
+    if len(text) > LARGEST:
+        raise ConfigError(f"{path}: {len(text):,} characters are too many for a script")
+    lines = _cells(path, text) if path.suffix == ".ipynb" else [(f"line {i}", x) for i, x in _numbered(text)]
+    code = "\n".join(_without_magics([line for _, line in lines], path.suffix == ".ipynb"))
+    # a parser's own limits of depth end as errors of several kinds
+    try:
+        tree = _without_cells(ast.parse(code))
+        return _Reader(tree, [where for where, _ in lines], path, words).source
     except SyntaxError as error:
         where = lines[error.lineno - 1][0] if error.lineno and error.lineno <= len(lines) else "somewhere"
         raise ConfigError(f"{path}: {where}: not Python: {error.msg}") from None
-    return _Reader(tree, [where for where, _ in lines]).source
+    except (RecursionError, MemoryError):
+        raise ConfigError(f"{path}: expressions are nested too deeply to read") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not Python: {error}") from None
 
 
 def _numbered(text: str) -> Iterator[tuple[int, str]]:
-    yield from enumerate(text.splitlines(), 1)
+    yield from enumerate(text.split("\n"), 1)
 
 
 def _cells(path: Path, text: str) -> list[tuple[str, str]]:
@@ -75,278 +97,340 @@ def _cells(path: Path, text: str) -> list[tuple[str, str]]:
     try:
         cells = json.loads(text)["cells"]
         code = [(n, "".join(c["source"])) for n, c in enumerate(cells, 1) if c["cell_type"] == "code"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a notebook: {error}") from None
-    return [(f"cell {n} line {i}", x) for n, source in code for i, x in _numbered(source)]
+    # a cell of another language, or one that is run by a shell, holds no Python
+    return [
+        (f"cell {n} line {i}", x) for n, source in code if not source.lstrip().startswith("%%") or
+        re.match(r"\s*%%(time|capture|timeit)", source) for i, x in _numbered(source)
+    ]  # fmt: skip
 
 
-def _without_magic(line: str) -> str:
-    """Replace a notebook's magic or shell line by `pass`, so that line numbers stay."""
-    indent = line[: len(line) - len(line.lstrip())]
-    return f"{indent}pass" if line.lstrip().startswith(("%", "!", "?")) else line
+def _without_magics(lines: Sequence[str], is_notebook: bool) -> Iterator[str]:
+    """Replace magics and shell lines by `pass`, and what follows their backslashes by nothing; line numbers stay."""
+    goes_on = False
+    for line in lines:
+        is_magic = is_notebook and bool(re.match(r"\s*([%!?]|\w+ *= *[%!])", line))
+        indent = line[: len(line) - len(line.lstrip())]
+        yield "" if goes_on else f"{indent}pass" if is_magic else line
+        goes_on = (is_magic or goes_on) and line.rstrip().endswith("\\")
+
+
+def _without_cells(tree: ast.Module) -> ast.Module:
+    """Put the bodies of a marimo notebook's cells, which are functions there, in their places at the top level."""
+    body: list[ast.stmt] = []
+    for node in tree.body:
+        decorators = [ast.unparse(d).partition("(")[0] for d in getattr(node, "decorator_list", ())]
+        if isinstance(node, ast.FunctionDef) and "app.cell" in decorators:
+            body += [s for s in node.body if not isinstance(s, ast.Return)]
+        else:
+            body.append(node)
+    tree.body = body
+    return tree
 
 
 class _Reader:
-    """Reader of one syntax tree into `source`."""
+    """Reader of one script into `source`."""
 
-    def __init__(self, tree: ast.Module, places: list[str]) -> None:
-        self._places, self.source = places, SourceSettings()
-        self._assigned: dict[str, list[ast.expr]] = {}
-        # names that are bound anywhere: assignments, functions, imports
-        self._functions = {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
-        self._imported = {
-            (a.asname or a.name): n.module or ""
-            for n in ast.walk(tree)
-            if isinstance(n, ast.ImportFrom)
-            for a in n.names
-        }
-        self._configs: set[str] = set()
-        for node in sorted(ast.walk(tree), key=lambda n: getattr(n, "lineno", 0)):  # as a notebook is run
-            self._note(node)
+    def __init__(self, tree: ast.Module, places: list[str], path: Path, words: Sequence[Any] | None) -> None:
+        self.source, self.path = SourceSettings(), path
+        self.walk = Calls(tree, places)
+        self.walk.words = words
+        self.walk.block(tree.body)
+        self._follow_uncalled(tree)
+        records = self.walk.state["records"]
+        trainers = [t for k, t in records.items() if k.startswith("trainer")]
+        configs = [t for k, t in records.items() if k.startswith("config")]
+        if not configs and not trainers:
+            raise ConfigError("there is neither a GRPOConfig nor a GRPOTrainer in it")
+        # of several trainers the one that trains first is taken, and the others are named
+        trained = records.get("trained")
+        trainer = trained if isinstance(trained, Thing) else trainers[0] if trainers else None
+        for other in trainers:
+            if other is not trainer and (trainer is None or other.where != trainer.where):
+                self._say(
+                    other.where,
+                    f"a second trainer ({other.name}): the one in {trainer.where} is taken" if trainer else "",
+                )
         self.source.unsloth = any(
             isinstance(n, ast.ImportFrom) and (n.module or "").startswith("unsloth") for n in ast.walk(tree)
         )
-        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
-        self._calls(calls)
-        self._later_assignments(tree)
-        # a trainer that is made at the top level trains on import: such a file can't be imported for its rewards
-        self.source.guarded = not any(
-            isinstance(n, ast.Call) and _last(n.func).endswith("GRPOTrainer")
-            for top in tree.body
-            if not isinstance(top, (ast.FunctionDef, ast.ClassDef)) and not _is_main(top)
-            for n in ast.walk(top)
+        config, notes = without_notes(
+            trainer.fields.get("args", trainer.fields.get("config")) if trainer is not None else configs[0]
         )
+        if trainer is None or config is None:
+            for more in [c for c in configs if c is not config][(0 if config is not None else 1) :]:
+                self._say(more.where, f"a second {more.name}: the first one is taken")
+            if config is None and configs and trainer is not None:
+                self._say(configs[0].where, f"{configs[0].name}: the trainer is not given it (args=)")
+        else:
+            for more in configs:
+                if more is not config and more.where != getattr(config, "where", ""):
+                    self._say(more.where, f"a second {more.name}: that of the trainer is taken")
+        self._config(config, notes, trainer)
+        self._trainer(trainer)
+        self.source.guarded = not _trains_on_import(tree)
 
-    def _note(self, node: ast.AST) -> None:
-        """Note an assignment: name -> expression. A name that changes by a loop or `+=` gets one that has no value."""
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    self._assigned.setdefault(target.id, []).append(node.value)
-                elif isinstance(target, ast.Tuple):
-                    pieces = node.value.elts if isinstance(node.value, ast.Tuple) else [target] * len(target.elts)
-                    for name, value in zip(target.elts, pieces, strict=False):
-                        if isinstance(name, ast.Name):
-                            self._assigned.setdefault(name.id, []).append(value)
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            self._assigned.setdefault(node.target.id, []).append(node.value)
-        elif isinstance(node, (ast.AugAssign, ast.For)) and isinstance(node.target, ast.Name):
-            self._assigned.setdefault(node.target.id, []).append(node.target)
+    def _say(self, where: str, what: str) -> None:
+        if (where, what) not in self.source.open and what:
+            self.source.open.append((where, what))
 
-    def _where(self, node: ast.AST) -> str:
-        return self._places[getattr(node, "lineno", 1) - 1]
-
-    # ------------------------------------------------------------ values
-    def _value(self, node: ast.expr, depth: int = 0) -> Any:
-        """Evaluate an expression of constants, and of names bound to such; `_Open` for any other.
-
-        Only literals and OPERATORS are evaluated, so that nothing of the script runs.
-        """
-        # names may be bound in a circle
-        if depth > 20:
-            raise _Open
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, (ast.List, ast.Tuple)) and isinstance(getattr(node, "ctx", None), ast.Load):
-            return [self._value(x, depth + 1) for x in node.elts]
-        if isinstance(node, ast.Dict):
-            return {self._value(k, depth + 1): self._value(v, depth + 1) for k, v in self._items(node)}
-        # a name has the value of its last binding above the line, as in a script that runs top down
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            assigned_values = self._assigned.get(node.id, [])
-            earlier_values = [x for x in assigned_values if getattr(x, "lineno", 0) <= node.lineno] or assigned_values[
-                :1
-            ]
-            if not earlier_values:
-                raise _Open
-            return self._value(earlier_values[-1], depth + 1)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
-            return node.attr
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-            value = self._value(node.operand, depth + 1)
-            return -value if isinstance(node.op, ast.USub) else value
-        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            try:
-                return OPERATORS[type(node.op)](self._value(node.left, depth + 1), self._value(node.right, depth + 1))
-            except (TypeError, ValueError, ZeroDivisionError, OverflowError):
-                raise _Open from None
-        if isinstance(node, ast.JoinedStr):
-            pieces = [x.value if isinstance(x, ast.FormattedValue) else x for x in node.values]
-            return "".join(str(self._value(x, depth + 1)) for x in pieces)
-        if isinstance(node, ast.Call) and _last(node.func) == "dict" and not node.args:
-            return {k.arg: self._value(k.value, depth + 1) for k in node.keywords if k.arg}
-        raise _Open
-
-    @staticmethod
-    def _items(node: ast.Dict) -> Iterator[tuple[ast.expr, ast.expr]]:
-        for key, value in zip(node.keys, node.values, strict=True):
-            if key is None:
-                raise _Open
-            yield key, value
-
-    def _keywords(self, call: ast.Call, settings: dict[str, Value], what: str, names: Sequence[str] = ()) -> None:
-        """Collect a call's constant arguments into `settings`; others are noted as open. `names`: of these alone."""
-        for keyword in call.keywords:
-            if names and keyword.arg not in names:
+    def _follow_uncalled(self, tree: ast.Module) -> None:
+        """Follow functions that nothing in the file calls, where no trainer was met: their arguments are not known."""
+        for pattern in (TRAINERS, CONFIGS):
+            kind = "trainer" if pattern is TRAINERS else ""
+            if any(k.startswith(kind or ("trainer", "config")) for k in self.walk.state["records"]):
                 continue
-            try:
-                value = self._value(keyword.value)
-            except _Open:
-                name = keyword.arg or "**" + ast.unparse(keyword.value)
-                self.source.open.append((self._where(keyword.value), f"{what}: {name} is known when the script runs"))
-                continue
-            if keyword.arg is not None:
-                settings[keyword.arg] = Value(value, self._where(keyword.value))
-            else:
-                settings.update({str(k): Value(v, self._where(keyword.value)) for k, v in dict(value).items()})
+            self.walk.is_guess = True
+            for top in tree.body:
+                for node in [top, *(top.body if isinstance(top, ast.ClassDef) else ())]:
+                    is_met = node in self.walk.entered or not isinstance(node, ast.FunctionDef)
+                    if (
+                        is_met
+                        or not _calls_one(node, pattern)
+                        or (isinstance(top, ast.ClassDef) and TRAINERS.search(top.name))
+                    ):
+                        continue
+                    self._follow(top, node)
+            self.walk.is_guess = False
 
-    # ------------------------------------------------------------ calls
-    def _calls(self, calls: list[ast.Call]) -> None:
-        """Read the calls that a training is made of: GRPOConfig, load_dataset, from_pretrained, LoraConfig, trainer."""
-        by_name = {name: [c for c in calls if _last(c.func) == name] for name in {_last(c.func) for c in calls}}
-        configs = [c for n, name_calls in by_name.items() if n.endswith("GRPOConfig") for c in name_calls]
-        trainers = [c for n, name_calls in by_name.items() if n.endswith("GRPOTrainer") for c in name_calls]
-        # a script may have several configurations, as of two trainings: the first one is taken, with a note
-        for more in configs[1:]:
-            self.source.open.append((self._where(more), "a second GRPOConfig: the first one is taken"))
-        for call in configs[:1]:
-            self._keywords(call, self.source.settings, "GRPOConfig")
-            self._configs |= {
-                n for n, assigned_values in self._assigned.items() if any(x is call for x in assigned_values)
-            }
-        for name in PARSERS:
-            for call in by_name.get(name, []):
-                self.source.open.append((
-                    self._where(call),
-                    f"{name}: settings come from a file or the command line: convert that YAML",
-                ))  # fmt: skip
-        loads = by_name.get("load_dataset", [])
-        if training_data := self._training_data(trainers) or (loads[0] if loads else None):
-            self._dataset(training_data)
-        # backwards, so that the first model of several stays
-        for call in [*by_name.get("from_pretrained", [])][::-1]:
-            self._pretrained(call)
-        for call in (*by_name.get("get_peft_model", []), *by_name.get("LoraConfig", [])):
-            peft_options: dict[str, Value] = {}
-            self._keywords(call, peft_options, _last(call.func), PEFT)
-            self.source.parts["peft"] = Value({k: v.value for k, v in peft_options.items()}, self._where(call))
-        for call in trainers[:1]:
-            self._trainer(call)
-        if not configs and not trainers:
-            raise ConfigError("there is neither a GRPOConfig nor a GRPOTrainer in it")
+    def _follow(self, top: ast.stmt, node: Any) -> None:
+        frame = self.walk.state["frames"][0]
+        if top is node and isinstance(function := frame.get(node.name), Function):
+            self.walk.called(function, [], {}, node)
+        elif isinstance(top, ast.ClassDef) and isinstance(cls := frame.get(top.name), Thing):
+            made = self.walk.instance(
+                cls, [], {}, ast.Call(ast.Name(top.name), [], [], lineno=node.lineno, col_offset=0)
+            )
+            if isinstance(function := cls.fields.get(node.name), Function) and node not in self.walk.entered:
+                self.walk.called(function, [made], {}, node)
 
-    def _training_data(self, trainers: list[ast.Call]) -> ast.Call | None:
-        """Find the `load_dataset` that a trainer's `train_dataset` comes from, by the names in between."""
-        trainer_arguments = {k.arg: k.value for call in trainers[:1] for k in call.keywords}
-        node, line = trainer_arguments.get("train_dataset"), trainers[0].lineno if trainers else 0
-        for _ in range(20):
-            if node is None:
-                return None
-            load_calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and _last(n.func) == "load_dataset"]
-            if load_calls:
-                return load_calls[0]
-            names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in self._assigned]
-            earlier_values = [x for name in names[:1] for x in self._assigned[name] if x.lineno < line]
-            node, line = (earlier_values[-1], earlier_values[-1].lineno) if earlier_values else (None, 0)
-        return None
+    # ------------------------------------------------------------ results
+    def _value(self, value: Any, where: str, what: str = "") -> Value:
+        """Return a value with its place; OPEN, with the reason, if it is not known."""
+        plain_value, notes = plain(value)
+        if isinstance(plain_value, Unknown):
+            at = "" if plain_value.where in ("", where) else f" ({plain_value.where})"
+            return Value(OPEN, where, f"{what}{plain_value.reason}{at}")
+        return Value(plain_value, where, ", ".join(dict.fromkeys(notes)))
 
-    def _dataset(self, call: ast.Call) -> None:
-        arguments: dict[str, Value] = {}
-        self._keywords(call, arguments, "load_dataset", ("path", "name", "split", "data_files"))
-        for name, node in zip(("path", "name"), call.args, strict=False):
-            try:
-                arguments[name] = Value(self._value(node), self._where(node))
-            except _Open:
-                self.source.open.append((self._where(node), f"load_dataset: its {name} is known when the script runs"))
-        for theirs, ours in (("path", "dataset"), ("name", "dataset_config"), ("split", "split"),
-                             ("data_files", "data_files")):  # fmt: skip
-            if theirs in arguments:
-                self.source.parts[ours] = arguments[theirs]
-
-    def _pretrained(self, call: ast.Call) -> None:
-        owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-        name_node = next(
-            (k.value for k in call.keywords if k.arg in ("model_name", "pretrained_model_name_or_path")), None
-        )
-        node = call.args[0] if call.args else name_node
-        if "Model" not in _last(owner) or node is None:  # a tokenizer's or a processor's
+    def _config(self, config: Any, notes: Sequence[str], trainer: Thing | None) -> None:
+        """Take over the fields of the configuration."""
+        source = self.source
+        if config is None:
+            self.source.kind = "RLOO" if trainer is not None and "RLOO" in trainer.name else "GRPO"
             return
-        try:
-            self.source.parts["model"] = Value(self._value(node), self._where(node))
-        except _Open:
-            self.source.open.append((self._where(node), "model: its name is known when the script runs"))
-        for keyword in call.keywords:
-            if keyword.arg in ("torch_dtype", "dtype", "load_in_4bit", "max_seq_length", "use_gradient_checkpointing"):
-                try:
-                    self.source.parts[str(keyword.arg)] = Value(self._value(keyword.value), self._where(keyword.value))
-                except _Open:
+        if not isinstance(config, Thing):
+            place = trainer.places.get("args", trainer.where) if trainer is not None else ""
+            unknown = config if isinstance(config, Unknown) else Unknown("args is made by code of another file", place)
+            source.rest = f"{place}: {unknown.reason}"
+            return
+        bases = (
+            [config.name, *(getattr(b, "name", "") for b in self.walk.bases(config.of) if config.of is not None)]
+            if isinstance(config.of, Thing)
+            else [config.name]
+        )
+        source.kind = "RLOO" if any("RLOO" in name for name in bases) else "GRPO"
+        source.is_parsed = bool(config.fields.get("parsed "))
+        if isinstance(config.rest, Unknown):
+            source.rest = f"{config.rest.where}: {config.rest.reason}"
+        for name, value in config.fields.items():
+            where = config.places.get(name, config.where)
+            inner, why = without_notes(value)
+            if inner is ABSENT:
+                self._say(where, f"{name} is set with {', '.join(why)}")
+            elif name == "**":
+                source.rest = f"{where}: {getattr(inner, 'reason', 'keys are made when the script runs')}"
+            elif not name.endswith(" ") and isinstance(name, str):
+                source.settings[name] = self._value(
+                    Noted(value, tuple(notes)) if notes and not isinstance(value, (Unknown, Noted)) else value, where
+                )
+        for where, note in config.notes:
+            self._say(where, note)
+
+    def _trainer(self, trainer: Thing | None) -> None:
+        """Take over the arguments of the trainer."""
+        parts = self.source.parts
+        if trainer is None:
+            parts["model"] = parts["dataset"] = Value(OPEN, "", "no trainer in the file names one")
+            return
+        for where, note in trainer.notes:
+            self._say(where, note)
+        if trainer.rest is not None:
+            self._say(trainer.rest.where, f"{trainer.name}: further arguments: {trainer.rest.reason}")
+        self._model(trainer)
+        self._dataset(trainer)
+        self._rewards(trainer)
+        peft = trainer.fields.get("peft_config")
+        if peft is not None:
+            self._peft(peft, trainer.places.get("peft_config", trainer.where))
+        if "method" in trainer.fields:  # of gxpo.adapters.trl
+            parts["method"] = self._value(trainer.fields["method"], trainer.places["method"])
+        for name, value in trainer.fields.items():
+            place, (inner, why) = trainer.places.get(name, trainer.where), without_notes(value)
+            if inner is not None and inner is not ABSENT and (what := ARGUMENTS.get(name, "not an argument of TRL's")):
+                with_option = f" (set with {', '.join(why)})" if why else ""
+                self._say(place, f"{trainer.name}({name}=...): {what}{with_option}")
+
+    def _model(self, trainer: Thing) -> None:
+        model, notes = without_notes(trainer.fields.get("model", trainer.fields.get("policy", ABSENT)))
+        where = trainer.places.get("model", trainer.where)
+        parts = self.source.parts
+        if model is ABSENT or model is None:
+            parts["model"] = Value(
+                OPEN, where, f"{', '.join(notes)} names it" if notes else "the trainer is given none"
+            )
+        elif isinstance(model, Thing) and model.kind == "model":
+            parts["model"] = self._text(self._value(model.fields["source"], model.places["source"]), "model")
+            for name, value in model.fields.items():
+                if name in ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit"):
+                    parts[name] = self._value(value, model.places.get(name, model.where))
+                elif name == "peft":
+                    self._peft(value, value.where if isinstance(value, Thing) else model.where)
+                elif name not in MODEL_ARGUMENTS and without_notes(value)[0] not in (None, False):
+                    self._say(
+                        model.places.get(name, model.where),
+                        f"from_pretrained({name}=...): {LOADING.get(name, 'no counterpart')}",
+                    )
+        else:
+            value = trainer.fields.get("model", model)
+            parts["model"] = self._text(self._value(value, where), "model")
+
+    def _text(self, value: Value, what: str) -> Value:
+        """Return a value that has to be a text: OPEN if it is another."""
+        if value.is_open or (isinstance(value.value, str) and value.value):
+            return value
+        reason = f"set with {value.note}" if value.note else f"{value.value!r} is no name"
+        return Value(OPEN, value.where, reason)
+
+    def _dataset(self, trainer: Thing) -> None:
+        parts = self.source.parts
+        data, where = trainer.fields.get("train_dataset"), trainer.places.get("train_dataset", trainer.where)
+        inner, _ = without_notes(data)
+        if isinstance(inner, Thing) and inner.kind == "dataset" and inner.name == "load_dataset":
+            for theirs, ours in (("path", "dataset"), ("name", "dataset_config"), ("split", "split"),
+                                 ("data_files", "data_files"), ("revision", "revision"),
+                                 ("data_dir", "data_dir")):  # fmt: skip
+                if theirs in inner.fields:
+                    value = self._value(inner.fields[theirs], inner.places.get(theirs, inner.where))
+                    if value.value is not None:
+                        parts[ours] = value
+            parts["dataset"] = self._text(parts.get("dataset", Value(None, inner.where)), "data set")
+            for place, name in inner.notes:
+                if STEPS.get(name) == "":
                     continue
-
-    def _trainer(self, call: ast.Call) -> None:
-        arguments = dict(zip(TRAINER, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
-        # the model by its name in place; an object was read from its `from_pretrained` already
-        if (model := arguments.get("model")) is not None:
-            try:
-                value = self._value(model)
-                if isinstance(value, str):
-                    self.source.parts["model"] = Value(value, self._where(model))
-            except _Open:
-                if "model" not in self.source.parts:
-                    self.source.open.append((self._where(model), "model: an object; say which one"))
-        self._rewards(arguments.get("reward_funcs"))
-        if (method := arguments.get("method")) is not None:  # of gxpo.adapters.trl
-            try:
-                self.source.parts["method"] = Value(self._value(method), self._where(method))
-            except _Open:
-                self.source.open.append((self._where(method), "method: it is made when the script runs; set method"))
-        for name in ("overrides", "success_at", "answers", "callbacks"):
-            if name in arguments:
-                self.source.open.append(
-                    (self._where(arguments[name]), f"GRPOTrainer({name}=...): state it in gxpo's keys")
+                self._say(
+                    place, f"data: {STEPS.get(name, f'.{name}() is not carried over: prepare the data in a file')}"
                 )
-        for name in ("tools", "rollout_func", "environment_factory", "reward_processing_classes"):
-            if name in arguments:
-                self.source.open.append(
-                    (self._where(arguments[name]), f"GRPOTrainer({name}=...): an environment of gxpo")
-                )
-
-    def _rewards(self, node: ast.expr | None) -> None:
-        if node is None:
             return
-        if (
-            isinstance(node, ast.Name)
-            and (values := self._assigned.get(node.id, []))
-            and node.id not in self._functions
-        ):
-            node = values[-1]
-        for one in node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]:
-            where = self._where(one)
-            if isinstance(one, ast.Constant) and isinstance(one.value, str):
-                self.source.rewards.append(("model", Value(one.value, where)))
-            elif isinstance(one, ast.Name) and one.id in self._functions:
-                self.source.rewards.append(("function", Value(one.id, where)))
-            elif isinstance(one, ast.Name) and self._imported.get(one.id, "").startswith("trl"):
-                self.source.rewards.append(("trl", Value(one.id, where)))
-            else:
-                self.source.rewards.append(("other", Value(ast.unparse(one), where)))
+        if isinstance(inner, Unknown):
+            parts["dataset"] = Value(OPEN, where, inner.reason + (f" ({inner.where})" if inner.where != where else ""))
+        elif inner is None:
+            parts["dataset"] = Value(OPEN, where, "the trainer is given no data")
+        else:
+            parts["dataset"] = Value(OPEN, where, "rows that are made in code: write prompts and answers to a .jsonl")
 
-    def _later_assignments(self, tree: ast.Module) -> None:
-        """`training_args.beta = 0.04`, after the configuration was made."""
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Assign):
-                continue
-            for target in node.targets:
-                is_field = isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)
-                if is_field and target.value.id in self._configs:  # type: ignore[union-attr]  # narrowed by `is_field`
-                    try:
-                        value = Value(self._value(node.value), self._where(node))
-                        self.source.settings[target.attr] = value  # type: ignore[union-attr]
-                    except _Open:
-                        note = f"{ast.unparse(target)} is known when the script runs"
-                        self.source.open.append((self._where(node), note))
+    def _peft(self, peft: Any, where: str) -> None:
+        inner, notes = without_notes(peft)
+        if inner is None:
+            if notes:
+                self._say(where, f"an adapter is set with {', '.join(notes)}")
+            return
+        if not isinstance(inner, Thing):
+            reason = inner.reason if isinstance(inner, Unknown) else "it is made by code of another file"
+            self.source.parts["peft"] = Value(OPEN, where, reason)
+            return
+        options = {k: self._value(v, inner.where) for k, v in inner.fields.items() if k in PEFT}
+        self.source.parts["peft"] = Value(
+            {k: v.value for k, v in options.items()}, inner.where,
+            "; ".join(f"{k}: {v.note}" for k, v in options.items() if v.note),
+        )  # fmt: skip
+
+    def _rewards(self, trainer: Thing) -> None:
+        value = trainer.fields.get("reward_funcs", ABSENT)
+        where = trainer.places.get("reward_funcs", trainer.where)
+        inner, _ = without_notes(value)
+        if inner is ABSENT or inner is None:
+            self.source.rewards.append(("open", Value(OPEN, where, "the trainer is given no reward")))
+            return
+        for one in inner if isinstance(inner, (list, tuple)) else [inner]:
+            self.source.rewards.append(self._reward(one, where))
+
+    def _reward(self, one: Any, where: str) -> tuple[str, Value]:
+        one, notes = without_notes(one)
+        note = ", ".join(notes)
+        if isinstance(one, str):
+            return ("model", Value(one, where, note))
+        if isinstance(one, Function):
+            name = getattr(one.node, "name", "lambda")
+            is_top = getattr(one.node, "col_offset", 1) == 0 and name != "lambda"
+            return (
+                "function" if is_top else "other",
+                Value(name if is_top else f"{name} (made within a function)", where, note),
+            )
+        if isinstance(one, Import):
+            return (
+                "trl" if one.path.startswith("trl.") else "other",
+                Value(one.name if one.path.startswith("trl.") else one.path, where, note),
+            )
+        if isinstance(one, Unknown):
+            return ("open", Value(OPEN, where, one.reason))
+        return ("other", Value(getattr(one, "name", source_of(one)), where, note))
 
 
-PEFT = ("r", "lora_alpha", "target_modules", "lora_dropout", "use_rslora", "use_dora", "modules_to_save")
+# arguments of the trainer that are no settings; "" for those that are carried over elsewhere, or need no word
+ARGUMENTS = {
+    "model": "", "reward_funcs": "", "args": "", "train_dataset": "", "peft_config": "", "method": "", "**": "",
+    "processing_class": "", "tokenizer": "", "config": "",
+    "eval_dataset": "data of its own for evaluation: gxpo evaluates on held-out tasks of its task (eval.*)",
+    "callbacks": "state it in gxpo's keys (trainer.callbacks)", "overrides": "state it in gxpo's keys",
+    "success_at": "state it in gxpo's keys", "answers": "state it in gxpo's keys",
+    "optimizers": "an optimiser or schedule of its own: gxpo steps with learner.optimiser and optim.*",
+    "quantization_config": "gxpo trains adapters on float32 or bfloat16 weights",
+    "tools": "an environment of gxpo", "rollout_func": "an environment of gxpo",
+    "environment_factory": "an environment of gxpo",
+    "reward_processing_classes": "tokenizers of reward models, which are judges in gxpo (teacher.models)",
+    "ref_model": "gxpo's reference is the policy of the first step",
+}  # fmt: skip
+PEFT = ("r", "lora_alpha", "target_modules", "lora_dropout", "use_rslora", "use_dora", "modules_to_save",
+        "target_parameters", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights")  # fmt: skip
+# arguments of from_pretrained that change where and how a model is held, and not what it computes
+MODEL_ARGUMENTS = frozenset({
+    "source", "model_name", "pretrained_model_name_or_path", "device_map", "attn_implementation", "max_seq_length",
+    "fast_inference", "gpu_memory_utilization", "max_lora_rank", "use_cache", "low_cpu_mem_usage", "token", "cache_dir",
+    "use_gradient_checkpointing", "local_files_only", "**", "unsloth_vllm_standby", "torch_dtype", "dtype",
+})  # fmt: skip
+LOADING = {
+    "trust_remote_code": "gxpo runs no code of a model: it needs a type that transformers knows",
+    "quantization_config": "gxpo trains adapters on float32 or bfloat16 weights",
+    "revision": "a revision of the hub: download it and name its directory",
+    "load_in_8bit": "gxpo trains adapters on float32 or bfloat16 weights",
+}
+STEPS = {
+    "map": "columns that map() makes: tasks.options.prompt and answer name those that are there, template and "
+    "answer_after say the rest",
+    "shuffle": "shuffle(): gxpo draws its tasks by seed",
+    "rename_column": "rename_column(): tasks.options.prompt and answer name columns",
+    "remove_columns": "", "with_format": "", "set_format": "",
+}  # fmt: skip
+
+
+def _calls_one(node: ast.AST, pattern: re.Pattern[str]) -> bool:
+    """Return True if a syntax tree holds a call of a name that matches, or one with reward functions."""
+    return any(
+        isinstance(n, ast.Call) and (pattern.search(_last(n.func)) or any(k.arg == "reward_funcs" for k in n.keywords))
+        for n in ast.walk(node)
+    )
+
+
+def _trains_on_import(tree: ast.Module) -> bool:
+    """Return True if a trainer is made at the top level, so that importing the file for its rewards would train."""
+    return any(
+        isinstance(n, ast.Call) and TRAINERS.search(_last(n.func))
+        for top in tree.body
+        if not isinstance(top, (ast.FunctionDef, ast.ClassDef)) and not _is_main(top)
+        for n in ast.walk(top)
+    )
 
 
 def _last(node: ast.expr) -> str:

@@ -17,7 +17,9 @@ def convert(
     source: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE", help="trl: a YAML file, script or notebook. verl: a launch script, or overrides."
+            metavar="SOURCE",
+            help="trl: a YAML file, script, notebook, launch script or command line, also of ms-swift. verl: "
+            "[NAME=VALUE ...] a launch script [ARGUMENT ...], a YAML file of Hydra, or overrides.",
         ),
     ],
     processes: Annotated[
@@ -27,33 +29,33 @@ def convert(
 ) -> None:
     """Print the gxpo configuration that computes the same, and what can't be carried over, with its lines.
 
-    A script is read, never run. What is printed is a YAML file for `gxpo plan` and `gxpo train`.
+    A script is read, never run. What is printed is a YAML file for `gxpo plan` and `gxpo train`, which ask for the
+    values of its open lines (`???`): what only the script's caller or its run knows.
 
     Example: gxpo convert trl train_grpo.py > run.yaml
 
+    Example: gxpo convert verl MODEL_PATH=Qwen/Qwen3-8B run_grpo.sh data.train_batch_size=256 > run.yaml
+
     Example: gxpo convert verl "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
     """
-    from gxpo.base.errors import ConfigError, one_of
+    from gxpo.base.errors import one_of
 
-    # TRL's configuration is one object in one file; verl's comes in pieces, a script or many overrides.
+    # TRL's is one file or one command line; verl's comes in pieces, a script or many overrides.
     one_of("trainer", trainer, ("trl", "verl"))
     if trainer == "trl":
         from gxpo.adapters.convert import convert_trl
 
-        if len(source) != 1:
-            raise ConfigError("gxpo convert trl takes one file: a YAML file, a script (.py) or a notebook (.ipynb)")
-        conversion, name = convert_trl(source[0], processes=processes), Path(source[0]).name
+        text = " ".join(source)
+        conversion = convert_trl(text, processes=processes)
+        name = Path(text).name if Path(text).is_file() else "it"
     else:
         from gxpo.adapters.convert_verl import convert_verl
 
-        conversion, name = convert_verl(source), source[0] if len(source) == 1 and source[0].endswith(".sh") else "it"
+        files = [word for word in source if word.endswith((".sh", ".bash", ".yaml", ".yml"))]
+        conversion, name = convert_verl(source), Path(files[0]).name if files else "it"
     if as_json:
         notes = [{"where": where, "what": what} for where, what in conversion.notes]
-        say(
-            json.dumps(
-                {"config": dict(conversion.keys), "origins": dict(conversion.origins), "not_carried_over": notes},
-                indent=1,
-            )
-        )
+        keys = {"config": dict(conversion.keys), "open": conversion.open, "origins": dict(conversion.origins)}
+        say(json.dumps({**keys, "not_carried_over": notes}, indent=1))
         return
     say(conversion.text(name).rstrip("\n"))
