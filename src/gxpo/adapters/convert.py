@@ -42,17 +42,29 @@ WITHOUT_EFFECT = frozenset({
 
 @dataclass(frozen=True)
 class Converted:
-    """keys: dotted, in order;   origins: where each comes from;   notes: (where, what has no counterpart)."""
+    """Keys of gxpo, dotted and in order; a key whose value is not known is `OPEN`.
+
+    origins  where each key comes from; of an open key, why its value is not known
+    notes    (where, what has no counterpart)
+    """
 
     keys: Mapping[str, Any]
     origins: Mapping[str, str]
     notes: tuple[tuple[str, str], ...]
     trainer: str = "TRL 1.16"
 
+    @property
+    def open(self) -> dict[str, str]:
+        """Keys that are to be filled in before a training, each with the reason why its value is not known."""
+        return {key: self.origins.get(key, "") for key, value in self.keys.items() if yamltext.is_open(value)}
+
     def text(self, source: str) -> str:
         """Return the configuration as YAML, followed by comments on settings that are not carried over."""
         heading = yamltext.comment(f"what {source} computes in {self.trainer}, for gxpo train")
-        lines = [heading, yamltext.dump(self.keys, self.origins)]
+        lines = [heading]
+        if self.open:
+            lines.append(yamltext.comment(f"to be filled in ({yamltext.OPEN}): {', '.join(self.open)}"))
+        lines.append(yamltext.dump(self.keys, self.origins))
         if self.notes:
             lines.append("# not carried over:")
             lines += [yamltext.comment(f"  {where}: {note}" if where else f"  {note}") for where, note in self.notes]

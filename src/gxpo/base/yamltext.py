@@ -21,6 +21,7 @@ from gxpo.base.errors import ConfigError
 DEEPEST = 32  # levels of lists and mappings within one another
 MOST = 20_000  # values of a document, those behind an alias counted each time
 LARGEST = 2**63  # of integers
+OPEN = "???"  # a value that somebody has to fill in, as in OmegaConf
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+@:-]*(?<!:)\Z")  # texts that need no quotes, but for
 _OTHER_VALUES = ("true", "false", "null", "yes", "no", "on", "off")
 
@@ -81,6 +82,13 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
     return value
 
 
+def is_open(value: Any) -> bool:
+    """True if a value, or one within a list or mapping, is still to be filled in."""
+    if isinstance(value, (Mapping, list)):
+        return any(map(is_open, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, str) and value == OPEN
+
+
 def dump(document: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     """YAML with a line for each key, which `load` reads back equal; `comments` follow the lines of their keys."""
     lines = []
@@ -110,7 +118,7 @@ def _flow(value: Any) -> str:
 
 def _inner(value: Any) -> str:
     """A value inside a list or a mapping, where a colon would begin another."""
-    return _quoted(value) if isinstance(value, str) and ":" in value else _flow(value)
+    return _quoted(value) if isinstance(value, str) and (":" in value or value == OPEN) else _flow(value)
 
 
 def _key(text: str) -> str:
@@ -120,7 +128,8 @@ def _key(text: str) -> str:
 
 def _text(text: str) -> str:
     """Names, paths and the like unquoted, all else in quotes."""
-    return text if _PLAIN.match(text) and text.lower() not in _OTHER_VALUES else _quoted(text)
+    is_plain = _PLAIN.match(text) and text.lower() not in _OTHER_VALUES
+    return text if is_plain or text == OPEN else _quoted(text)
 
 
 def _quoted(text: str) -> str:

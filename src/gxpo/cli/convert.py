@@ -49,11 +49,7 @@ def convert(
         conversion, name = convert_verl(source), source[0] if len(source) == 1 and source[0].endswith(".sh") else "it"
     if as_json:
         notes = [{"where": where, "what": what} for where, what in conversion.notes]
-        say(
-            json.dumps(
-                {"config": dict(conversion.keys), "origins": dict(conversion.origins), "not_carried_over": notes},
-                indent=1,
-            )
-        )
+        keys = {"config": dict(conversion.keys), "open": conversion.open, "origins": dict(conversion.origins)}
+        say(json.dumps({**keys, "not_carried_over": notes}, indent=1))
         return
     say(conversion.text(name).rstrip("\n"))

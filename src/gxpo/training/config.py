@@ -288,6 +288,9 @@ def resolve(settings: Mapping[str, Stated], *, composed: Method | None = None) -
 
 def _resolved(settings: Mapping[str, Stated], composed: Method | None = None) -> Resolved:
     """Resolve a run, with phases or without, from plain values by canonical keys (a result of `over`)."""
+    if open_keys := [key for key, setting in settings.items() if yamltext.is_open(setting.value)]:
+        place = _origin_prefix(settings[open_keys[0]])
+        raise ConfigError(f"{place}write a value in place of {yamltext.OPEN}, or --set it: {', '.join(open_keys)}")
     method_keys = _keys_of_method_with_phases(settings, composed)
     phases = settings.get("phases", method_keys.pop("phases", None))
     if phases is None or not phases.value:
