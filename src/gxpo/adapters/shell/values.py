@@ -1,0 +1,149 @@
+"""Values of an abstract reading: texts that are known or known in parts, states, and what branches agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from gxpo.adapters.shell.syntax import Command
+
+LONGEST = 100_000  # characters of a value
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A text that is known in parts: as it is written, why it is not known, and its certain beginning and end.
+
+    options  all its possible values, if they are known
+    """
+
+    text: str
+    why: str
+    start: str = ""
+    end: str = ""
+    options: tuple[str, ...] = ()
+
+
+Text = str | Unknown
+Value = str | Unknown | list[Text] | dict[str, Text]
+
+
+def shown(value: Value | None) -> str:
+    """A value as a text for people."""
+    if isinstance(value, (list, dict)):
+        return " ".join(map(shown, value.values() if isinstance(value, dict) else value))
+    return value.text if isinstance(value, Unknown) else value or "nothing"
+
+
+def joined(pieces: Sequence[Text]) -> Text:
+    """Join the pieces of a word."""
+    if all(isinstance(piece, str) for piece in pieces):
+        return "".join(map(str, pieces))
+    if len(pieces) == 1:
+        return pieces[0]
+    first = next(piece for piece in pieces if isinstance(piece, Unknown))
+    place = [isinstance(piece, Unknown) for piece in pieces].index(True)
+    last = next(i for i in range(len(pieces) - 1, -1, -1) if isinstance(pieces[i], Unknown))
+    before, behind = "".join(map(str, pieces[:place])), "".join(map(str, pieces[last + 1 :]))
+    start, end = before + first.start, getattr(pieces[last], "end", "") + behind
+    options = tuple(before + option + behind for option in first.options) if place == last else ()
+    return Unknown("".join(p.text if isinstance(p, Unknown) else p for p in pieces), first.why, start, end, options)
+
+
+def _options(value: Text) -> tuple[str, ...]:
+    return value.options if isinstance(value, Unknown) else (value,)
+
+
+def merged(a: Value | None, b: Value | None, why: str) -> Value:
+    """Merge the values that a variable has after two branches, of which one is taken."""
+    if a == b and a is not None:
+        return a
+    if isinstance(a, dict) or isinstance(b, dict):
+        return Unknown(f"{shown(a)} or {shown(b)}", why)
+    if isinstance(a, list) or isinstance(b, list):
+        lists = [x if isinstance(x, list) else [] if x is None else [x] for x in (a, b)]
+        return merged_words(lists[0], lists[1], why)
+    if a is None or b is None:
+        return Unknown(f"{shown(a)} or {shown(b)}", why)
+    options = tuple(dict.fromkeys((*_options(a), *_options(b)))) if _options(a) and _options(b) else ()
+    texts = dict.fromkeys((*(_options(a) or (shown(a),)), *(_options(b) or (shown(b),))))
+    return Unknown(
+        " or ".join(text or "nothing" for text in texts)[:200], why, options=options if len(options) < 9 else ()
+    )
+
+
+def merged_words(a: Sequence[Text], b: Sequence[Text], why: str) -> list[Text]:
+    """Merge two lists of words: what they share at both ends stays, and all else may be there or not."""
+    shortest = min(len(a), len(b))
+    front = next((i for i in range(shortest) if a[i] != b[i]), shortest)
+    back = next((i for i in range(shortest - front) if a[-1 - i] != b[-1 - i]), shortest - front)
+    middle = [*a[front : len(a) - back], *b[front : len(b) - back]]
+    return [*a[:front], *(possible(word, why) for word in middle), *a[len(a) - back :]]
+
+
+def possible(word: Text, why: str) -> Unknown:
+    """A word that may be there or not; of KEY=VALUE the key is known."""
+    text, start = shown(word), word.start if isinstance(word, Unknown) else word
+    key, sign, _ = start.partition("=")
+    return Unknown(text, why, key + sign if sign else "")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command that a script would run; `why` says on what that depends, "" if it surely would."""
+
+    where: str
+    words: tuple[Text, ...]
+    why: str = ""
+
+
+@dataclass
+class State:
+    """What holds at a place of a script. `arguments` is None if they are the caller's; `flow` ends commands early."""
+
+    variables: dict[str, Value]
+    arguments: list[Text] | None
+    exported: set[str] = field(default_factory=set)
+    functions: dict[str, Command] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    local: dict[str, Value | None] = field(default_factory=dict)
+    flow: str = ""
+    hazy: str = ""  # why it is not known whether the next commands run
+
+    def copy(self) -> State:
+        return replace(self, variables=dict(self.variables), exported=set(self.exported), local=dict(self.local),
+                       functions=dict(self.functions), calls=list(self.calls))  # fmt: skip
+
+    def put(self, name: str, value: Value) -> None:
+        if isinstance(value, str) and len(value) > LONGEST:
+            value = Unknown(f"{value[:40]}...", f"${name} is longer than {LONGEST:,} characters")
+        self.variables[name] = merged(self.variables.get(name), value, self.hazy) if self.hazy else value
+
+
+def merged_calls(calls: Sequence[Sequence[Call]], why: str) -> list[Call]:
+    """Merge the calls of branches: as many in each are the same ones with other words, else each may be there."""
+    if len({len(one) for one in calls}) == 1:
+        out = list(calls[0])
+        for other in calls[1:]:
+            out = [a if a == b else Call(a.where, tuple(merged_words(a.words, b.words, why)), a.why or b.why)
+                   for a, b in zip(out, other, strict=True)]  # fmt: skip
+        return out
+    return [replace(call, why=call.why or why) for one in calls for call in one]
+
+
+def same(a: Text, b: Text) -> bool | None:
+    """True if two texts are the same, False if they can't be, None if that is not known."""
+    if isinstance(a, str) and isinstance(b, str):
+        return a == b
+    first, second = (set(x.options) if isinstance(x, Unknown) else {x} for x in (a, b))
+    if first and second and not first & second:
+        return False
+    for unknown, known in ((a, b), (b, a)):
+        if isinstance(unknown, Unknown) and isinstance(known, str) and not (
+                known.startswith(unknown.start) and known.endswith(unknown.end)):  # fmt: skip
+            return False
+    return None
+
+
+def spaced(words: Sequence[Text]) -> list[Text]:
+    return [piece for word in words for piece in (" ", word)][1:]
