@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from gxpo.adapters.convert import Converted
 from gxpo.adapters.shell.values import Unknown
 from gxpo.adapters.verl_asks import AGGREGATES, BOUNDS, SUCCESS_AT, SUMMED
+from gxpo.adapters.verl_keys import CORRECTION, DEFAULTS, ESTIMATORS, IGNORED, KLS, LOSSES, OWN_LOSS, A, M, R
 from gxpo.adapters.verl_source import Source, read_source
 from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError
@@ -21,60 +22,7 @@ from gxpo.methods.compose import method as compose
 from gxpo.parts.definition import Stated, show
 from gxpo.parts.settings import RUN_KEYS, RunSettings
 
-A, R, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-CORRECTION = "algorithm.rollout_correction"
 DEFAULT = "verl's default"
-# Defaults of what is read here: the same in verl 0.9.1's and 1dda039b's _generated_ppo_trainer.yaml, and in those of
-# its other engines.
-DEFAULTS: Mapping[str, Any] = {
-    "algorithm.adv_estimator": "gae", "algorithm.norm_adv_by_std_in_grpo": True, "algorithm.use_kl_in_reward": False,
-    "algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.kl_ctrl.type": "fixed", "algorithm.kl_penalty": "kl",
-    "algorithm.filter_groups.enable": False, "algorithm.filter_groups.max_num_gen_batches": 0,
-    f"{CORRECTION}.rollout_is": None, f"{CORRECTION}.rollout_is_threshold": 2.0, f"{CORRECTION}.rollout_rs": None,
-    f"{CORRECTION}.bypass_mode": False, f"{CORRECTION}.rollout_is_batch_normalize": False,
-    f"{CORRECTION}.loss_type": "ppo_clip", "data.train_batch_size": 1024, "data.gen_batch_size": None,
-    "data.max_response_length": 512, f"{A}.ppo_mini_batch_size": 256, f"{A}.ppo_epochs": 1,
-    f"{A}.loss_agg_mode": "token-mean", f"{A}.loss_scale_factor": None, f"{A}.use_kl_loss": False,
-    f"{A}.kl_loss_coef": 0.001, f"{A}.kl_loss_type": "low_var_kl", f"{A}.entropy_coeff": 0,
-    f"{A}.policy_loss.loss_mode": "vanilla", f"{A}.optim.lr": 1e-6, f"{A}.optim.weight_decay": 0.01,
-    f"{A}.optim.lr_warmup_steps": -1, f"{A}.optim.lr_warmup_steps_ratio": 0.0, f"{A}.optim.lr_scheduler_type": None,
-    f"{A}.optim.warmup_style": None, f"{A}.optim.lr_decay_style": None, f"{A}.optim.clip_grad": 1.0,
-    f"{A}.optim.grad_clip": None, f"{R}.n": 1, f"{R}.temperature": 1.0, f"{R}.top_k": -1, f"{R}.top_p": 1,
-    f"{M}.lora_rank": 0, f"{M}.lora_alpha": 16, "trainer.total_epochs": 30, "trainer.total_training_steps": None,
-    "trainer.save_freq": -1, "trainer.test_freq": -1, "distillation.enabled": False, "reward_model.enable": False,
-    "reward.reward_model.enable": False,
-} | {f"{A}.{name}": default for name, (default, _) in BOUNDS.items()}  # fmt: skip
-ESTIMATORS = {
-    "grpo": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo", "rloo_vectorized": "rloo", "opo": "opo", "gpg": "gpg",
-    "reinforce_plus_plus": "reinforce_pp", "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
-    "grpo_passk": "passk",
-}  # fmt: skip
-LOSSES = {"gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo", "sapo": "sapo_gate", "gpg": "gpg",
-          "dppo_tv": "dppo_divergence", "dppo_kl": "dppo_divergence"}  # fmt: skip
-KLS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-# Recipes of verl whose trainer has a loss or an estimator of its own.
-OWN_LOSS = re.compile(r"recipe\.(prime|sppo|spin|spo|gvpo|flowrl|dance_grpo|gkd)\b|main_(prime|sppo|spin|dance|gkd)$")
-# Settings that say how, and not what, is computed.
-IGNORED = re.compile(
-    r"(trainer\.(logger|project_name|experiment_name|n_gpus_per_node|nnodes|val_before_train|critic_warmup|balance_batch"
-    r"|default_local_dir|resume_mode|resume_from_path|use_v1|device|log_val_generations|default_hdfs_dir|ray_wait.*"
-    r"|use_legacy_worker_impl|max_(actor|critic)_ckpt_to_keep|del_local_ckpt.*|rollout_data_dir|validation_data_dir"
-    r"|esi_redundant_time|val_only)|.*micro_batch_size.*|.*fsdp_config.*|.*\.megatron\..*|.*\.veomni\..*"
-    r"|actor_rollout_ref\.ref\..*|.*gpu_memory.*|.*_parallel_size|.*use_dynamic_bsz|.*max_token_len.*|.*checkpoint.*"
-    r"|.*enable_gradient_checkpointing|.*activation_offload|.*use_remove_padding|.*enforce_eager|.*free_cache_engine"
-    r"|.*ulysses.*|critic\..*|data\.(shuffle|filter_.*|truncation|return_.*|val_.*|max_prompt_length|.*_key|trust_remote"
-    r"_code|dataloader_num_workers|validation_shuffle|seed|tokenizer|use_shm|image_patch_size)|.*val_kwargs.*"
-    r"|.*load_format|ray_kwargs.*|.*rollout\.(name|mode|max_model_len|max_num_.*|enable_.*|disable_log_stats|dtype|nnodes"
-    r"|n_gpus_per_node|prompt_length|skip_tokenizer_init|calculate_log_probs|engine_kwargs.*|multi_stage_wake_up|agent\."
-    r"num_workers|do_sample|ignore_eos|response_length|trace.*)|hydra.*|.*layered_summon|.*chunked_prefill|.*strategy"
-    r"|.*profiler.*|.*use_fused_kernels|.*fused_kernel_options.*|.*use_torch_compile|.*use_shm|.*use_liger"
-    r"|.*trust_remote_code|.*entropy_from_logits.*|.*entropy_checkpointing|.*tiled_mlp.*|.*use_prefix_grouper"
-    r"|.*hybrid_engine|.*external_lib|.*nccl_timeout|.*override_(optimizer|transformer)_config.*|model_engine|actor@.*"
-    r"|.*target_modules|.*exclude_modules|.*optimizer_offload|.*param_offload|transfer_queue.*|.*data_loader_seed"
-    r"|algorithm\.(gamma|lam|_target_|filter_groups\.max_inflight_gen_batches)|rollout\.(nnodes|n_gpus_per_node)"
-    r"|.*override_ddp_config.*|.*num_workers|.*rollout_n|.*optim\.(total_training_steps|num_cycles|min_lr.*|lr_decay_"
-    r"steps|lr_warmup_init|use_checkpoint_opt.*|override.*|optimizer|zero_indexed_step)|.*_target_)$"
-)
 
 
 class _Open(Exception):

@@ -13,55 +13,17 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo.adapters.shell.script import Script, text_of
 from gxpo.adapters.shell.values import Call, Text, Unknown, shown
+from gxpo.adapters.verl_keys import CONFIGS, GROUPS, OWN, PROGRAMS, ROOTS
 from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError
 
-ROOTS = ("actor_rollout_ref", "algorithm", "async_training", "critic", "custom_reward_function", "data", "distillation",
-         "global_profiler", "ray_kwargs", "reward", "reward_model", "rollout", "trainer", "transfer_queue")  # fmt: skip
 _KEY = re.compile(r"[A-Za-z_][\w-]*([./@][\w-]+)*\Z")
+_WRITTEN = re.compile(r"(?<![\w./@-])([A-Za-z_][\w-]*(?:[./@][\w-]+)*)=")
 _OVERRIDE = re.compile(r"(\+\+|\+|~)?([^=\s]+?)(?:=(.*))?\Z", re.DOTALL)
 _NO_LAUNCH = ("cat", "echo", "grep", "printf", "sed", "tee")
 # Programs of verl that take such settings and are no training by reward.
 _OTHER = re.compile(r"sft|generation|generate|eval|merger|server|preprocess|print_cfg")
 _CONFIG = re.compile(r"(--config-path|--config-name|--config-dir|-cp|-cn|-cd)(?:=(.*))?\Z", re.DOTALL)
-# verl's own configurations: what is read here has the same defaults in all of them
-OWN = ("ppo_trainer", "ppo_megatron_trainer", "ppo_veomni_trainer", "ppo_torchtitan_trainer")
-_GROUPS = ("actor", "algorithm", "critic", "data", "distillation", "engine", "hydra", "model", "model_engine",
-           "npu_profile", "optim", "override hydra", "profiler", "ref", "reward", "rollout", "transfer_queue")  # fmt: skip
-_A, _R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-_BYPASS = {"algorithm.rollout_correction.bypass_mode": True}
-_DAPO = {"reward.reward_manager.name": "dapo"}
-_ASYNC = {**_BYPASS, "data.gen_batch_size": 1, "async_training.require_batches": 1,
-          "async_training.staleness_threshold": 0.1, "async_training.trigger_parameter_sync_step": 4}  # fmt: skip
-# Configurations of verl 1dda039b's experimental trainers and of verl-recipe 48ea0a79, where they differ from OWN.
-CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    **{name: {} for name in (*OWN, "specRL_trainer", "spo_trainer", "gvpo_trainer", "dynamo_trainer",
-                             "rep_exp_trainer")},
-    **{name: _DAPO for name in ("dapo_trainer", "dapo_megatron_trainer", "dapo_transfer_queue_trainer",
-                                "entropy_trainer", "flowrl_trainer")},
-    **{name: _ASYNC for name in ("fully_async_ppo_trainer", "fully_async_ppo_megatron_trainer", "fully_async")},
-    **{name: _BYPASS for name in ("one_step_off_ppo_trainer", "one_step_off_ppo_megatron_trainer")},
-    "prime_trainer": {f"{_R}.n": 4, f"{_A}.entropy_coeff": 0.001, "reward_model.enable": True},
-    "sppo_trainer": {f"{_A}.optim.lr_warmup_steps": 15, "algorithm.adv_estimator": None},
-    "spin_trainer": {f"{_A}.optim.lr_warmup_steps": 15, "algorithm.adv_estimator": None},
-    "atropos_trainer": {"algorithm.adv_estimator": "grpo", "trainer.total_training_steps": 50},
-    "async_grpo": {"data.train_batch_size": 16, "data.max_response_length": 1024, f"{_A}.ppo_mini_batch_size": 1,
-                   f"{_A}.ppo_epochs": 2, f"{_A}.optim.lr_warmup_steps_ratio": 0.03, f"{_R}.n": 8},
-}  # fmt: skip
-# The configuration that a program takes where none is named.
-PROGRAMS: Mapping[str, str] = {
-    "": "ppo_trainer", "verl.trainer.main_ppo": "ppo_trainer", "recipe.partial_rollout.main_ppo": "ppo_trainer",
-    "verl.experimental.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
-    "verl.experimental.one_step_off_policy.main_ppo": "one_step_off_ppo_trainer",
-    "recipe.dapo.main_dapo": "dapo_trainer", "recipe.entropy.main_entropy": "entropy_trainer",
-    "recipe.dapo.dapo_transfer_queue.main_dapo": "dapo_transfer_queue_trainer",
-    "recipe.prime.main_prime": "prime_trainer", "recipe.sppo.main_sppo": "sppo_trainer",
-    "recipe.spin.main_spin": "spin_trainer", "recipe.spo.spo_main_ppo": "spo_trainer",
-    "recipe.gvpo.gvpo_main_ppo": "gvpo_trainer", "recipe.flowrl.main_flowrl": "flowrl_trainer",
-    "recipe.dynamo.main_dynamo": "dynamo_trainer", "recipe.atropos.main_atropos": "atropos_trainer",
-    "recipe.reward_queue.main": "fully_async", "recipe.async_flow.grpo_main": "async_grpo",
-    "rep_exp.main_rep_exp": "rep_exp_trainer",
-}  # fmt: skip
 
 
 @dataclass
@@ -123,13 +85,13 @@ def _split(source: Sequence[str]) -> list[str]:
     """Split arguments that hold several overrides, as a quoted command line does."""
     words = []
     for word in source:
-        if re.search(r"\s[+~]*[\w./@]+=|^\s|\s\Z|\s-", word):
+        if len(source) == 1 or re.search(rf"\s[+~]*({'|'.join(ROOTS)})\.[\w.]+=", word):
             try:
                 words += shlex.split(word)
-                continue
             except ValueError as error:
                 raise ConfigError(f"{word[:60]}: {str(error).lower()}: these are no arguments of a command") from None
-        words.append(word)
+        else:
+            words.append(word)
     return words
 
 
@@ -189,14 +151,14 @@ def _of_script(script: Script, path: Path) -> Source:
 
 def _places(out: Source, path: Path, call: Call) -> None:
     """Replace the line of the command by the line of each override, where it is written out in the script."""
-    rows = text_of(path).splitlines()
     start = int(call.where.rpartition(" ")[2]) if call.where.startswith("line ") else 1
+    lines: dict[str, list[int]] = {}
+    for line, row in enumerate(text_of(path).splitlines(), 1):
+        for match in _WRITTEN.finditer("" if row.lstrip().startswith("#") else row):
+            lines.setdefault(match[1], []).append(line)
     for key, (value, where) in out.settings.items():
-        pattern = re.compile(rf"(?<![\w.]){re.escape(key)}=")
-        lines = [i for i, row in enumerate(rows, 1) if pattern.search(row) and not row.lstrip().startswith("#")]
-        later = [i for i in lines if i >= start]
-        if where == call.where and (line := (later or lines[::-1] or [0])[0]):
-            out.settings[key] = value, f"line {line}"
+        if where == call.where and key in lines:
+            out.settings[key] = value, f"line {next((n for n in lines[key] if n >= start), lines[key][-1])}"
 
 
 # ---------------------------------------------------------------- arguments
@@ -285,6 +247,11 @@ def _yaml(text: str, key: str) -> Any:
         raise ConfigError(f"{key}: a value of more than 100,000 characters")
     if text.lower() in ("true", "false", "null"):
         return {"true": True, "false": False, "null": None}[text.lower()]
+    # what YAML would read too, and much slower
+    if re.fullmatch(r"[A-Za-z_/][\w/-]*", text):
+        return text
+    if re.fullmatch(r"-?[1-9]\d{0,15}|0", text):
+        return int(text)
     try:
         return yamltext.plain(yamltext.load(text, key), key) if text and "${" not in text else text
     except YAMLError:
@@ -324,7 +291,7 @@ def _read_yaml(path: Path, above: Sequence[Path], missing: list[str]) -> dict[st
              for k, v in entry.items()), ("", "")) if isinstance(entry, Mapping) else ("", "")  # fmt: skip
         if name == "_self_":
             below, settings = {**below, **settings}, dict(settings)
-        elif name in OWN or (isinstance(entry, Mapping) and name.partition("/")[0] in _GROUPS):
+        elif name in OWN or (isinstance(entry, Mapping) and name.partition("/")[0] in GROUPS):
             continue
         elif not (file := path.parent / f"{name.removesuffix('.yaml')}.yaml").is_file():
             missing.append(name)

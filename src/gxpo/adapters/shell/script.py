@@ -73,11 +73,22 @@ class Script(Words):
         if s.flow or status is (not go_on):
             return status
         if status is go_on:
-            return self.run(right, s)
+            return self._taken(left, right, s)
         self._undecided(s, [lambda t: self.run(right, t), lambda t: None], self._depends(left))
         return None
 
     _or = _and
+
+    def _taken(self, condition: Command | None, body: Command, s: State) -> bool | None:
+        """Follow a branch that is taken. One that ends the script with an error asks its caller for what is missing."""
+        inner = s.copy()
+        status = self.run(body, inner)
+        empty = [n for n in _names_in(condition) if s.variables.get(n) in (None, "")]
+        if inner.flow == "fail" and empty:
+            s.variables |= {name: self._unset(name) for name in empty}
+            return None
+        s.__dict__.update(inner.__dict__)
+        return status
 
     def _not(self, command: Command, s: State) -> bool | None:
         status = self.run(command.parts[0], s)
@@ -109,8 +120,10 @@ class Script(Words):
     def _if(self, command: Command, s: State) -> bool | None:
         for i, (condition, body) in enumerate(command.parts):
             status = True if condition is None else self.run(condition, s)
-            if s.flow or status is True:
-                return status if s.flow else self.run(body, s)
+            if s.flow:
+                return status
+            if status is True:
+                return self._taken(condition, body, s)
             if status is None:
                 rest = replace(command, parts=command.parts[i + 1 :])
                 self._undecided(s, [lambda t, b=body: self.run(b, t), lambda t, r=rest: self.run(r, t)],
@@ -150,7 +163,7 @@ class Script(Words):
             branch(result)
             results.append(result)
         # a branch that ends the script leaves nothing behind but its calls
-        live = [result for result in results if result.flow != "exit"] or results
+        live = [result for result in results if result.flow not in ("exit", "fail")] or results
         first = live[0]
         for other in live[1:]:
             for name in {**first.variables, **other.variables}:
@@ -274,16 +287,22 @@ class Script(Words):
             return self._source(rest, s, line) if name in ("source", ".") else self._test_words(
                 [x for x in rest if x != "]" or name == "test"], [shown(x) for x in rest if x != "]" or name == "test"],
                 s, line)  # fmt: skip
+        # another script, or commands in a text
+        for i, word in enumerate(words[:-1]):
+            option = words[i + 1]
+            if word in ("bash", "sh") and isinstance(option, str):
+                if re.fullmatch(r"-\w*c", option) and len(words) > i + 2 and isinstance(text := words[i + 2], str):
+                    return self._inner(text, s, line, words[i + 4 :], assignments, self.file)
+                if option.endswith((".sh", ".bash")):
+                    if path := self._beside(option):
+                        return self._inner(text_of(path), s, 1, words[i + 2 :], assignments, f"{path.name} ")
+                    self.notes.append(
+                        (self.where(line), f"{option}: not beside the script, so what it runs is not known")
+                    )
+                    return None
         if self.wanted(words):
             s.calls.append(Call(self.where(line), tuple(words), s.hazy))
             return None
-        # another script, or commands in a text
-        for i, word in enumerate(words[:-1]):
-            if word in ("bash", "sh") and isinstance(words[i + 1], str):
-                if re.fullmatch(r"-\w*c", str(words[i + 1])) and len(words) > i + 2 and isinstance(words[i + 2], str):
-                    return self._inner(str(words[i + 2]), s, line, words[i + 4 :], assignments, self.file)
-                if str(words[i + 1]).endswith((".sh", ".bash")) and (path := self._beside(words[i + 1])):
-                    return self._inner(text_of(path), s, 1, words[i + 2 :], assignments, f"{path.name} ")
         return True if name in _SUCCEED else None
 
     def _inner(self, text: str, s: State, line: int, arguments: Sequence[Text], assignments: list[Any],
@@ -342,7 +361,7 @@ class Script(Words):
 
     # ------------------------------------------------------------ builtins
     def _do_exit(self, words: list[Text], s: State, line: int) -> None:
-        s.flow = "exit"
+        s.flow = "fail" if words and words[0] != "0" else "exit"
 
     def _do_return(self, words: list[Text], s: State, line: int) -> bool | None:
         s.flow = "return"
@@ -360,6 +379,7 @@ class Script(Words):
     def _do_set(self, words: list[Text], s: State, line: int) -> bool:
         if words[:1] == ["--"]:
             s.arguments = words[1:]
+        s.is_strict |= "nounset" in words or any(re.match(r"-[a-z]*u", shown(word)) for word in words)
         return True
 
     def _do_shift(self, words: list[Text], s: State, line: int) -> bool:
@@ -445,6 +465,19 @@ class Script(Words):
             else:
                 out += self.words(token.text, s, token.line)
         return keys or out
+
+
+def _names_in(command: Command | None) -> list[str]:
+    """Names of the variables that a condition reads."""
+    if command is None:
+        return []
+    texts = [p.text if isinstance(p, Token) else p if isinstance(p, str) else "" for p in _flat(command.parts)]
+    return [name for text in texts for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text)]
+
+
+def _flat(parts: Iterable[Any]) -> list[Any]:
+    nested = [x.parts if isinstance(x, Command) else x if isinstance(x, tuple) else [x] for x in parts]
+    return [y for x in nested for y in (_flat(x) if any(isinstance(z, (Command, tuple)) for z in x) else x)]
 
 
 def text_of(path: Path) -> str:

@@ -111,6 +111,10 @@ def tokens_of(text: str, line: int = 1) -> list[Token]:
             i += 2 if char == "\\" else 1
         elif char == "#":
             i = len(text) if (stop := text.find("\n", i)) < 0 else stop
+        elif text.startswith("((", i) and text[(stop := _closed(text, i + 1, "(", ")", line, 0)) - 2 : stop] == "))":
+            tokens.append(Token(text[i:stop], line, False))
+            line += text.count("\n", i, stop)
+            i = stop
         elif (match := _OPERATORS.match(text, i)) and text[i : i + 2] not in ("<(", ">("):
             i = match.end()
             tokens.append(Token(match[0], line, False))
@@ -249,8 +253,10 @@ class _Parser:
         if token is None or token.text in _INNER:
             raise self.error()
         following = self.tokens[self.place + 1] if self.place + 1 < len(self.tokens) else None
-        if token.text == "(":
-            compound = self.parenthesis(line, following)
+        if token.text.startswith("(("):
+            compound = Command("arithmetic", line, (self.take().text[2:-2],))
+        elif token.text == "(":
+            compound = self.subshell(line)
         elif token.text == "[[":
             compound = self.test(line)
         elif token.text in _COMPOUND:
@@ -267,24 +273,11 @@ class _Parser:
             self.place += 2
         return compound
 
-    def parenthesis(self, line: int, following: Token | None) -> Command:
-        """Read `(commands)` or `((expression))`."""
+    def subshell(self, line: int) -> Command:
         self.take()
-        if following is not None and following.text == "(" and not following.is_word:
-            self.take()
-            return Command("arithmetic", line, (self.expression(),))
         body = self.commands((")",))
         self.expect(")")
         return Command("subshell", line, (body,))
-
-    def expression(self) -> str:
-        """Read the text of an arithmetic expression up to its two closing brackets."""
-        words, level = [], 2
-        while level:
-            token = self.take()
-            level += {"(": 1, ")": -1}.get(token.text, 0)
-            words.append(token.text)
-        return " ".join(words[:-2])
 
     def test(self, line: int) -> Command:
         """Read `[[ ... ]]`."""
@@ -327,10 +320,8 @@ class _Parser:
     def iteration(self, line: int) -> Command:
         """Read `for NAME in WORDS`, `for ((...))` or `select`."""
         kind = self.take().text
-        if self.at("("):
-            self.take()
-            self.expect("(")
-            texts = [text.strip() for text in self.expression().split(";")]
+        if self.next is not None and self.next.text.startswith("(("):
+            texts = [text.strip() for text in self.take().text[2:-2].split(";")]
             self.skip("\n", ";")
             return Command("cfor", line, (*[*texts, "", "", ""][:3], self.body()))
         name, words = self.take().text, None

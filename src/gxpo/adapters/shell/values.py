@@ -15,6 +15,7 @@ class Unknown:
     """A text that is known in parts: as it is written, why it is not known, and its certain beginning and end.
 
     options  all its possible values, if they are known
+    pieces   texts that are known and those that are not, in their order
     """
 
     text: str
@@ -22,6 +23,7 @@ class Unknown:
     start: str = ""
     end: str = ""
     options: tuple[str, ...] = ()
+    pieces: tuple[str | Unknown, ...] = ()
 
 
 Text = str | Unknown
@@ -37,17 +39,18 @@ def shown(value: Value | None) -> str:
 
 def joined(pieces: Sequence[Text]) -> Text:
     """Join the pieces of a word."""
-    if all(isinstance(piece, str) for piece in pieces):
-        return "".join(map(str, pieces))
-    if len(pieces) == 1:
-        return pieces[0]
-    first = next(piece for piece in pieces if isinstance(piece, Unknown))
-    place = [isinstance(piece, Unknown) for piece in pieces].index(True)
-    last = next(i for i in range(len(pieces) - 1, -1, -1) if isinstance(pieces[i], Unknown))
-    before, behind = "".join(map(str, pieces[:place])), "".join(map(str, pieces[last + 1 :]))
-    start, end = before + first.start, getattr(pieces[last], "end", "") + behind
-    options = tuple(before + option + behind for option in first.options) if place == last else ()
-    return Unknown("".join(p.text if isinstance(p, Unknown) else p for p in pieces), first.why, start, end, options)
+    flat = [inner for p in pieces for inner in (p.pieces if isinstance(p, Unknown) and p.pieces else (p,))]
+    open_places = [i for i, piece in enumerate(flat) if isinstance(piece, Unknown)]
+    if not open_places:
+        return "".join(map(str, flat))
+    if len(flat) == 1:
+        return flat[0]
+    first, last = flat[open_places[0]], flat[open_places[-1]]
+    assert isinstance(first, Unknown) and isinstance(last, Unknown)
+    before, behind = "".join(map(str, flat[: open_places[0]])), "".join(map(str, flat[open_places[-1] + 1 :]))
+    options = tuple(before + option + behind for option in first.options) if len(open_places) == 1 else ()
+    text = "".join(piece.text if isinstance(piece, Unknown) else piece for piece in flat)
+    return Unknown(text, first.why, before + first.start, last.end + behind, options, tuple(flat))
 
 
 def _options(value: Text) -> tuple[str, ...]:
@@ -99,7 +102,12 @@ class Call:
 
 @dataclass
 class State:
-    """What holds at a place of a script. `arguments` is None if they are the caller's; `flow` ends commands early."""
+    """What holds at a place of a script.
+
+    arguments  None if they are the caller's
+    flow       what ends the commands: break, continue, return, exit, or fail, an exit that is an error
+    is_strict  whether an unset variable is an error, as after `set -u`
+    """
 
     variables: dict[str, Value]
     arguments: list[Text] | None
@@ -108,6 +116,7 @@ class State:
     calls: list[Call] = field(default_factory=list)
     local: dict[str, Value | None] = field(default_factory=dict)
     flow: str = ""
+    is_strict: bool = False
     hazy: str = ""  # why it is not known whether the next commands run
 
     def copy(self) -> State:

@@ -42,7 +42,11 @@ class Words:
     def _fields(self, raw: str, s: State, line: int) -> list[Text]:
         if re.match(r"~(/|\Z)", raw):
             raw = '"$HOME"' + raw[1:]
-        pieces = list(self._pieces(raw, s, line))
+        pieces = [
+            (piece, is_split)
+            for value, is_split in self._pieces(raw, s, line)
+            for piece in (value.pieces if is_split and isinstance(value, Unknown) and value.pieces else (value,))
+        ]
         # a variable alone that has one of several values: the words of each
         if len(pieces) == 1 and pieces[0][1] and isinstance(value := pieces[0][0], Unknown) and value.options:
             return [possible(word, value.why) for option in value.options for word in option.split()]
@@ -156,7 +160,11 @@ class Words:
             return self._default(name, value, rest, s, line)
         if value is None:
             # an empty list is no unknown one
-            return [] if name in s.variables and index in ("[@]", "[*]") else self._unset(name)
+            if name in s.variables and index in ("[@]", "[*]"):
+                return []
+            if s.is_strict and not name.isdigit():  # so its caller sets it, and no default of a later line counts
+                s.put(name, self._unset(name))
+            return self._unset(name)
         if not rest:
             return value
         if isinstance(value, list):
@@ -225,7 +233,8 @@ class Words:
             return other if is_set else ([] if isinstance(value, list) or words is not None else "")
         if is_set:
             return value
-        if operator == "?":
+        if operator == "?":  # the script goes on only if its caller sets the name
+            s.put(name, self._unset(name))
             return self._unset(name)
         if operator == "=" and isinstance(other, (str, Unknown)):
             s.put(name, other)
@@ -235,7 +244,7 @@ class Words:
         numbers = [self._number(part, s) for part in rest[1:].split(":")]
         if None in numbers or any(isinstance(x, Unknown) for x in value) or len(numbers) > 2:
             return self._open(text, line)
-        first = int(numbers[0] or 0)
+        first = int(numbers[0] or 0) - (text[0] in "@*")  # arguments count from 1
         return value[first:] if len(numbers) == 1 else value[first : first + int(numbers[1] or 0)]
 
     def _edited(self, value: Text, rest: str, s: State, text: str, line: int) -> Text:
@@ -256,7 +265,8 @@ class Words:
             return (
                 value[numbers[0] :] if len(numbers) == 1 else value[numbers[0] : (numbers[0] or 0) + (numbers[1] or 0)]
             )
-        old, _, new = operand.partition("/") if operator in ("/", "//") else (operand, "", "")
+        cut = re.match(r"((?:\\.|[^/\\])*)/?(.*)\Z", operand, re.DOTALL) if operator in ("/", "//") else None
+        old, new = (cut[1], cut[2]) if cut else (operand, "")
         pattern, by = self.text(old, s, line), self.text(new, s, line)
         if not isinstance(pattern, str) or not isinstance(by, str) or not operator or len(pattern) > 200:
             return self._open(text, line)
@@ -334,7 +344,7 @@ class Words:
             return is_same if operator != "!=" or is_same is None else not is_same
         numbers = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
         if operator in numbers and isinstance(a, str) and isinstance(b, str):
-            value = self._number(f"({a or 0}){numbers[operator]}({b or 0})", s)
+            value = self._number(f"({a or 0}) {numbers[operator]} ({b or 0})", s)
             return None if value is None else value != 0
         return None
 
