@@ -36,12 +36,15 @@ import json, os, sys
 with open({record!r}, "a") as file:
     file.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
 """
+KINDS = ("equal", "open in both", "unknown", "wrong")
 LAUNCHES = re.compile(r"main_\w+|_main\b|grpo_main|fully_async|reward_queue")
-FILLED = {"model": "tiny", "task": "arithmetic", "trainer.steps": 2, "method": "grpo", "objective": "grpo",
+FILLED = {"model": "tiny", "task": "arithmetic", "trainer.steps": 2, "method": "grpo@verl", "objective": "grpo",
+          "credit.scale": "std", "weight.mismatch": "truncated", "objective.aggregate": "token_mean",
           "rollout.group_size": 4, "tasks.per_step": 4, "optim.warmup_steps": 1, "update.minibatches": 1,
           "reward.add.overlong.max_length": 16, "sampling.max_new_tokens": 8, "objective.kl.coef": 0.01}  # fmt: skip
-SMALL = ("model=tiny", "task=arithmetic", "trainer.steps=2", "tasks.per_step=4", "rollout.group_size=4",
-         "sampling.max_new_tokens=8", "trainer.checkpoint_every=0", "eval.every=0", "learner.device=cpu")  # fmt: skip
+SMALL = ("model=tiny", "task=arithmetic", "trainer.steps=2", "tasks.per_step=4", "rollout.group_size=16",
+         "tasks.options.digits=1", "sampling.max_new_tokens=8", "trainer.checkpoint_every=0", "eval.every=0",
+         "learner.device=cpu")  # fmt: skip
 
 
 def sandbox(checkout: Path, folder: Path) -> tuple[Path, Path, Path]:
@@ -50,6 +53,7 @@ def sandbox(checkout: Path, folder: Path) -> tuple[Path, Path, Path]:
     ignore = shutil.ignore_patterns(".git", "*.png", "*.jpg", "docs")
     shutil.copytree(checkout, copy, ignore=ignore, symlinks=True)
     programs.mkdir()
+    (folder / "home").mkdir()
     for name in STUBS:
         (programs / name).write_text(STUB.format(python="/usr/bin/python3", record=str(record)))
         (programs / name).chmod(0o755)
@@ -65,8 +69,8 @@ def sandbox(checkout: Path, folder: Path) -> tuple[Path, Path, Path]:
 
 def true_arguments(script: Path, copy: Path, programs: Path, record: Path) -> tuple[list[list[str]], str]:
     """Run a script: the commands that it gave to its programs, and the end of its errors."""
-    environment = {"PATH": str(programs), "HOME": str(copy.parent / "home")}
-    (copy.parent / "home").mkdir(exist_ok=True)
+    home = copy.parent / "home"
+    environment = {"PATH": str(programs), "HOME": str(home)}
     errors = ""
     for _ in range(8):
         record.write_text("")
@@ -138,6 +142,7 @@ def check(script: Path, name: str, copy: Path, programs: Path, record: Path) -> 
         return row | {"no truth": errors.strip().splitlines()[-1:] or ["it starts no training"]}
     if "refused" in row:
         return row
+    row["arguments"] = command
     before = os.getcwd()
     os.chdir(script.parent)  # where its configurations lie
     true, arguments = convert_verl(command), read_source(command)
@@ -183,7 +188,7 @@ def trains(row: dict[str, Any], folder: Path) -> str:
     drops = [f"~{key}" for key in row["open"] if key == "reward"]
     values = config.over(config.read(folder / "run.yaml"), config.parse_set([*sets, *drops, *SMALL, *small_of(row)]))
     try:
-        train(config.resolve(values), out=folder / "run")
+        train(resolved=config.resolve(values), out=folder / "run", progress="none")
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
@@ -218,8 +223,7 @@ def main() -> int:
 
 def line_of(row: dict[str, Any]) -> str:
     """One line of the table."""
-    kinds = ("equal", "open in both", "unknown", "wrong")
-    parts = [" ".join(f"{row[part].get(kind, 0):3}" for kind in kinds) if part in row else " " * 15
+    parts = [" ".join(f"{row[part].get(kind, 0):3}" for kind in KINDS) if part in row else " " * 15
              for part in ("keys", "settings")]  # fmt: skip
     remark = row.get("refused", "") or str(row.get("no truth", [""])[0])
     wrong = "; ".join(k for part in ("keys", "settings") for k in row.get(part, {}) if k.startswith("wrong: "))
@@ -232,9 +236,8 @@ def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     print(f"{len(rows)} scripts, {sum('refused' in r for r in rows)} refused, {len(with_truth)} compared")
     for part in ("keys", "settings"):
         total = sum((Counter(row[part]) for row in with_truth), Counter())
-        n = sum(total[kind] for kind in ("equal", "open in both", "unknown", "wrong")) or 1
-        shares = ", ".join(f"{kind} {total[kind]} ({total[kind] / n:.1%})" for kind in ("equal", "open in both", "unknown",
-                                                                                      "wrong"))  # fmt: skip
+        n = sum(total[kind] for kind in KINDS) or 1
+        shares = ", ".join(f"{kind} {total[kind]} ({total[kind] / n:.1%})" for kind in KINDS)
         print(f"{part}: {n}: {shares}; scripts with a wrong one: {sum('wrong' in row[part] for row in with_truth)}")
     literals = [sum(row["literals"][i] for row in with_truth) for i in (0, 1)]
     print(f"set by literals: {literals[0]}, of these unknown {literals[1]} ({literals[1] / max(literals[0], 1):.1%})")

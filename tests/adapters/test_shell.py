@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from gxpo.adapters.shell.values import Unknown
 from gxpo.adapters.verl_source import read_source
 from gxpo.base import yamltext

@@ -137,7 +137,7 @@ class _Conversion:
         if self.is_set(path):
             self.put("model", lambda: str(self.get(path)), path)
         else:
-            self.leave_open("model", self.source.unread and f"{path}: {self.source.unread}" or f"{path} is not set")
+            self.leave_open("model", (self.source.unread and f"{path}: {self.source.unread}") or f"{path} is not set")
         self.put("task", self._task, "data.train_files")
         self._reward()
 
@@ -165,9 +165,7 @@ class _Conversion:
             model = self.known("reward.reward_model.model_path", "reward_model.model.path")
             self.leave_open("reward", f"a reward model, {model}: a reward of gxpo is a function", *models)
         else:
-            self.notes.append(
-                ("", "reward: verl scores by the data's data_source, gxpo by `reward`, math if none is set")
-            )
+            self.notes.append(("", "reward: verl scores by the data's data_source, gxpo by its own `reward`"))
         self.keys_read |= {"reward.custom_reward_function.name", "custom_reward_function.name",
                            "reward.reward_manager.name", "reward_model.reward_manager"}  # fmt: skip
 
@@ -178,9 +176,8 @@ class _Conversion:
     def _method(self) -> None:
         """Convert estimator, policy loss, aggregation, clip and penalties."""
         self.put("method", self._estimator, "algorithm.adv_estimator")
-        if self.put("credit.scale", lambda: None if self.get("algorithm.norm_adv_by_std_in_grpo") else "none",
-                    "algorithm.norm_adv_by_std_in_grpo"):  # fmt: skip
-            pass
+        scale = "algorithm.norm_adv_by_std_in_grpo"
+        self.put("credit.scale", lambda: None if self.get(scale) else "none", scale)
         mode = f"{A}.policy_loss.loss_mode"
         loss = self.put("objective", self._loss, mode)
         if loss is not None:
@@ -243,8 +240,9 @@ class _Conversion:
     def _bounds(self) -> None:
         """Convert the bounds of the clip to options of the surrogate that the method and the loss have."""
         if self.is_set(f"{A}.clip_ratio") and not self.is_set(f"{A}.clip_ratio_low", f"{A}.clip_ratio_high"):
-            self.note(f"{A}.clip_ratio", "actor.clip_ratio: without effect, for clip_ratio_low and clip_ratio_high have "
-                                         "defaults in verl, 0.2")  # fmt: skip
+            self.note(
+                f"{A}.clip_ratio", "actor.clip_ratio: without effect: clip_ratio_low and _high are 0.2 by default"
+            )
         self.keys_read.add(f"{A}.clip_ratio")
         method, objective = self.keys.get("method"), self.keys.get("objective")
         if yamltext.OPEN in (method, objective) and objective is not None:
@@ -319,7 +317,7 @@ class _Conversion:
     def _is_async(self) -> bool:
         return "async_training.require_batches" in self.source.defaults
 
-    def _unknown_minibatches(self) -> int:
+    def _unknown_minibatches(self) -> int | None:
         if self._is_async():
             return _above_one(int(self.get("async_training.require_batches")))
         mini = self.get(f"{A}.ppo_mini_batch_size")
@@ -339,8 +337,8 @@ class _Conversion:
         if self.put("rollout", lambda: "dynamic_sampling" if self.get(enable) else None, enable):
             self.put("rollout.max_batches", lambda: int(self.get(batches)), batches)
             if self.known(f"{groups}.metric") not in (None, "acc"):
-                self.note(f"{groups}.metric", f"{groups}.metric={self.known(f'{groups}.metric')}: gxpo keeps groups whose "
-                                              "verdicts (correct or not) differ")  # fmt: skip
+                metric = f"{groups}.metric={self.known(f'{groups}.metric')}"
+                self.note(f"{groups}.metric", f"{metric}: gxpo keeps groups whose verdicts (correct or not) differ")
             if self.known("data.gen_batch_size"):
                 self.note("data.gen_batch_size", f"data.gen_batch_size={self.known('data.gen_batch_size')}: gxpo draws "
                                                  "tasks.per_step at a time until it has as many")  # fmt: skip
@@ -382,11 +380,17 @@ class _Conversion:
             self.put("weight.mismatch.cap", lambda: float(self.get(cap)), cap)
         elif kind or self.is_unknown(level):
             self.put("weight.mismatch", self._no_weight, level)
-        if self.known(f"{CORRECTION}.rollout_rs"):
-            self.note(f"{CORRECTION}.rollout_rs", f"{CORRECTION}.rollout_rs={self.known(f'{CORRECTION}.rollout_rs')}: see "
-                                                  "weight.mismatch=mismatch_mask")  # fmt: skip
-        self.keys_read |= {f"{CORRECTION}.{name}" for name in ("rollout_is_threshold", "rollout_rs", "loss_type",
-                           "rollout_rs_threshold", "rollout_is_batch_normalize")} | {f"{A}.use_rollout_log_probs"}  # fmt: skip
+        rejection = f"{CORRECTION}.rollout_rs"
+        if self.known(rejection):
+            self.note(rejection, f"{rejection}={self.known(rejection)}: see weight.mismatch=mismatch_mask")
+        names = (
+            "rollout_is_threshold",
+            "rollout_rs",
+            "loss_type",
+            "rollout_rs_threshold",
+            "rollout_is_batch_normalize",
+        )
+        self.keys_read |= {f"{CORRECTION}.{name}" for name in names} | {f"{A}.use_rollout_log_probs"}
 
     def _ratio_over(self) -> str | None:
         return "behaviour" if self.get(f"{CORRECTION}.bypass_mode") else None
@@ -422,9 +426,9 @@ class _Conversion:
         """Convert the optimiser; verl's defaults differ from gxpo's, so they are written even if nothing was stated."""
         for ours, theirs in (("lr", "lr"), ("weight_decay", "weight_decay")):
             self.put(f"optim.{ours}", lambda t=theirs: float(self.get(f"{A}.optim.{t}")), f"{A}.optim.{theirs}")
-        clip = (f"{A}.optim.grad_clip", f"{A}.optim.clip_grad")
-        self.put("optim.max_grad_norm", lambda: _unless(float(self.get(*clip) if self.is_set(*clip) else self.get(clip[1])),
-                                                        1.0), *clip)  # fmt: skip
+        old, new = f"{A}.optim.grad_clip", f"{A}.optim.clip_grad"
+        limit = lambda: self.get(new) if self.get(old) is None else self.get(old)  # noqa: E731
+        self.put("optim.max_grad_norm", lambda: _unless(float(limit()), 1.0), old, new)
         if self.is_set(f"{A}.grad_clip") and self.known(f"{A}.grad_clip") != 1.0:
             self.note(
                 f"{A}.grad_clip", "actor.grad_clip: without effect in verl 0.9.1, whose engines read optim.clip_grad"
@@ -458,16 +462,20 @@ class _Conversion:
             if key in RUN_KEYS and value != yamltext.OPEN and (problem := _problem_of(key, value)):
                 self._open_value(key, problem)
         method = self.keys["method"]
-        stated = {k: Stated(v, "verl") for k, v in self.keys.items()
-                  if k not in RUN_KEYS and k != "method" and not k.startswith("chat.kwargs.") and not yamltext.is_open(v)}  # fmt: skip
+        parts = {
+            k: v for k, v in self.keys.items() if k not in RUN_KEYS and not k.startswith(("method", "chat.kwargs."))
+        }
+        stated = {k: Stated(v, "verl") for k, v in parts.items() if not yamltext.is_open(v)}
         try:
             compose("grpo@verl" if method == yamltext.OPEN else method, stated)
         except ConfigError as error:
-            # the key without which it composes is the one that it lacks a place for
-            for key in reversed(stated):
-                rest = {k: s for k, s in stated.items() if k != key and not k.startswith(f"{key}.")}
-                if _composes("grpo@verl" if method == yamltext.OPEN else method, rest):
-                    return self._open_value(key, str(error))
+            # the key without which it composes is the one that is wrong: by itself, else with those under it
+            spec = "grpo@verl" if method == yamltext.OPEN else method
+            for under in (False, True):
+                for key in reversed(stated):
+                    rest = {k: s for k, s in stated.items() if k != key and not (under and k.startswith(f"{key}."))}
+                    if _composes(spec, rest):
+                        return self._open_value(key, str(error))
             self.leave_open("method", str(error))
 
     def _open_value(self, key: str, problem: str) -> None:

@@ -67,7 +67,8 @@ IGNORED = re.compile(
 # verl's own configurations: what is read here has the same defaults in all of them
 OWN = ("ppo_trainer", "ppo_megatron_trainer", "ppo_veomni_trainer", "ppo_torchtitan_trainer")
 GROUPS = ("actor", "algorithm", "critic", "data", "distillation", "engine", "hydra", "model", "model_engine",
-           "npu_profile", "optim", "override hydra", "profiler", "ref", "reward", "rollout", "transfer_queue")  # fmt: skip
+           "npu_profile", "optim", "override hydra", "profiler", "ref", "reward", "rollout",
+          "transfer_queue")  # fmt: skip
 _BYPASS = {"algorithm.rollout_correction.bypass_mode": True}
 _DAPO = {"reward.reward_manager.name": "dapo"}
 _ASYNC = {**_BYPASS, "data.gen_batch_size": 1, "async_training.require_batches": 1,

@@ -283,7 +283,8 @@ def _read_yaml(path: Path, above: Sequence[Path], missing: list[str]) -> dict[st
         raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
     settings: dict[str, tuple[Any, str]] = {}
     _leaves(document, "", lambda line: f"line {line}" if not above else f"{path.name} line {line}", settings)
-    entries = document.get("defaults") if isinstance(document.get("defaults"), list) else []
+    defaults = document.get("defaults")
+    entries = defaults if isinstance(defaults, list) else []
     below: dict[str, tuple[Any, str]] = {}
     for entry in entries:
         name, package = (entry, "") if isinstance(entry, str) else next(

@@ -17,7 +17,9 @@ def convert(
     source: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE", help="trl: a YAML file, script or notebook. verl: a launch script, or overrides."
+            metavar="SOURCE",
+            help="trl: a YAML file, script or notebook. verl: [NAME=VALUE ...] a launch script [ARGUMENT ...], a YAML "
+            "file of Hydra, or overrides.",
         ),
     ],
     processes: Annotated[
@@ -27,9 +29,12 @@ def convert(
 ) -> None:
     """Print the gxpo configuration that computes the same, and what can't be carried over, with its lines.
 
-    A script is read, never run. What is printed is a YAML file for `gxpo plan` and `gxpo train`.
+    A script is read, never run. What is printed is a YAML file for `gxpo plan` and `gxpo train`, which ask for the
+    values of its open lines (`???`): what only the script's caller or its run knows.
 
     Example: gxpo convert trl train_grpo.py > run.yaml
+
+    Example: gxpo convert verl MODEL_PATH=Qwen/Qwen3-8B run_grpo.sh data.train_batch_size=256 > run.yaml
 
     Example: gxpo convert verl "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
     """
@@ -46,7 +51,8 @@ def convert(
     else:
         from gxpo.adapters.convert_verl import convert_verl
 
-        conversion, name = convert_verl(source), source[0] if len(source) == 1 and source[0].endswith(".sh") else "it"
+        files = [word for word in source if word.endswith((".sh", ".bash", ".yaml", ".yml"))]
+        conversion, name = convert_verl(source), Path(files[0]).name if files else "it"
     if as_json:
         notes = [{"where": where, "what": what} for where, what in conversion.notes]
         keys = {"config": dict(conversion.keys), "open": conversion.open, "origins": dict(conversion.origins)}

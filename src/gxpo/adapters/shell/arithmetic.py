@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator as op
 import re
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ _NUMBERS = re.compile(r"\s*(0[xX][0-9a-fA-F]+|\d+|[A-Za-z_]\w*|\*\*|<<=|>>=|[-+*
                       r"[-+*/%&|^~!<>?:=(),])")  # fmt: skip
 _LEVELS = {"||": 1, "&&": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 7, ">": 7, "<=": 7, ">=": 7, "<<": 8,
            ">>": 8, "+": 9, "-": 9, "*": 10, "/": 10, "%": 10, "**": 11}  # fmt: skip
+_SIMPLE = {"+": op.add, "-": op.sub, "*": op.mul, "&": op.and_, "|": op.or_, "^": op.xor, "<": op.lt, ">": op.gt,
+           "<=": op.le, ">=": op.ge, "==": op.eq, "!=": op.ne}  # fmt: skip
 _WORDS = 1 << 64
 
 
@@ -123,6 +126,6 @@ def _applied(operator: str, a: int, b: int) -> int:
         return pow(a, b, _WORDS)
     if operator in ("<<", ">>"):
         return a << (b % 64) if operator == "<<" else a >> (b % 64)
-    simple = {"+": a + b, "-": a - b, "*": a * b, "&": a & b, "|": a | b, "^": a ^ b, "<": a < b, ">": a > b,
-              "<=": a <= b, ">=": a >= b, "==": a == b, "!=": a != b, "&&": bool(a and b), "||": bool(a or b)}  # fmt: skip
-    return int(simple[operator])
+    if operator in ("&&", "||"):
+        return int(bool(a and b if operator == "&&" else a or b))
+    return int(_SIMPLE[operator](a, b))

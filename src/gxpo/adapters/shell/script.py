@@ -14,7 +14,7 @@ from gxpo.adapters.shell.values import Call, State, Text, Unknown, Value, joined
 from gxpo.adapters.shell.words import Words
 from gxpo.base.errors import ConfigError
 
-MOST_COMMANDS = 20_000  # that are read before a script counts as one without end
+MOST_COMMANDS = 5_000  # that are read before a script counts as one without end
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=(.*)\Z", re.DOTALL)
 _DECLARATIONS = ("export", "declare", "typeset", "local", "readonly")
 _SUCCEED = ("echo", "printf", "true", ":", "set", "export", "shopt", "trap", "ulimit")
@@ -345,8 +345,8 @@ class Script(Words):
     def _source(self, words: list[Text], s: State, line: int) -> bool | None:
         path = self._beside(words[0]) if words else None
         if path is None:
-            self.notes.append((self.where(line), f"source {shown(words[0] if words else '')}: not beside the script, so "
-                               "what it sets is not known"))  # fmt: skip
+            name = shown(words[0] if words else "")
+            self.notes.append((self.where(line), f"source {name}: not beside the script, so what it sets is not known"))
             return None
         return self._nested(text_of(path), s, 1, f"{path.name} ")
 

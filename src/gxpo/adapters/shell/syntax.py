@@ -54,6 +54,8 @@ def end_of(text: str, start: int, line: int = 0, depth: int = 0) -> int:
         i = start + len(two.rstrip("'")) + 1 if two == "$'" else start + 1
         while i < len(text) and text[i] != "'":
             i += 2 if two == "$'" and text[i] == "\\" else 1
+        if i >= len(text):
+            raise ConfigError(f"line {line}: a quotation has no end")
         return i + 1
     closer = {'"': '"', "`": "`", "$(": ")", "${": "}", "<(": ")", ">(": ")"}.get(two if two[1:] in "({" else two[:1])
     if two[:1] in ('"', "`"):

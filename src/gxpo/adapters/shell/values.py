@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from gxpo.adapters.shell.syntax import Command
 
 LONGEST = 100_000  # characters of a value
+MOST_PIECES = 2_000  # of a text that is known in parts
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ def joined(pieces: Sequence[Text]) -> Text:
     before, behind = "".join(map(str, flat[: open_places[0]])), "".join(map(str, flat[open_places[-1] + 1 :]))
     options = tuple(before + option + behind for option in first.options) if len(open_places) == 1 else ()
     text = "".join(piece.text if isinstance(piece, Unknown) else piece for piece in flat)
+    if len(flat) > MOST_PIECES or len(text) > LONGEST:  # a text that doubles itself again and again
+        return Unknown(f"{text[:40]}...", first.why)
     return Unknown(text, first.why, before + first.start, last.end + behind, options, tuple(flat))
 
 

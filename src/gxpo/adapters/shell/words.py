@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
-from typing import Any
 
 from gxpo.adapters.shell.arithmetic import Arithmetic
 from gxpo.adapters.shell.syntax import Command, Token, end_of, parse
@@ -204,7 +203,7 @@ class Words:
             return self._open(text, line)
         return str(len(value))
 
-    def _default(self, name: str, value: Any, rest: str, s: State, line: int) -> Text | list[Text]:
+    def _default(self, name: str, value: Text | list[Text] | None, rest: str, s: State, line: int) -> Text | list[Text]:
         """Expand `${X:-text}` and its like; what the environment does not set has its default."""
         operator, is_colon = rest.lstrip(":")[0], rest[0] == ":"
         raw = rest[1 + is_colon :]
@@ -231,7 +230,7 @@ class Words:
         is_set = value is not None and value != [] and not (is_colon and value == "")
         if operator == "+":
             return other if is_set else ([] if isinstance(value, list) or words is not None else "")
-        if is_set:
+        if is_set and value is not None:
             return value
         if operator == "?":  # the script goes on only if its caller sets the name
             s.put(name, self._unset(name))
