@@ -26,7 +26,7 @@ from gxpo.adapters.verl_source import read_source
 from gxpo.base.errors import ConfigError
 from gxpo.base.yamltext import OPEN
 
-REAL = ("awk", "basename", "bash", "cat", "cut", "date", "dirname", "env", "expr", "grep", "head", "hostname", "mkdir",
+REAL = ("awk", "basename", "bash", "cat", "cut", "date", "dirname", "env", "expr", "grep", "head", "hostname",
         "nohup", "readlink", "realpath", "sed", "seq", "sort", "tail", "tee", "tr", "uname", "wc")  # fmt: skip
 STUBS = ("python", "python3", "ray", "torchrun", "srun", "uv", "sleep", "nvidia-smi", "npu-smi", "scontrol", "pip",
          "pip3", "curl", "wget", "rm", "hf", "huggingface-cli", "ssh", "git", "sudo", "docker", "nproc", "lscpu",
@@ -38,12 +38,14 @@ with open({record!r}, "a") as file:
 """
 KINDS = ("equal", "open in both", "unknown", "wrong")
 LAUNCHES = re.compile(r"main_\w+|_main\b|grpo_main|fully_async|reward_queue")
-FILLED = {"model": "tiny", "task": "arithmetic", "trainer.steps": 2, "method": "grpo@verl", "objective": "grpo",
-          "credit.scale": "std", "weight.mismatch": "truncated", "objective.aggregate": "token_mean",
-          "rollout.group_size": 4, "tasks.per_step": 4, "optim.warmup_steps": 1, "update.minibatches": 1,
-          "reward.add.overlong.max_length": 16, "sampling.max_new_tokens": 8, "objective.kl.coef": 0.01}  # fmt: skip
+FILLED = {
+    "model": "tiny", "task": "arithmetic", "trainer.steps": 2, "method": "grpo@verl", "objective": "grpo",
+    "credit.scale": "std", "rollout": "independent", "weight.mismatch": "truncated", "tasks.per_step": 4,
+    "objective.aggregate": "token_mean", "rollout.group_size": 4, "sampling.max_new_tokens": 24,
+    "reward.add.overlong.max_length": 24, "objective.kl.coef": 0.01,
+}  # fmt: skip
 SMALL = ("model=tiny", "task=arithmetic", "trainer.steps=2", "tasks.per_step=4", "rollout.group_size=16",
-         "tasks.options.digits=1", "sampling.max_new_tokens=8", "trainer.checkpoint_every=0", "eval.every=0",
+         "tasks.options.digits=1", "sampling.max_new_tokens=24", "trainer.checkpoint_every=0", "eval.every=0",
          "learner.device=cpu")  # fmt: skip
 
 
@@ -57,6 +59,8 @@ def sandbox(checkout: Path, folder: Path) -> tuple[Path, Path, Path]:
     for name in STUBS:
         (programs / name).write_text(STUB.format(python="/usr/bin/python3", record=str(record)))
         (programs / name).chmod(0o755)
+    (programs / "mkdir").write_text(f'#!/bin/bash\n{shutil.which("mkdir")} -p "$@" 2> /dev/null || true\n')
+    (programs / "mkdir").chmod(0o755)
     for name in REAL:
         if path := shutil.which(name):
             (programs / name).symlink_to(path)
@@ -77,7 +81,7 @@ def true_arguments(script: Path, copy: Path, programs: Path, record: Path) -> tu
         record.chmod(0o666)
         command = ["unshare", "-n", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "env", "-i",
                    *(f"{k}={v}" for k, v in environment.items()), "bash", "-c",
-                   'ulimit -t 10 -f 20000 -n 256; command_not_found_handle() { python3 "$@"; }; '
+                   'ulimit -t 10 -f 20000; command_not_found_handle() { python3 "$@"; }; '
                    'export -f command_not_found_handle; exec bash "$0"', str(script)]  # fmt: skip
         try:
             done = subprocess.run(command, cwd=copy, capture_output=True, timeout=20, stdin=subprocess.DEVNULL)
@@ -173,7 +177,7 @@ def resolves(row: dict[str, Any], folder: Path) -> str:
 def small_of(row: dict[str, Any]) -> list[str]:
     """Settings that make a conversion small enough for two steps on a stand-in."""
     sets = []
-    for key, value in (("update.minibatches", 2), ("optim.warmup_steps", 1), ("reward.add.overlong.max_length", 8)):
+    for key, value in (("update.minibatches", 2), ("optim.warmup_steps", 1), ("reward.add.overlong.max_length", 24)):
         if re.search(rf"(?m)^{re.escape(key)}: \d", row["text"]):
             sets.append(f"{key}={value}")
     return sets

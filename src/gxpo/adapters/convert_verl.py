@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from gxpo.adapters.convert import Converted
 from gxpo.adapters.shell.values import Unknown
 from gxpo.adapters.verl_asks import AGGREGATES, BOUNDS, SUCCESS_AT, SUMMED
-from gxpo.adapters.verl_keys import CORRECTION, DEFAULTS, ESTIMATORS, IGNORED, KLS, LOSSES, OWN_LOSS, A, M, R
-from gxpo.adapters.verl_source import Source, read_source
+from gxpo.adapters.verl_keys import CORRECTION, ESTIMATORS, IGNORED, KLS, LOSSES, OWN_LOSS, A, M, R
+from gxpo.adapters.verl_source import OpenSetting, Source, read_source
 from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError
 from gxpo.methods import METHODS
@@ -23,10 +23,6 @@ from gxpo.parts.definition import Stated, show
 from gxpo.parts.settings import RUN_KEYS, RunSettings
 
 DEFAULT = "verl's default"
-
-
-class _Open(Exception):
-    """Raised by a setting that is not known, with the reason."""
 
 
 def convert_verl(source: Sequence[str]) -> Converted:
@@ -52,33 +48,10 @@ class _Conversion:
 
     def __init__(self, source: Source) -> None:
         self.source, self.overrides, self.notes = source, source.settings, list(source.notes)
-        self.keys_read = set[str]()
+        self.get, self.known, self.keys_read = source.get, source.known, source.keys_read
+        self.is_set, self.is_unknown = source.is_set, source.is_unknown
         self.keys: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
-
-    def get(self, *keys: str) -> Any:
-        """Return a setting of verl's by the first of its names that is set, else its default; _Open if unknown."""
-        self.keys_read.update(keys)
-        for key in keys:
-            if key in self.overrides:
-                value, where = self.overrides[key]
-                value = self.source.resolved(value)
-                if isinstance(value, Unknown):
-                    place = where if where and where not in value.why else ""
-                    text = f"{key}={value.text}"[:160]
-                    raise _Open(f"{place and f'{place}: '}{text}: {value.why}" if value.text not in value.why else (
-                        f"{place and f'{place}: '}{key}: {value.why}"))  # fmt: skip
-                if value is not None or key == keys[-1]:
-                    return value
-        for key in keys:
-            if key in self.source.defaults:
-                return self.source.defaults[key]
-        if self.source.unread:
-            raise _Open(f"{keys[0]}: {self.source.unread}")
-        return DEFAULTS.get(keys[0])
-
-    def is_set(self, *keys: str) -> bool:
-        return any(key in self.overrides for key in keys)
 
     def put(self, key: str, value: Callable[[], Any], *theirs: str) -> Any:
         """Set a key of gxpo, with verl's keys `theirs` that it comes from; None leaves it out, unknown leaves it open.
@@ -87,7 +60,7 @@ class _Conversion:
         """
         try:
             result = value()
-        except _Open as error:
+        except OpenSetting as error:
             self.keys[key], self.origins[key] = yamltext.OPEN, str(error)
             return None
         except (TypeError, ValueError, OverflowError):
@@ -103,13 +76,6 @@ class _Conversion:
         places = [self.overrides[k][1] for k in given_keys if self.overrides[k][1]]
         self.origins[key] = ", ".join(dict.fromkeys([*(given_keys or theirs), *(places if given_keys else [DEFAULT])]))
         return result
-
-    def known(self, *keys: str) -> Any:
-        """Return a setting, or None if it is not known."""
-        try:
-            return self.get(*keys)
-        except _Open:
-            return None
 
     def leave_open(self, key: str, reason: str, *theirs: str) -> None:
         place = next((self.overrides[k][1] for k in theirs if k in self.overrides), "")
@@ -144,13 +110,15 @@ class _Conversion:
     def _task(self) -> str:
         """Return the training data, if they are one file that gxpo reads."""
         if not self.is_set("data.train_files"):
-            raise _Open("data.train_files is not set: a task, or a .jsonl or .parquet of prompts and answers")
+            raise OpenSetting("data.train_files is not set: a task, or a .jsonl or .parquet of prompts and answers")
         files = self.get("data.train_files")
         files = files if isinstance(files, list) else [files]
         if len(files) == 1 and re.search(r"\.(jsonl|json|parquet|csv)\Z", str(files[0])):
             return str(files[0])
         where = self.overrides["data.train_files"][1]
-        raise _Open(f"{where and f'{where}: '}data.train_files={', '.join(map(str, files))}: name one file, or a task")
+        raise OpenSetting(
+            f"{where and f'{where}: '}data.train_files={', '.join(map(str, files))}: name one file, or a task"
+        )
 
     def _reward(self) -> None:
         """Name a reward function or a reward model; without one verl scores by the data's `data_source`."""
@@ -168,9 +136,6 @@ class _Conversion:
             self.notes.append(("", "reward: verl scores by the data's data_source, gxpo by its own `reward`"))
         self.keys_read |= {"reward.custom_reward_function.name", "custom_reward_function.name",
                            "reward.reward_manager.name", "reward_model.reward_manager"}  # fmt: skip
-
-    def is_unknown(self, key: str) -> bool:
-        return key in self.overrides and isinstance(self.overrides[key][0], Unknown)
 
     # ------------------------------------------------------------ the method
     def _method(self) -> None:
@@ -195,11 +160,11 @@ class _Conversion:
             self.note(f"algorithm.{SUCCESS_AT}", f"{SUCCESS_AT}={threshold}: let the reward return {{'correct': ...}}")
 
     def _estimator(self) -> str:
-        """Return the method of verl's estimator; _Open where gxpo has none that was compared with it."""
+        """Return the method of verl's estimator; OpenSetting where gxpo has none that was compared with it."""
         if OWN_LOSS.search(self.source.program):
-            raise _Open(f"{self.source.program} has a loss or an estimator of its own")
-        if self.get("distillation.enabled"):
-            raise _Open("distillation.enabled: the loss is of distillation from a teacher")
+            raise OpenSetting(f"{self.source.program} has a loss or an estimator of its own")
+        if self.known("distillation.enabled"):
+            raise OpenSetting("distillation.enabled: the loss is of distillation from a teacher")
         return self._named("algorithm.adv_estimator", ESTIMATORS)
 
     def _named(self, key: str, methods: Mapping[str, str]) -> str:
@@ -215,7 +180,7 @@ class _Conversion:
                 if name in METHODS
                 else f"gxpo has {', '.join(methods)}"
             )
-            raise _Open(f"{where and f'{where}: '}{key}={name}: {hint}")
+            raise OpenSetting(f"{where and f'{where}: '}{key}={name}: {hint}")
         return f"{ours}@verl" if ours in COMPAT["verl"] else ours
 
     def _loss(self) -> str | None:
@@ -228,7 +193,7 @@ class _Conversion:
         agg = str(self.get(f"{A}.loss_agg_mode"))
         names = {v: k for k, v in AGGREGATES.items()} | {SUMMED: "sequence_sum"}
         if agg not in names:
-            raise _Open(f"{A}.loss_agg_mode={agg}: gxpo has token_mean, sequence_mean, sequence_sum")
+            raise OpenSetting(f"{A}.loss_agg_mode={agg}: gxpo has token_mean, sequence_mean, sequence_sum")
         return names[agg]
 
     def _horizon(self) -> float | None:
@@ -290,7 +255,7 @@ class _Conversion:
     def _kl_estimator(self) -> str | None:
         kind = str(self.get(f"{A}.kl_loss_type")).removesuffix("+")
         if kind not in KLS:
-            raise _Open(f"{A}.kl_loss_type={kind}: gxpo has {', '.join(KLS)}")
+            raise OpenSetting(f"{A}.kl_loss_type={kind}: gxpo has {', '.join(KLS)}")
         return None if KLS[kind] == "k3" else KLS[kind]
 
     # ------------------------------------------------------------ batches and rollouts
@@ -321,14 +286,16 @@ class _Conversion:
         if self._is_async():
             return _above_one(int(self.get("async_training.require_batches")))
         mini = self.get(f"{A}.ppo_mini_batch_size")
-        raise _Open(f"tasks.per_step / {mini}, as {A}.ppo_mini_batch_size={mini}")
+        raise OpenSetting(f"tasks.per_step / {mini}, as {A}.ppo_mini_batch_size={mini}")
 
     def _steps(self) -> int:
         if total := self.get("trainer.total_training_steps"):
             return int(total)
         prompts = self.keys.get("tasks.per_step")
         epochs = self.get("trainer.total_epochs")
-        raise _Open(f"trainer.total_epochs={epochs}: {epochs} x the rows of the data / {prompts}")
+        total = self.known("rollout.total_rollout_steps") if self._is_async() else None
+        most = f", at most {total} / {prompts}, as rollout.total_rollout_steps={total}" if total else ""
+        raise OpenSetting(f"trainer.total_epochs={epochs}: {epochs} x the rows of the data / {prompts}{most}")
 
     def _rollouts(self) -> None:
         """Convert dynamic sampling, the penalty on overlong answers, and the correction of the sampler's log-probs."""
@@ -397,7 +364,7 @@ class _Conversion:
 
     def _no_weight(self) -> None:
         kind = self.get(f"{CORRECTION}.rollout_is")
-        raise _Open(f"{CORRECTION}.rollout_is={kind}: gxpo has truncated, of tokens, and mismatch_mask")
+        raise OpenSetting(f"{CORRECTION}.rollout_is={kind}: gxpo has truncated, of tokens, and mismatch_mask")
 
     # ------------------------------------------------------------ the run
     def _run_settings(self) -> None:
@@ -448,11 +415,11 @@ class _Conversion:
             if not share:
                 return None
             if total == yamltext.OPEN:
-                raise _Open(f"{A}.optim.lr_warmup_steps_ratio={share:g}: this share of the optimiser steps")
+                raise OpenSetting(f"{A}.optim.lr_warmup_steps_ratio={share:g}: this share of the optimiser steps")
             steps = int(share * total)
         updates = [self.keys.get(key, 1) for key in ("update.minibatches", "update.epochs")]
         if yamltext.OPEN in updates and steps:
-            raise _Open(f"{A}.optim.lr_warmup_steps={steps}: x the optimiser steps of a step")
+            raise OpenSetting(f"{A}.optim.lr_warmup_steps={steps}: x the optimiser steps of a step")
         return steps * math.prod(updates) or None if steps else None
 
     # ------------------------------------------------------------ validation

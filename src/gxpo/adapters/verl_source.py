@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo.adapters.shell.script import Script, text_of
 from gxpo.adapters.shell.values import Call, Text, Unknown, shown
-from gxpo.adapters.verl_keys import CONFIGS, GROUPS, OWN, PROGRAMS, ROOTS
+from gxpo.adapters.verl_keys import CONFIGS, DEFAULTS, GROUPS, OWN, PROGRAMS, ROOTS
 from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError
 
@@ -24,6 +24,10 @@ _NO_LAUNCH = ("cat", "echo", "grep", "printf", "sed", "tee")
 # Programs of verl that take such settings and are no training by reward.
 _OTHER = re.compile(r"sft|generation|generate|eval|merger|server|preprocess|print_cfg")
 _CONFIG = re.compile(r"(--config-path|--config-name|--config-dir|-cp|-cn|-cd)(?:=(.*))?\Z", re.DOTALL)
+
+
+class OpenSetting(Exception):
+    """Raised by a setting that is not known, with the reason."""
 
 
 @dataclass
@@ -39,6 +43,41 @@ class Source:
     notes: list[tuple[str, str]] = field(default_factory=list)
     program: str = ""
     unread: str = ""
+    keys_read: set[str] = field(default_factory=set)
+
+    def get(self, *keys: str) -> Any:
+        """Return a setting by the first of its names that is set, else its default; `OpenSetting` if unknown."""
+        self.keys_read.update(keys)
+        for key in keys:
+            if key in self.settings:
+                value, where = self.settings[key]
+                value = self.resolved(value)
+                if isinstance(value, Unknown):
+                    place = where if where and where not in value.why else ""
+                    # a reason that names the value need not be preceded by it
+                    text = key if value.text in value.why else f"{key}={value.text}"[:160]
+                    raise OpenSetting(f"{place and f'{place}: '}{text}: {value.why}")
+                if value is not None or key == keys[-1]:
+                    return value
+        for key in keys:
+            if key in self.defaults:
+                return self.defaults[key]
+        if self.unread:
+            raise OpenSetting(f"{keys[0]}: {self.unread}")
+        return DEFAULTS.get(keys[0])
+
+    def is_set(self, *keys: str) -> bool:
+        return any(key in self.settings for key in keys)
+
+    def known(self, *keys: str) -> Any:
+        """Return a setting, or None if it is not known."""
+        try:
+            return self.get(*keys)
+        except OpenSetting:
+            return None
+
+    def is_unknown(self, key: str) -> bool:
+        return key in self.settings and isinstance(self.settings[key][0], Unknown)
 
     def resolved(self, value: Any, depth: int = 0) -> Any:
         """Fill interpolations of OmegaConf, `${a.b}`, into a value, as far as they are known."""
@@ -252,6 +291,8 @@ def _yaml(text: str, key: str) -> Any:
         return text
     if re.fullmatch(r"-?[1-9]\d{0,15}|0", text):
         return int(text)
+    if text.startswith("{"):  # Hydra's colons need no blank
+        text = re.sub(r"([\w\"'-]):(?=[^\s/])", r"\1: ", text)
     try:
         return yamltext.plain(yamltext.load(text, key), key) if text and "${" not in text else text
     except YAMLError:

@@ -280,7 +280,12 @@ class Script(Words):
         """Follow a command by its name; None for one that is no concern here."""
         name, rest = words[0], words[1:]
         if isinstance(name, str) and name in s.functions:
-            return self._call_function(name, rest, s, line)
+            before = {match[1]: s.variables.get(match[1]) for match, _ in assignments}
+            for match, place in assignments:
+                self._assign(match, s, place)
+            status = self._call_function(name, rest, s, line)
+            s.variables = {n: v for n, v in (s.variables | before).items() if v is not None}
+            return status
         if isinstance(name, str) and hasattr(self, f"_do_{name}"):
             return getattr(self, f"_do_{name}")(rest, s, line)
         if name in ("[", "test", "source", "."):
@@ -418,6 +423,7 @@ class Script(Words):
     # ------------------------------------------------------------ variables
     def _declare(self, tokens: list[Token], s: State) -> bool:
         kind = tokens[0].text
+        changes = next((t.text for t in tokens[1:] if re.match(r"-[a-zA-Z]*[ilnu]", t.text)), "")
         for token in tokens[1:]:
             match = _ASSIGNMENT.match(token.text)
             name = match[1] if match else token.text
@@ -425,6 +431,8 @@ class Script(Words):
                 s.local[name] = s.variables.get(name)
             if match:
                 self._assign(match, s, token.line)
+                if changes and not re.fullmatch(r"\d+", shown(s.variables[name])):
+                    s.put(name, Unknown(f"${name}", f"{self.where(token.line)}: declare {changes} changes it"))
             if kind == "export" and not name.startswith("-"):
                 s.exported.add(name)
         return True

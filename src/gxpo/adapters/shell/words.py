@@ -9,6 +9,9 @@ from gxpo.adapters.shell.arithmetic import Arithmetic
 from gxpo.adapters.shell.syntax import Command, Token, end_of, parse
 from gxpo.adapters.shell.values import State, Text, Unknown, Value, joined, possible, same, shown, spaced
 
+# What bash or every login sets, so that no default of a script is taken for it.
+_SYSTEM = ("BASH_SOURCE", "BASH_VERSION", "EUID", "HOME", "HOSTNAME", "LINENO", "LOGNAME", "OLDPWD", "OPTARG", "PATH",
+           "PWD", "RANDOM", "SECONDS", "SHELL", "UID", "USER")  # fmt: skip
 _PARAMETER = re.compile(r"(!?)(#?)([A-Za-z_]\w*|\d+|[@*#?$!-])(\[[^\]]*\])?")
 
 
@@ -36,6 +39,9 @@ class Words:
 
     def words(self, raw: str, s: State, line: int) -> list[Text]:
         """Expand a word of a command to the words that it becomes."""
+        written = re.sub(r"'[^']*'|\"[^\"]*\"|\\.|\$\{[^}]*\}|\$\W", "", raw)
+        if re.search(r"[*?]", written) and "=" not in raw and "$(" not in raw:
+            return [Unknown(raw, f"{self.where(line)}: {raw} stands for files")]
         return [word for one in _braces(raw) for word in self._fields(one, s, line)]
 
     def _fields(self, raw: str, s: State, line: int) -> list[Text]:
@@ -53,7 +59,9 @@ class Words:
         is_open = False  # whether the next piece continues the last field
         for value, is_split in pieces:
             parts: list[Text] = value if isinstance(value, list) else [value]
-            if is_split and isinstance(value, str):
+            if is_split and isinstance(value, str) and "IFS" in s.variables:
+                parts = [Unknown(value, f"{self.where(line)}: it is cut where $IFS says")]
+            elif is_split and isinstance(value, str):
                 parts = list(value.split())
                 if value[:1].isspace():
                     is_open = False
@@ -75,14 +83,14 @@ class Words:
         i = 0
         while i < len(raw):
             char, two = raw[i], raw[i : i + 2]
-            stop = min(end_of(raw, i, line), len(raw))
+            stop = i + 1 if quoted and char in "'\"" else min(end_of(raw, i, line), len(raw))
             inner = raw[i + 1 : stop - 1]
             if char == "\\" and (not quoted or two[1:] in ("$", "`", '"', "\\")):
                 out.append((two[1:], False))
             elif char == "'" and not quoted:
                 out.append((inner, False))
             elif two == "$'" and not quoted:
-                out.append((raw[i + 2 : stop - 1].replace("\\n", "\n").replace("\\t", "\t").replace("\\'", "'"), False))
+                out.append((self._escaped(raw[i + 2 : stop - 1], line), False))
             elif char == '"' and not quoted:
                 pieces = self._pieces(inner, s, line, True)
                 out += [("", False)] * (not pieces) + pieces
@@ -108,6 +116,12 @@ class Words:
             i = stop
         return out
 
+    def _escaped(self, text: str, line: int) -> Text:
+        """Text of `$'...'`."""
+        if re.search(r"\\[^nt'\"\\]", text):
+            return Unknown(text, f"{self.where(line)}: the escapes of $'...' are not all read")
+        return re.sub(r"\\(.)", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text)
+
     def _why(self, expression: str, s: State, line: int) -> str:
         """Say why an expression's value is not known: by the first of its names that is not."""
         for name in re.findall(r"[A-Za-z_]\w*", expression):
@@ -131,6 +145,8 @@ class Words:
             return s.arguments[int(name) - 1] if int(name) <= len(s.arguments) else None
         if name in "?$!-":
             return Unknown(f"${name}", f"${name} is known when the script runs")
+        if name in _SYSTEM and name not in s.variables:
+            return self._unset(name)
         return s.variables.get(name)
 
     def _parameter(self, text: str, s: State, line: int, quoted: bool) -> Text | list[Text]:
@@ -151,6 +167,8 @@ class Words:
             value = next(iter(value.values()), None)
         if is_length:
             return self._length(value, index, text, line)
+        if (index == "[*]" or name == "*") and "IFS" in s.variables:
+            return self._open(text, line)
         if index == "[*]" or (name == "*" and quoted):
             value = value if value is None or isinstance(value, (str, Unknown)) else joined(spaced(value))
         elif isinstance(value, list) and index is None and name != "@" and name != "*":
