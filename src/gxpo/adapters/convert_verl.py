@@ -66,8 +66,7 @@ class _Conversion:
         except (TypeError, ValueError, OverflowError):
             given_keys = [k for k in theirs if k in self.overrides]
             texts = ", ".join(f"{k}={self.overrides[k][0]}" for k in given_keys)
-            self.keys[key] = yamltext.OPEN
-            self.origins[key] = f"{self.overrides[given_keys[0]][1] if given_keys else ''}: {texts} is no value of it"
+            self.leave_open(key, f"{texts} is no value of it" if given_keys else f"{theirs[0]} is not set", *given_keys)
             return None
         if result is None:
             return None
@@ -129,9 +128,10 @@ class _Conversion:
             self.leave_open(
                 "reward", f"{text}: its compute_score becomes def reward(completion, answer) -> float", *names
             )
-        elif self.known(*models):
+        elif self.known(*models) or any(map(self.is_unknown, models)):
             model = self.known("reward.reward_model.model_path", "reward_model.model.path")
-            self.leave_open("reward", f"a reward model, {model}: a reward of gxpo is a function", *models)
+            whether = "" if self.known(*models) else ", if it is enabled"
+            self.leave_open("reward", f"a reward model ({model}){whether}: a reward of gxpo is a function", *models)
         else:
             self.notes.append(("", "reward: verl scores by the data's data_source, gxpo by its own `reward`"))
         self.keys_read |= {"reward.custom_reward_function.name", "custom_reward_function.name",
@@ -161,9 +161,10 @@ class _Conversion:
 
     def _estimator(self) -> str:
         """Return the method of verl's estimator; OpenSetting where gxpo has none that was compared with it."""
+        self.keys_read |= {"algorithm.adv_estimator", "distillation.enabled"}
         if OWN_LOSS.search(self.source.program):
             raise OpenSetting(f"{self.source.program} has a loss or an estimator of its own")
-        if self.known("distillation.enabled"):
+        if self.is_unknown("distillation.enabled") or self.known("distillation.enabled"):
             raise OpenSetting("distillation.enabled: the loss is of distillation from a teacher")
         return self._named("algorithm.adv_estimator", ESTIMATORS)
 
@@ -210,7 +211,13 @@ class _Conversion:
             )
         self.keys_read.add(f"{A}.clip_ratio")
         method, objective = self.keys.get("method"), self.keys.get("objective")
-        if yamltext.OPEN in (method, objective) and objective is not None:
+        if objective == yamltext.OPEN:
+            for name in BOUNDS:
+                if self.is_set(f"{A}.{name}"):
+                    self.keys_read.add(f"{A}.{name}")
+                    self.note(
+                        f"{A}.{name}", f"{A}.{name}={self.known(f'{A}.{name}')}: a bound of the loss that is open"
+                    )
             return
         stated = {
             k: Stated(v, "verl") for k, v in self.keys.items() if k.startswith("objective") and v != yamltext.OPEN
@@ -334,7 +341,7 @@ class _Conversion:
     def _correction(self) -> None:
         """Convert truncated importance sampling of tokens, and the ratio over the sampler's policy."""
         level, bypass = f"{CORRECTION}.rollout_is", f"{CORRECTION}.bypass_mode"
-        cap = f"{CORRECTION}.rollout_is_threshold"
+        cap, normed = f"{CORRECTION}.rollout_is_threshold", f"{CORRECTION}.rollout_is_batch_normalize"
         self.put("objective.ratio_over", self._ratio_over, bypass)
         by_sampler = self.keys.get("objective.ratio_over") == "behaviour"
         if self.known(f"{CORRECTION}.loss_type") not in ("ppo_clip", None) and by_sampler:
@@ -342,7 +349,7 @@ class _Conversion:
         kind = self.known(level)
         if by_sampler and kind:
             self.note(level, f"{level}={kind}: without effect, for the ratio is over the sampler's policy")
-        elif kind == "token" and not self.known(f"{CORRECTION}.rollout_is_batch_normalize"):
+        elif kind == "token" and not (self.is_unknown(normed) or self.known(normed)):
             self.put("weight.mismatch", lambda: "truncated", level)
             self.put("weight.mismatch.cap", lambda: float(self.get(cap)), cap)
         elif kind or self.is_unknown(level):

@@ -77,7 +77,7 @@ class Source:
             return None
 
     def is_unknown(self, key: str) -> bool:
-        return key in self.settings and isinstance(self.settings[key][0], Unknown)
+        return key in self.settings and isinstance(self.resolved(self.settings[key][0]), Unknown)
 
     def resolved(self, value: Any, depth: int = 0) -> Any:
         """Fill interpolations of OmegaConf, `${a.b}`, into a value, as far as they are known."""
