@@ -42,7 +42,8 @@ FILLED = {
     "model": "tiny", "task": "arithmetic", "trainer.steps": 2, "method": "grpo@verl", "objective": "grpo",
     "credit.scale": "std", "rollout": "independent", "weight.mismatch": "truncated", "tasks.per_step": 4,
     "objective.aggregate": "token_mean", "rollout.group_size": 4, "sampling.max_new_tokens": 24,
-    "reward.add.overlong.max_length": 24, "objective.kl.coef": 0.01,
+    "reward.add.overlong.max_length": 24, "objective.kl.coef": 0.01, "objective.ratio_over": "proximal",
+    "optim.schedule": "constant",
 }  # fmt: skip
 SMALL = ("model=tiny", "task=arithmetic", "trainer.steps=2", "tasks.per_step=4", "rollout.group_size=16",
          "tasks.options.digits=1", "sampling.max_new_tokens=24", "trainer.checkpoint_every=0", "eval.every=0",
