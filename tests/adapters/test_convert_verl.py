@@ -168,3 +168,12 @@ def test_texts_that_grow_are_not_followed(here):
         lines + "python3 -m verl.trainer.main_ppo data.train_batch_size=8 trainer.project_name=$A\n"
     )
     assert convert_verl(["run.sh"]).keys["tasks.per_step"] == 8
+
+
+def test_a_fully_asynchronous_launch_takes_its_batch_from_the_queue():
+    # 32 prompts of a minibatch, 4 of them a step
+    sizes = ("data.train_batch_size=0", "data.gen_batch_size=1", "async_training.require_batches=4")
+    found = converted(*sizes, "actor_rollout_ref.actor.ppo_mini_batch_size=32")
+    assert (found.keys["tasks.per_step"], found.keys["update.minibatches"]) == (128, 4)
+    assert found.keys["objective.ratio_over"] == "behaviour"
+    assert any("fully_async_main" in note for _, note in found.notes)

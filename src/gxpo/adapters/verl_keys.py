@@ -102,3 +102,8 @@ PROGRAMS: Mapping[str, str] = {
     "recipe.reward_queue.main": "fully_async", "recipe.async_flow.grpo_main": "async_grpo",
     "rep_exp.main_rep_exp": "rep_exp_trainer",
 }  # fmt: skip
+# Settings outside of verl's own configuration, by which overrides tell their program.
+PROGRAM_BY_KEY: Mapping[str, str] = {
+    "async_training.": "verl.experimental.fully_async_policy.fully_async_main",
+    "rollout.nnodes": "verl.experimental.one_step_off_policy.main_ppo",
+}

@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo.adapters.shell.script import Script, text_of
 from gxpo.adapters.shell.values import Call, Text, Unknown, shown
-from gxpo.adapters.verl_keys import CONFIGS, DEFAULTS, GROUPS, OWN, PROGRAMS, ROOTS
+from gxpo.adapters.verl_keys import CONFIGS, DEFAULTS, GROUPS, OWN, PROGRAM_BY_KEY, PROGRAMS, ROOTS
 from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError
 
@@ -207,7 +207,13 @@ def _of_words(words: Sequence[tuple[Text, str]], folder: Path) -> Source:
     places = [where for _, where in words][len(words) - len(arguments) :]
     out = Source(program=program)
     named, rest = _named_configuration(list(zip(arguments, places, strict=True)))
-    name = named.get("name", PROGRAMS.get(program, ""))
+    # overrides alone tell their program by settings that only it has
+    keys = [_key_of(word) for word, _ in rest]
+    by_key = (name for key, name in PROGRAM_BY_KEY.items() if any(k.startswith(key) for k in keys))
+    own = program or next(by_key, "")
+    if own and not program:
+        out.notes.append(("", f"no program is named: by its settings read as {own}'s"))
+    name = named.get("name", PROGRAMS.get(own, ""))
     if isinstance(name, str):
         name = name.removesuffix(".yaml")
     if isinstance(name, str) and name in CONFIGS:
