@@ -21,7 +21,10 @@ POLICY = ("base/answers", "models/chat/", "doctor/rollout_", "environments/envs/
           "environments/rewards/", "sampling/rollouts/", "algorithms/segments/", "sampling/serve/",
           "algorithms/signals/", "environments/tasks/", "base/verdicts", "algorithms/weighting/")  # fmt: skip
 OWN = {  # patterns over what the user of this machine writes himself: scripts, settings, names of files
-    "adapters/convert_script.py", "adapters/convert_verl.py", "compare/arms.py", "compare/discovery.py",
+    "adapters/convert_script.py", "adapters/convert_verl.py", "adapters/shell/arithmetic.py",
+    "adapters/shell/script.py",
+    "adapters/shell/syntax.py", "adapters/shell/words.py", "adapters/verl_keys.py", "adapters/verl_source.py",
+    "compare/arms.py", "compare/discovery.py",
     "parts/definition.py", "doctor/rollout_sample.py", "explain/outlook.py", "explain/rollout_source.py",
     "training/phase_plan.py", "training/report.py", "base/yamltext.py",
 }  # fmt: skip

@@ -1,282 +1,495 @@
-"""Conversion of a verl launch, by its Hydra overrides, to a gxpo configuration that computes the same."""
+"""Conversion of a verl launch to a gxpo configuration that computes the same; what is not known stays open."""
 
 from __future__ import annotations
 
 import math
 import re
-import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ruamel.yaml.error import YAMLError
+from pydantic import ValidationError
 
 from gxpo.adapters.convert import Converted
-from gxpo.adapters.verl_asks import AGGREGATES, SUCCESS_AT, SUMMED
+from gxpo.adapters.shell.values import Unknown
+from gxpo.adapters.verl_asks import AGGREGATES, BOUNDS, SUCCESS_AT, SUMMED
+from gxpo.adapters.verl_keys import CORRECTION, ESTIMATORS, IGNORED, KLS, LOSSES, OWN_LOSS, A, M, R
+from gxpo.adapters.verl_source import OpenSetting, Source, read_source
 from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError
 from gxpo.methods import METHODS
 from gxpo.methods.compat import COMPAT
-from gxpo.parts.definition import show
+from gxpo.methods.compose import method as compose
+from gxpo.parts.definition import Stated, show
+from gxpo.parts.settings import RUN_KEYS, RunSettings
 
-A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 DEFAULT = "verl's default"
-# verl 0.9.1's defaults of what is read here
-DEFAULTS: Mapping[str, Any] = {
-    "algorithm.adv_estimator": "gae", "algorithm.norm_adv_by_std_in_grpo": True, "algorithm.use_kl_in_reward": False,
-    "algorithm.kl_ctrl.kl_coef": 0.001, "data.train_batch_size": 1024, "data.max_response_length": 512,
-    f"{A}.ppo_mini_batch_size": 256, f"{A}.ppo_epochs": 1, f"{A}.clip_ratio": 0.2, f"{A}.loss_agg_mode": "token-mean",
-    f"{A}.use_kl_loss": False, f"{A}.kl_loss_coef": 0.001, f"{A}.kl_loss_type": "low_var_kl", f"{A}.entropy_coeff": 0,
-    f"{A}.clip_ratio_c": 3.0, f"{A}.policy_loss.loss_mode": "vanilla", f"{A}.optim.lr": 1e-6,
-    f"{A}.optim.weight_decay": 0.01, f"{A}.optim.lr_warmup_steps": -1, f"{A}.optim.lr_warmup_steps_ratio": 0.0,
-    f"{A}.optim.lr_scheduler_type": "constant", f"{A}.optim.clip_grad": 1.0, f"{R}.n": 1, f"{R}.temperature": 1.0,
-    f"{R}.top_k": -1, f"{R}.top_p": 1, "trainer.total_epochs": 30, "trainer.total_training_steps": None,
-    "trainer.save_freq": -1, "trainer.test_freq": -1,
-}  # fmt: skip
-ESTIMATORS = {
-    "grpo": "grpo", "rloo": "rloo", "reinforce_plus_plus": "reinforce_pp", "opo": "opo", "grpo_passk": "passk",
-    "reinforce_plus_plus_baseline": "reinforce_pp_baseline", "gpg": "gpg",
-}  # fmt: skip
-LOSSES = {"gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo", "sapo": "sapo_gate", "gpg": "gpg",
-          "dppo_tv": "dppo_divergence", "dppo_kl": "dppo_divergence"}  # fmt: skip
-KLS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-IGNORED = re.compile(
-    r"(trainer\.(logger|project_name|experiment_name|n_gpus_per_node|nnodes|val_before_train|critic_warmup|balance_batch"
-    r"|default_local_dir|resume_mode|use_v1|device)|.*micro_batch_size.*|.*fsdp_config.*|.*ref\..*|.*gpu_memory.*"
-    r"|.*tensor_model_parallel_size|.*use_dynamic_bsz|.*max_token_len.*|.*enable_gradient_checkpointing"
-    r"|.*use_remove_padding|.*enforce_eager|.*free_cache_engine|.*ulysses.*|critic\..*|data\.(shuffle|filter_.*|"
-    r"truncation|return_.*|val_.*|max_prompt_length|prompt_key)|.*val_kwargs.*|.*load_format|ray_kwargs.*"
-    r"|.*rollout\.name|.*rollout\.mode|hydra.*|.*layered_summon|.*chunked_prefill|.*max_num_.*|.*strategy|.*warmup_style"
-    r"|algorithm\.(gamma|lam|kl_penalty))$"
-)
 
 
 def convert_verl(source: Sequence[str]) -> Converted:
-    """Convert Hydra overrides ("algorithm.adv_estimator=grpo ..."), or a launch script with them (.sh).
+    """Convert overrides of Hydra, a YAML file of it, or a launch script, which is read and never run.
 
-    A script is read and never run: variables that it sets to plain values are filled in. ConfigError if there is no
-    override in the source.
+    source  ["algorithm.adv_estimator=grpo ..."], or a file (.sh, .yaml), with NAME=VALUE of its environment before it
+            and its arguments behind it
+
+    A setting whose value is known only when the script runs leaves its key open. ConfigError, on one line, where
+    nothing of verl is in the source or it can't be read.
     """
-    if len(source) == 1 and source[0].endswith((".sh", ".bash")):
-        path = Path(source[0])
-        if not path.is_file():
-            raise ConfigError(f"{path}: no such file")
-        overrides, notes = _script_overrides(path.read_text(encoding="utf-8"))
-    else:
-        overrides, notes = _overrides(shlex.split(" ".join(source)), ""), []
-    if not overrides:
-        raise ConfigError("there is no KEY=VALUE of verl in it, such as algorithm.adv_estimator=grpo")
-    return _Conversion(overrides, notes).converted()
-
-
-def _overrides(words: Sequence[str], where: str) -> dict[str, tuple[Any, str]]:
-    """Return the overrides among words: key -> (value, place). Values are YAML, as for Hydra."""
-    overrides = {}
-    for word in words:
-        key, sign, text = word.lstrip("+").partition("=")
-        if sign and re.fullmatch(r"[a-z_]+(\.[A-Za-z_0-9]+)+", key):
-            try:
-                overrides[key] = yamltext.plain(yamltext.load(text, key), key) if text else "", where
-            except YAMLError as error:
-                raise ConfigError(f"{where}: {key}: not YAML: {yamltext.problem_of(error)[0]}") from None
-    return overrides
-
-
-def _script_overrides(text: str) -> tuple[dict[str, tuple[Any, str]], list[tuple[str, str]]]:
-    """Return a script's overrides with their lines, and notes on those whose values need the script to run."""
-    variables: dict[str, str] = {}
-    overrides: dict[str, tuple[Any, str]] = {}
-    notes = []
-    for number, raw_line in enumerate(text.splitlines(), 1):
-        line = raw_line.strip().rstrip("\\").strip()
-        where = f"line {number}"
-        if line.startswith("#"):
-            continue
-        # a variable that is set by a command stays unknown, and so do overrides that use it
-        if assignment := re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)", line):
-            value = _filled(assignment[2].strip("\"'"), variables)
-            if value is not None:
-                variables[assignment[1]] = value
-            continue
-        try:
-            words = shlex.split(line)
-        except ValueError:
-            continue
-        for word in words:
-            if "=" not in word or not re.match(r"\+*[a-z_]+\.", word):
-                continue
-            value = _filled(word, variables)
-            if value is None:
-                notes.append((where, f"{word.partition('=')[0]}: its value is known when the script runs"))
-            else:
-                overrides |= _overrides([value], where)
-    return overrides, notes
-
-
-def _filled(text: str, variables: Mapping[str, str]) -> str | None:
-    """Fill shell variables into a text, with `${NAME:-DEFAULT}`; None if one of them is unknown."""
-
-    def put(match: re.Match[str]) -> str:
-        name, default = match[1] or match[3], match[2]
-        if name not in variables and default is None:
-            raise KeyError(name)
-        return variables.get(name, default or "")
-
     try:
-        filled = re.sub(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))", put, text)
-    except KeyError:
-        return None
-    return None if "$" in filled or "`" in filled else filled
+        read = read_source(source)
+    except RecursionError:
+        raise ConfigError(f"{source[0][:80]}: it is nested too deeply to be read") from None
+    if not read.settings and not read.unread:
+        raise ConfigError("there is no KEY=VALUE of verl in it, such as algorithm.adv_estimator=grpo")
+    return _Conversion(read).converted()
 
 
 class _Conversion:
     """Conversion of one source; its methods fill keys, origins and notes in the order in which they are printed."""
 
-    def __init__(self, overrides: dict[str, tuple[Any, str]], notes: list[tuple[str, str]]) -> None:
-        self.overrides, self.notes, self.keys_read = overrides, list(notes), set[str]()
+    def __init__(self, source: Source) -> None:
+        self.source, self.overrides, self.notes = source, source.settings, list(source.notes)
+        self.get, self.known, self.keys_read = source.get, source.known, source.keys_read
+        self.is_set, self.is_unknown = source.is_set, source.is_unknown
         self.keys: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
 
-    def get(self, key: str) -> Any:
-        """Return a setting of verl's, else its default; keys that nobody gets are noted at the end."""
-        self.keys_read.add(key)
-        return self.overrides[key][0] if key in self.overrides else DEFAULTS.get(key)
+    def put(self, key: str, value: Callable[[], Any], *theirs: str) -> Any:
+        """Set a key of gxpo, with verl's keys `theirs` that it comes from; None leaves it out, unknown leaves it open.
 
-    def put(self, key: str, value: Any, *theirs: str) -> None:
-        """Set a key of gxpo, with verl's keys `theirs` that it comes from."""
-        self.keys[key] = value
-        places = [self.overrides[k][1] for k in theirs if k in self.overrides and self.overrides[k][1]]
+        Returns the value, None if it is open or left out.
+        """
+        try:
+            result = value()
+        except OpenSetting as error:
+            self.keys[key], self.origins[key] = yamltext.OPEN, str(error)
+            return None
+        except (TypeError, ValueError, OverflowError):
+            given_keys = [k for k in theirs if k in self.overrides]
+            texts = ", ".join(f"{k}={self.overrides[k][0]}" for k in given_keys)
+            self.leave_open(key, f"{texts} is no value of it" if given_keys else f"{theirs[0]} is not set", *given_keys)
+            return None
+        if result is None:
+            return None
+        self.keys[key] = result
         given_keys = [k for k in theirs if k in self.overrides]
+        places = [self.overrides[k][1] for k in given_keys if self.overrides[k][1]]
         self.origins[key] = ", ".join(dict.fromkeys([*(given_keys or theirs), *(places if given_keys else [DEFAULT])]))
+        return result
+
+    def leave_open(self, key: str, reason: str, *theirs: str) -> None:
+        place = next((self.overrides[k][1] for k in theirs if k in self.overrides), "")
+        self.keys[key], self.origins[key] = yamltext.OPEN, f"{place and f'{place}: '}{reason}"
 
     def note(self, key: str, note: str) -> None:
         self.notes.append((self.overrides.get(key, ("", ""))[1], note))
 
     def converted(self) -> Converted:
-        if (model := self.get("actor_rollout_ref.model.path")) is not None:
-            self.put("model", str(model), "actor_rollout_ref.model.path")
-        files = self.get("data.train_files")
-        note = f"data: {files or 'none is named'}: set task, e.g. to a .jsonl of prompts and answers"
-        self.note("data.train_files", note)
-        for key in ("custom_reward_function.path", "reward.custom_reward_function.path"):
-            if self.get(key):
-                self.note(key, f"{key}={self.get(key)}: compute_score becomes def reward(completion, answer) -> float")
+        self._model_and_task()
         self._method()
         self._batches()
+        self._rollouts()
         self._run_settings()
+        self._refuse_invalid()
         for key, (value, where) in self.overrides.items():
-            if key not in self.keys_read and not IGNORED.match(key):
-                self.notes.append((where, f"{key}={value}: no counterpart"))
-        return Converted(self.keys, self.origins, tuple(self.notes), "verl 0.9.1")
+            if key not in self.keys_read and not IGNORED.match(key) and value is not None:
+                text = f"{value.text} ({value.why})" if isinstance(value, Unknown) else value
+                self.notes.append((where, f"{key}={text}: no counterpart"))
+        return Converted(self.keys, self.origins, tuple(dict.fromkeys(self.notes)), "verl 0.9.1")
+
+    # ------------------------------------------------------------ model and task
+    def _model_and_task(self) -> None:
+        path = f"{M}.path"
+        if self.is_set(path):
+            self.put("model", lambda: str(self.get(path)), path)
+        else:
+            self.leave_open("model", (self.source.unread and f"{path}: {self.source.unread}") or f"{path} is not set")
+        self.put("task", self._task, "data.train_files")
+        self._reward()
+
+    def _task(self) -> str:
+        """Return the training data, if they are one file that gxpo reads."""
+        if not self.is_set("data.train_files"):
+            raise OpenSetting("data.train_files is not set: a task, or a .jsonl or .parquet of prompts and answers")
+        files = self.get("data.train_files")
+        files = files if isinstance(files, list) else [files]
+        if len(files) == 1 and re.search(r"\.(jsonl|json|parquet|csv)\Z", str(files[0])):
+            return str(files[0])
+        where = self.overrides["data.train_files"][1]
+        raise OpenSetting(
+            f"{where and f'{where}: '}data.train_files={', '.join(map(str, files))}: name one file, or a task"
+        )
+
+    def _reward(self) -> None:
+        """Name a reward function or a reward model; without one verl scores by the data's `data_source`."""
+        names = ("reward.custom_reward_function.path", "custom_reward_function.path")
+        models = ("reward.reward_model.enable", "reward_model.enable")
+        if (path := self.known(*names)) or any(self.is_unknown(k) for k in names):
+            text = f"{names[0]}={path or self.overrides[next(k for k in names if k in self.overrides)][0].text}"
+            self.leave_open(
+                "reward", f"{text}: its compute_score becomes def reward(completion, answer) -> float", *names
+            )
+        elif self.known(*models) or any(map(self.is_unknown, models)):
+            model = self.known("reward.reward_model.model_path", "reward_model.model.path")
+            whether = "" if self.known(*models) else ", if it is enabled"
+            self.leave_open("reward", f"a reward model ({model}){whether}: a reward of gxpo is a function", *models)
+        else:
+            self.notes.append(("", "reward: verl scores by the data's data_source, gxpo by its own `reward`"))
+        self.keys_read |= {"reward.custom_reward_function.name", "custom_reward_function.name",
+                           "reward.reward_manager.name", "reward_model.reward_manager"}  # fmt: skip
 
     # ------------------------------------------------------------ the method
     def _method(self) -> None:
         """Convert estimator, policy loss, aggregation, clip and penalties."""
-        estimator, mode = str(self.get("algorithm.adv_estimator")), str(self.get(f"{A}.policy_loss.loss_mode"))
-        credit = self._method_of(estimator, ESTIMATORS, "algorithm.adv_estimator")
-        loss = None if mode == "vanilla" else self._method_of(mode, LOSSES, f"{A}.policy_loss.loss_mode")
-        self.put("method", credit or "grpo@verl", "algorithm.adv_estimator")
-        if not self.get("algorithm.norm_adv_by_std_in_grpo"):
-            self.put("credit.scale", "none", "algorithm.norm_adv_by_std_in_grpo")
+        self.put("method", self._estimator, "algorithm.adv_estimator")
+        scale = "algorithm.norm_adv_by_std_in_grpo"
+        self.put("credit.scale", lambda: None if self.get(scale) else "none", scale)
+        mode = f"{A}.policy_loss.loss_mode"
+        loss = self.put("objective", self._loss, mode)
         if loss is not None:
-            name, _, system = loss.partition("@")
-            self.put("objective", name, f"{A}.policy_loss.loss_mode")
             # `objective: NAME` takes the published loss; verl's constants of it are keys of their own
-            for key, value in COMPAT["verl"].get(name, {}).items() if system else ():
+            for key, value in COMPAT["verl"].get(loss, {}).items():
                 if key.startswith("objective."):
                     plain = value if isinstance(value, (int, float, str, bool)) else show(value)
-                    self.put(key, plain, f"{A}.policy_loss.loss_mode")
-        agg = str(self.get(f"{A}.loss_agg_mode"))
-        names = {v: k for k, v in AGGREGATES.items()} | {SUMMED: "sequence_sum"}
-        if agg in names:
-            self.put("objective.aggregate", names[agg], f"{A}.loss_agg_mode")
-            if agg == SUMMED:
-                self.put("objective.horizon", 1.0, f"{A}.loss_agg_mode")
-            elif agg == AGGREGATES["sequence_sum"] and (factor := self.get(f"{A}.loss_scale_factor")):
-                self.put("objective.horizon", float(factor), f"{A}.loss_scale_factor")
-        else:
-            self.note(f"{A}.loss_agg_mode", f"loss_agg_mode={agg}: gxpo has token_mean, sequence_mean, sequence_sum")
-        self._clip(loss)
+                    self.put(key, lambda v=plain: v, mode)
+        self.put("objective.aggregate", self._aggregate, f"{A}.loss_agg_mode")
+        if self.keys.get("objective.aggregate") == "sequence_sum":
+            self.put("objective.horizon", self._horizon, f"{A}.loss_agg_mode", f"{A}.loss_scale_factor")
+        self._bounds()
         self._penalties()
-        if (threshold := self.get(f"algorithm.{SUCCESS_AT}")) is not None:
+        if (threshold := self.known(f"algorithm.{SUCCESS_AT}")) is not None:
             self.note(f"algorithm.{SUCCESS_AT}", f"{SUCCESS_AT}={threshold}: let the reward return {{'correct': ...}}")
 
-    def _method_of(self, name: str, methods: Mapping[str, str], key: str) -> str | None:
-        """Return gxpo's method for a name of verl's, or for gxpo/NAME; None, with a note, if there is none."""
+    def _estimator(self) -> str:
+        """Return the method of verl's estimator; OpenSetting where gxpo has none that was compared with it."""
+        self.keys_read |= {"algorithm.adv_estimator", "distillation.enabled"}
+        if OWN_LOSS.search(self.source.program):
+            raise OpenSetting(f"{self.source.program} has a loss or an estimator of its own")
+        if self.is_unknown("distillation.enabled") or self.known("distillation.enabled"):
+            raise OpenSetting("distillation.enabled: the loss is of distillation from a teacher")
+        return self._named("algorithm.adv_estimator", ESTIMATORS)
+
+    def _named(self, key: str, methods: Mapping[str, str]) -> str:
+        """Return gxpo's method for a name of verl's, or for gxpo/NAME."""
+        name = str(self.get(key))
         if name.startswith("gxpo/"):
             return name.removeprefix("gxpo/")
-        ours = methods.get(name)
-        if ours is None or ours not in METHODS:
-            self.note(key, f"{key}={name}: gxpo has {', '.join(methods)} of these")
-            return None
+        ours = methods.get(name, "")
+        if ours not in METHODS:
+            where = self.overrides.get(key, ("", ""))[1]
+            hint = (
+                f"gxpo has a {name} that was not compared with it"
+                if name in METHODS
+                else f"gxpo has {', '.join(methods)}"
+            )
+            raise OpenSetting(f"{where and f'{where}: '}{key}={name}: {hint}")
         return f"{ours}@verl" if ours in COMPAT["verl"] else ours
 
-    def _clip(self, loss: str | None) -> None:
-        clip_ratio = self.get(f"{A}.clip_ratio")
-        for ours, theirs in (("clip_low", "clip_ratio_low"), ("clip_high", "clip_ratio_high")):
-            value = self.get(f"{A}.{theirs}")
-            value = clip_ratio if value is None else value
-            if loss is None and (f"{A}.{theirs}" in self.overrides or f"{A}.clip_ratio" in self.overrides):
-                self.put(f"objective.{ours}", float(value), f"{A}.{theirs}", f"{A}.clip_ratio")
-        c = self.get(f"{A}.clip_ratio_c")
-        if loss is None and f"{A}.clip_ratio_c" in self.overrides:
-            self.put("objective.ratio_max", float(c), f"{A}.clip_ratio_c")
+    def _loss(self) -> str | None:
+        mode = str(self.get(f"{A}.policy_loss.loss_mode"))
+        if mode == "bypass_mode":  # what the correction does by itself, with the loss that it names
+            return None
+        return None if mode == "vanilla" else self._named(f"{A}.policy_loss.loss_mode", LOSSES).partition("@")[0]
+
+    def _aggregate(self) -> str:
+        agg = str(self.get(f"{A}.loss_agg_mode"))
+        names = {v: k for k, v in AGGREGATES.items()} | {SUMMED: "sequence_sum"}
+        if agg not in names:
+            raise OpenSetting(f"{A}.loss_agg_mode={agg}: gxpo has token_mean, sequence_mean, sequence_sum")
+        return names[agg]
+
+    def _horizon(self) -> float | None:
+        if self.get(f"{A}.loss_agg_mode") == SUMMED:
+            return 1.0
+        factor = self.get(f"{A}.loss_scale_factor")
+        return float(factor) if factor else None
+
+    def _bounds(self) -> None:
+        """Convert the bounds of the clip to options of the surrogate that the method and the loss have."""
+        if self.is_set(f"{A}.clip_ratio") and not self.is_set(f"{A}.clip_ratio_low", f"{A}.clip_ratio_high"):
+            self.note(
+                f"{A}.clip_ratio", "actor.clip_ratio: without effect: clip_ratio_low and _high are 0.2 by default"
+            )
+        self.keys_read.add(f"{A}.clip_ratio")
+        method, objective = self.keys.get("method"), self.keys.get("objective")
+        if objective == yamltext.OPEN:
+            for name in BOUNDS:
+                if self.is_set(f"{A}.{name}"):
+                    self.keys_read.add(f"{A}.{name}")
+                    self.note(
+                        f"{A}.{name}", f"{A}.{name}={self.known(f'{A}.{name}')}: a bound of the loss that is open"
+                    )
+            return
+        stated = {
+            k: Stated(v, "verl") for k, v in self.keys.items() if k.startswith("objective") and v != yamltext.OPEN
+        }
+        try:
+            term = compose("grpo@verl" if method == yamltext.OPEN else str(method), stated).terms["policy"]
+        except ConfigError:
+            return
+        surrogate = getattr(term, "surrogate", None)
+        for name, (_, options) in BOUNDS.items():
+            option, in_unit = options.get(show(surrogate), ("", float))
+            if not option:
+                continue
+            composed = getattr(surrogate, "options", {}).get(option, getattr(surrogate, option, None))
+            key, theirs = f"objective.{option}", f"{A}.{name}"
+            self.put(key, lambda u=in_unit, t=theirs: u(float(self.get(t))), theirs)
+            # the method's own value is left out where nobody stated it
+            if not self.is_set(theirs) and self.keys.get(key) == composed and key not in stated:
+                del self.keys[key], self.origins[key]
 
     def _penalties(self) -> None:
-        if self.get(f"{A}.use_kl_loss"):
-            kind = str(self.get(f"{A}.kl_loss_type")).removesuffix("+")
-            self.put("objective.kl.coef", float(self.get(f"{A}.kl_loss_coef")), f"{A}.kl_loss_coef")
-            if kind in KLS and KLS[kind] != "k3":
-                self.put("objective.kl.estimator", KLS[kind], f"{A}.kl_loss_type")
-        if self.get("algorithm.use_kl_in_reward"):
-            self.put("objective.kl.coef", float(self.get("algorithm.kl_ctrl.kl_coef")), "algorithm.kl_ctrl.kl_coef")
-            self.put("objective.kl.place", "reward", "algorithm.use_kl_in_reward")
-        if entropy := self.get(f"{A}.entropy_coeff"):
-            self.put("objective.entropy.coef", float(entropy), f"{A}.entropy_coeff")
+        """Convert KL penalties, in the loss or in the reward, and the entropy bonus."""
+        use, coef = f"{A}.use_kl_loss", f"{A}.kl_loss_coef"
+        kl = self.put("objective.kl.coef", lambda: float(self.get(coef)) if self.get(use) else None, coef, use)
+        if "objective.kl.coef" in self.keys:
+            self.put("objective.kl.estimator", self._kl_estimator, f"{A}.kl_loss_type")
+        use, coef = "algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"
+        if kl is None and "objective.kl.coef" not in self.keys:
+            self.put("objective.kl.coef", lambda: float(self.get(coef)) if self.get(use) else None, coef, use)
+            if "objective.kl.coef" in self.keys:
+                self.put("objective.kl.place", lambda: "reward" if self.get(use) else None, use)
+        elif self.known(use) or self.is_unknown(use):
+            self.note(
+                use, "algorithm.use_kl_in_reward beside actor.use_kl_loss: gxpo has one place, objective.kl.place"
+            )
+        if self.known("algorithm.kl_ctrl.type") not in ("fixed", None):
+            self.note("algorithm.kl_ctrl.type", "algorithm.kl_ctrl.type=adaptive: see objective.kl.control")
+        self.keys_read |= {coef, f"{A}.kl_loss_coef", f"{A}.kl_loss_type", "algorithm.kl_penalty"}
+        entropy = f"{A}.entropy_coeff"
+        self.put("objective.entropy.coef", lambda: float(self.get(entropy)) or None, entropy)
+
+    def _kl_estimator(self) -> str | None:
+        kind = str(self.get(f"{A}.kl_loss_type")).removesuffix("+")
+        if kind not in KLS:
+            raise OpenSetting(f"{A}.kl_loss_type={kind}: gxpo has {', '.join(KLS)}")
+        return None if KLS[kind] == "k3" else KLS[kind]
+
+    # ------------------------------------------------------------ batches and rollouts
+    def _batches(self) -> None:
+        """Convert batch sizes: both count prompts, as gxpo counts groups."""
+        batch, mini = "data.train_batch_size", f"{A}.ppo_mini_batch_size"
+        prompts = self.put("tasks.per_step", self._per_step, batch, "data.gen_batch_size", mini)
+        self.put("rollout.group_size", lambda: int(self.get(f"{R}.n")), f"{R}.n")
+        if prompts is None:
+            self.put("update.minibatches", self._unknown_minibatches, batch, mini)
+        else:
+            self.put("update.minibatches", lambda: _above_one(math.ceil(prompts / int(self.get(mini)))), mini)
+        self.put("update.epochs", lambda: _above_one(int(self.get(f"{A}.ppo_epochs"))), f"{A}.ppo_epochs")
+        self.put("trainer.steps", self._steps, "trainer.total_training_steps", "trainer.total_epochs")
+
+    def _per_step(self) -> int:
+        batch, generated = self.get("data.train_batch_size"), self.get("data.gen_batch_size")
+        if self._is_async():  # a step takes so many samples from the queue
+            return int(self.get(f"{A}.ppo_mini_batch_size")) * int(self.get("async_training.require_batches"))
+        # the data are drawn by gen_batch_size, and all of it is trained on unless groups are filtered
+        filters = self.get("algorithm.filter_groups.enable")
+        return int(generated) if generated and not filters else int(batch)
+
+    def _is_async(self) -> bool:
+        return "async_training.require_batches" in self.source.defaults
+
+    def _unknown_minibatches(self) -> int | None:
+        if self._is_async():
+            return _above_one(int(self.get("async_training.require_batches")))
+        mini = self.get(f"{A}.ppo_mini_batch_size")
+        raise OpenSetting(f"tasks.per_step / {mini}, as {A}.ppo_mini_batch_size={mini}")
+
+    def _steps(self) -> int:
+        if total := self.get("trainer.total_training_steps"):
+            return int(total)
+        prompts = self.keys.get("tasks.per_step")
+        epochs = self.get("trainer.total_epochs")
+        total = self.known("rollout.total_rollout_steps") if self._is_async() else None
+        most = f", at most {total} / {prompts}, as rollout.total_rollout_steps={total}" if total else ""
+        raise OpenSetting(f"trainer.total_epochs={epochs}: {epochs} x the rows of the data / {prompts}{most}")
+
+    def _rollouts(self) -> None:
+        """Convert dynamic sampling, the penalty on overlong answers, and the correction of the sampler's log-probs."""
+        groups = "algorithm.filter_groups"
+        enable, batches = f"{groups}.enable", f"{groups}.max_num_gen_batches"
+        if self.put("rollout", lambda: "dynamic_sampling" if self.get(enable) else None, enable):
+            self.put("rollout.max_batches", lambda: int(self.get(batches)), batches)
+            if self.known(f"{groups}.metric") not in (None, "acc"):
+                metric = f"{groups}.metric={self.known(f'{groups}.metric')}"
+                self.note(f"{groups}.metric", f"{metric}: gxpo keeps groups whose verdicts (correct or not) differ")
+            if self.known("data.gen_batch_size"):
+                self.note("data.gen_batch_size", f"data.gen_batch_size={self.known('data.gen_batch_size')}: gxpo draws "
+                                                 "tasks.per_step at a time until it has as many")  # fmt: skip
+        self.keys_read |= {f"{groups}.{name}" for name in ("metric", "max_num_gen_batches")} | {"data.gen_batch_size"}
+        self._overlong()
+        self._correction()
+
+    def _overlong(self) -> None:
+        places = ("reward.reward_kwargs.overlong_buffer_cfg", "reward_model.reward_kwargs.overlong_buffer_cfg",
+                  "reward_model.overlong_buffer")  # fmt: skip
+        limits = ("reward.reward_kwargs.max_resp_len", "reward_model.reward_kwargs.max_resp_len")
+        names = {
+            name: tuple(f"{place}.{name}" for place in places) for name in ("enable", "len", "penalty_factor", "log")
+        }
+        limit = lambda: int(self.get(*limits) if self.is_set(*limits) else self.get("data.max_response_length"))  # noqa: E731
+        part = "reward.add.overlong"
+        if not self.is_set(*names["enable"]):
+            return
+        self.put(part, lambda: "overlong" if self.get(*names["enable"]) else None, *names["enable"])
+        if part in self.keys:
+            self.put(f"{part}.max_length", limit, *limits, "data.max_response_length")
+            self.put(f"{part}.buffer", lambda: int(self.get(*names["len"])) / limit(), *names["len"])
+            self.put(f"{part}.factor", lambda: float(self.get(*names["penalty_factor"])), *names["penalty_factor"])
+        self.keys_read |= {key for keys in names.values() for key in keys} | set(limits)
+
+    def _correction(self) -> None:
+        """Convert truncated importance sampling of tokens, and the ratio over the sampler's policy."""
+        level, bypass = f"{CORRECTION}.rollout_is", f"{CORRECTION}.bypass_mode"
+        cap, normed = f"{CORRECTION}.rollout_is_threshold", f"{CORRECTION}.rollout_is_batch_normalize"
+        self.put("objective.ratio_over", self._ratio_over, bypass)
+        by_sampler = self.keys.get("objective.ratio_over") == "behaviour"
+        if self.known(f"{CORRECTION}.loss_type") not in ("ppo_clip", None) and by_sampler:
+            self.note(f"{CORRECTION}.loss_type", f"{CORRECTION}.loss_type: gxpo clips the ratio, as ppo_clip")
+        kind = self.known(level)
+        if by_sampler and kind:
+            self.note(level, f"{level}={kind}: without effect, for the ratio is over the sampler's policy")
+        elif kind == "token" and not (self.is_unknown(normed) or self.known(normed)):
+            self.put("weight.mismatch", lambda: "truncated", level)
+            self.put("weight.mismatch.cap", lambda: float(self.get(cap)), cap)
+        elif kind or self.is_unknown(level):
+            self.put("weight.mismatch", self._no_weight, level)
+        rejection = f"{CORRECTION}.rollout_rs"
+        if self.known(rejection):
+            self.note(rejection, f"{rejection}={self.known(rejection)}: see weight.mismatch=mismatch_mask")
+        names = (
+            "rollout_is_threshold",
+            "rollout_rs",
+            "loss_type",
+            "rollout_rs_threshold",
+            "rollout_is_batch_normalize",
+        )
+        self.keys_read |= {f"{CORRECTION}.{name}" for name in names} | {f"{A}.use_rollout_log_probs"}
+
+    def _ratio_over(self) -> str | None:
+        return "behaviour" if self.get(f"{CORRECTION}.bypass_mode") else None
+
+    def _no_weight(self) -> None:
+        kind = self.get(f"{CORRECTION}.rollout_is")
+        raise OpenSetting(f"{CORRECTION}.rollout_is={kind}: gxpo has truncated, of tokens, and mismatch_mask")
 
     # ------------------------------------------------------------ the run
-    def _batches(self) -> None:
-        prompts, mini = int(self.get("data.train_batch_size")), int(self.get(f"{A}.ppo_mini_batch_size"))
-        self.put("tasks.per_step", prompts, "data.train_batch_size")
-        self.put("rollout.group_size", int(self.get(f"{R}.n")), f"{R}.n")
-        if (steps := math.ceil(prompts / mini)) > 1:  # both count prompts
-            self.put("update.minibatches", steps, f"{A}.ppo_mini_batch_size")
-        if (epochs := int(self.get(f"{A}.ppo_epochs"))) > 1:
-            self.put("update.epochs", epochs, f"{A}.ppo_epochs")
-        if total := self.get("trainer.total_training_steps"):
-            self.put("trainer.steps", int(total), "trainer.total_training_steps")
-        else:
-            epochs = self.get("trainer.total_epochs")
-            note = f"total_epochs={epochs}: set trainer.steps to {epochs} x the rows of the data / {prompts}"
-            self.note("trainer.total_epochs", note)
-
     def _run_settings(self) -> None:
         """Convert sampling, optimiser, adapters, checkpoints and evaluations."""
-        self.put("sampling.max_new_tokens", int(self.get("data.max_response_length")), "data.max_response_length")
-        for name, default in (("temperature", 1.0), ("top_p", 1), ("top_k", -1)):
-            if (value := self.get(f"{R}.{name}")) != default:
-                self.put(f"sampling.{name}", int(value) if name == "top_k" else float(value), f"{R}.{name}")
-        # verl's optimiser defaults differ from gxpo's, so they are printed even where nothing was stated
-        self.put("optim.lr", float(self.get(f"{A}.optim.lr")), f"{A}.optim.lr")
-        self.put("optim.weight_decay", float(self.get(f"{A}.optim.weight_decay")), f"{A}.optim.weight_decay")
-        clip = self.get(f"{A}.optim.clip_grad")
-        clip = self.get(f"{A}.grad_clip") if f"{A}.grad_clip" in self.overrides else clip
-        if clip != 1.0:
-            self.put("optim.max_grad_norm", float(clip), f"{A}.optim.clip_grad", f"{A}.grad_clip")
-        shape = str(self.get(f"{A}.optim.lr_scheduler_type"))
-        if shape != "constant":
-            self.put("optim.schedule", shape, f"{A}.optim.lr_scheduler_type")
-        warmup = int(self.get(f"{A}.optim.lr_warmup_steps"))
-        if warmup > 0:
-            self.put("optim.warmup_steps", warmup, f"{A}.optim.lr_warmup_steps")
-        elif ratio := self.get(f"{A}.optim.lr_warmup_steps_ratio"):
-            self.note(f"{A}.optim.lr_warmup_steps_ratio", f"lr_warmup_steps_ratio={ratio}: set optim.warmup_steps")
-        self.put("learner.dtype", "bfloat16", "actor_rollout_ref.rollout.dtype")
-        if rank := self.get("actor_rollout_ref.model.lora_rank"):
-            self.put("learner.lora_rank", int(rank), "actor_rollout_ref.model.lora_rank")
-            alpha = self.get("actor_rollout_ref.model.lora_alpha")
-            self.put("learner.lora_alpha", float(16 if alpha is None else alpha), "actor_rollout_ref.model.lora_alpha")
-        if (every := self.get("trainer.save_freq")) and int(every) > 0:
-            self.put("trainer.checkpoint_every", int(every), "trainer.save_freq")
-        if (every := self.get("trainer.test_freq")) and int(every) > 0:
-            self.put("eval.every", int(every), "trainer.test_freq")
+        length = "data.max_response_length"
+        self.put("sampling.max_new_tokens", lambda: int(self.get(length)), length)
+        for name in ("temperature", "top_p"):
+            self.put(f"sampling.{name}", lambda n=name: _unless(float(self.get(f"{R}.{n}")), 1.0), f"{R}.{name}")
+        self.put("sampling.top_k", lambda: _positive(self.get(f"{R}.top_k")), f"{R}.top_k")
+        self._optimiser()
+        self.put("learner.dtype", lambda: "bfloat16", f"{A}.fsdp_config.dtype")
+        self.put("learner.freeze_vision_tower", lambda: bool(self.get(f"{A}.freeze_vision_tower")) or None,
+                 f"{A}.freeze_vision_tower")  # fmt: skip
+        rank, alpha = f"{M}.lora_rank", f"{M}.lora_alpha"
+        self.put("learner.lora_rank", lambda: _positive(self.get(rank, f"{M}.lora.rank")), rank)
+        if "learner.lora_rank" in self.keys:
+            self.put("learner.lora_alpha", lambda: float(self.get(alpha, f"{M}.lora.alpha")), alpha)
+        self.keys_read |= {alpha, f"{M}.lora.alpha", f"{M}.lora.rank"}
+        self.put("trainer.checkpoint_every", lambda: _positive(self.get("trainer.save_freq")), "trainer.save_freq")
+        self.put("eval.every", lambda: _positive(self.get("trainer.test_freq")), "trainer.test_freq")
+        template = "data.apply_chat_template_kwargs."
+        for key in [key for key in self.overrides if key.startswith(template)]:
+            self.put(f"chat.kwargs.{key.removeprefix(template)}", lambda k=key: self.get(k), key)
+
+    def _optimiser(self) -> None:
+        """Convert the optimiser; verl's defaults differ from gxpo's, so they are written even if nothing was stated."""
+        for ours, theirs in (("lr", "lr"), ("weight_decay", "weight_decay")):
+            self.put(f"optim.{ours}", lambda t=theirs: float(self.get(f"{A}.optim.{t}")), f"{A}.optim.{theirs}")
+        old, new = f"{A}.optim.grad_clip", f"{A}.optim.clip_grad"
+        limit = lambda: self.get(new) if self.get(old) is None else self.get(old)  # noqa: E731
+        self.put("optim.max_grad_norm", lambda: _unless(float(limit()), 1.0), old, new)
+        if self.is_set(f"{A}.grad_clip") and self.known(f"{A}.grad_clip") != 1.0:
+            self.note(
+                f"{A}.grad_clip", "actor.grad_clip: without effect in verl 0.9.1, whose engines read optim.clip_grad"
+            )
+        self.keys_read.add(f"{A}.grad_clip")
+        schedule = tuple(f"{A}.optim.{name}" for name in ("warmup_style", "lr_scheduler_type", "lr_decay_style"))
+        self.put("optim.schedule", lambda: _unless(str(self.get(*schedule) or "constant"), "constant"), *schedule)
+        warmup, ratio = f"{A}.optim.lr_warmup_steps", f"{A}.optim.lr_warmup_steps_ratio"
+        self.put("optim.warmup_steps", self._warmup, warmup, ratio)
+
+    def _warmup(self) -> int | None:
+        """Return warm-up in optimiser steps: verl's schedule moves once a step of the trainer."""
+        warmup, ratio = self.get(f"{A}.optim.lr_warmup_steps"), self.get(f"{A}.optim.lr_warmup_steps_ratio")
+        steps = int(-1 if warmup is None else warmup)
+        if steps < 0:
+            share, total = float(ratio or 0), self.keys["trainer.steps"]
+            if not share:
+                return None
+            if total == yamltext.OPEN:
+                raise OpenSetting(f"{A}.optim.lr_warmup_steps_ratio={share:g}: this share of the optimiser steps")
+            steps = int(share * total)
+        updates = [self.keys.get(key, 1) for key in ("update.minibatches", "update.epochs")]
+        if yamltext.OPEN in updates and steps:
+            raise OpenSetting(f"{A}.optim.lr_warmup_steps={steps}: x the optimiser steps of a step")
+        return steps * math.prod(updates) or None if steps else None
+
+    # ------------------------------------------------------------ validation
+    def _refuse_invalid(self) -> None:
+        """Open the keys whose values gxpo would refuse, each with its reason."""
+        for key, value in list(self.keys.items()):
+            if key in RUN_KEYS and value != yamltext.OPEN and (problem := _problem_of(key, value)):
+                self._open_value(key, problem)
+        method = self.keys["method"]
+        parts = {
+            k: v for k, v in self.keys.items() if k not in RUN_KEYS and not k.startswith(("method", "chat.kwargs."))
+        }
+        stated = {k: Stated(v, "verl") for k, v in parts.items() if not yamltext.is_open(v)}
+        try:
+            compose("grpo@verl" if method == yamltext.OPEN else method, stated)
+        except ConfigError as error:
+            # the key without which it composes is the one that is wrong: by itself, else with those under it
+            spec = "grpo@verl" if method == yamltext.OPEN else method
+            for under in (False, True):
+                for key in reversed(stated):
+                    rest = {k: s for k, s in stated.items() if k != key and not (under and k.startswith(f"{key}."))}
+                    if _composes(spec, rest):
+                        return self._open_value(key, str(error))
+            self.leave_open("method", str(error))
+
+    def _open_value(self, key: str, problem: str) -> None:
+        self.origins[key] = f"{self.origins[key]}: {self.keys[key]}: {problem}"
+        self.keys[key] = yamltext.OPEN
+
+
+def _composes(spec: str, keys: Mapping[str, Stated]) -> bool:
+    try:
+        compose(spec, keys)
+    except ConfigError:
+        return False
+    return True
+
+
+def _problem_of(key: str, value: Any) -> str:
+    """Describe what is wrong with a value of a run's setting; "" if nothing is."""
+    nested: dict[str, Any] = {}
+    *sections, leaf = key.split(".")
+    target = nested
+    for section in sections:
+        target = target.setdefault(section, {})
+    target[leaf] = value
+    try:
+        RunSettings.model_validate(nested)
+    except ValidationError as error:
+        return error.errors()[0]["msg"].lower()
+    return ""
+
+
+def _unless(value: Any, default: Any) -> Any:
+    return None if value == default else value
+
+
+def _above_one(value: int) -> int | None:
+    if value < 1:
+        raise ValueError(value)
+    return _unless(value, 1)
+
+
+def _positive(value: Any) -> int | None:
+    """An integer above 0; None for what switches a setting off."""
+    return int(value) if value is not None and int(value) > 0 else None
