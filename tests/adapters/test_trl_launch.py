@@ -75,3 +75,9 @@ def test_methods_of_ms_swift_that_were_not_read_are_open(here):
     words = "swift rlhf --rlhf_type grpo --model m/n --dataset a/b --reward_funcs accuracy --max_steps 1"
     for more in ("--advantage_estimator rloo", "--loss_type fipo", "--chord_sft_dataset x/y", "--teacher_model o/p"):
         assert set(convert_trl(f"{words} {more}").open) == {"method", "tasks.per_step"}
+
+
+def test_a_command_line_is_longer_than_names_of_files_can_be() -> None:
+    datasets = " ".join(f"d{i}" for i in range(1500))
+    line = f"swift rlhf --rlhf_type grpo --model some/model --reward_funcs accuracy --dataset {datasets}"
+    assert convert_trl(line).keys["model"] == "some/model"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ def convert_trl(path: str | Path, *, processes: int = 1) -> Converted:
     processes  number that TRL is launched with: its batch sizes are per process
     ConfigError for a file that can't be read.
     """
-    if " " in str(path) and not Path(path).is_file():
+    if " " in str(path) and not os.path.isfile(path):  # a command line may be longer than a name of a file can be
         source, script, count = trl_launch.of_line(str(path))
         return Conversion(source, script, processes if processes != 1 else count).converted()
     path = Path(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -107,7 +108,7 @@ def read_source(source: Sequence[str]) -> Source:
     if not files:
         return _of_words([(word, "") for word in _split(source)], Path())
     path = Path(source[files[0]])
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"{path}: no such file")
     before, arguments = source[: files[0]], _split(source[files[0] + 1 :])
     if path.suffix in (".yaml", ".yml"):

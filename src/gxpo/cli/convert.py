@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -47,7 +48,7 @@ def convert(
 
         text = " ".join(source)
         conversion = convert_trl(text, processes=processes)
-        name = Path(text).name if Path(text).is_file() else "it"
+        name = Path(text).name if os.path.isfile(text) else "it"
     else:
         from gxpo.adapters.convert_verl import convert_verl
 
