@@ -142,10 +142,12 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
         if len(back):
             i = int(back[0])
             lines.append(f"step {main.steps[i]:.0f} is followed by step {main.steps[i + 1]:.0f}")
-        # rows may be several steps apart; one jump ahead is a gap in the log, several are its rhythm
+        # rows may be several steps apart; one jump ahead is a gap in the log, several are its rhythm, and in a table of
+        # rows that somebody chose there is none
         usual = float(np.median(jumps[jumps > 0])) if (jumps > 0).any() else 1.0
         ahead = np.flatnonzero(jumps > 3 * usual)
-        if len(ahead) == 1 and jumps[ahead[0]] >= 5 * usual:
+        is_regular = np.mean(jumps == usual) >= 0.8
+        if is_regular and len(ahead) == 1 and jumps[ahead[0]] >= 5 * usual:
             i = int(ahead[0])
             lines.append(f"step {main.steps[i]:.0f} is followed by step {main.steps[i + 1]:.0f}")
     # a data loader that began anew shows in the epoch, even if steps go on
