@@ -40,8 +40,9 @@ def text(diagnosis: Diagnosis, *, with_notes: bool = False) -> str:
 
 
 def _inconclusive(diagnosis: Diagnosis) -> list[str]:
-    """Lines on what would enable a verdict, and on the columns that were not recognised; none where there is one."""
-    if diagnosis.is_conclusive:
+    """Lines on the columns that were not recognised, and on what would enable a verdict where there is none."""
+    # beside "no sickness found", only where no trainer was recognised: a trainer's other columns are timings and sizes
+    if diagnosis.is_conclusive and (diagnosis.sick or diagnosis.source != "unknown"):
         return []
     names, rest = diagnosis.unknown_keys[:NAMED], len(diagnosis.unknown_keys) - NAMED
     more = f" and {rest} more" if rest > 0 else ""
