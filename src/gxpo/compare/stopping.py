@@ -9,8 +9,8 @@ on each other. A look at which minutes or tokens end the trial is its last, and 
 
 Source: alpha spending with a power of the information (Lan and DeMets 1983; Kim and DeMets 1987, rho = 2), repeated
 intervals (Jennison and Turnbull 1989), with Bonferroni in place of the joint distribution of looks, so that none has
-to be assumed. Assumes independent seeds and nearly normal or symmetric differences: docs/comparing-statistics.md says where
-it fails.
+to be assumed. Assumes independent seeds and nearly normal or symmetric differences: docs/comparing-statistics.md says
+where it fails.
 """
 
 from __future__ import annotations
