@@ -208,6 +208,18 @@ def look(differences: ArrayLike, levels: NDArray[np.float64], resolution: float 
     return Looks(np.where(n > 0, mean, math.nan), half, np.where(n > 1, sd, math.nan), n)
 
 
+def trial_power(
+    difference: float, sd: float, budget: TrialBudget, arms: int = 1, trials: int = 2000
+) -> tuple[float, float]:
+    """Share of simulated trials in which an arm of this true difference is decided, and the mean number of seeds used.
+
+    Normal differences with the standard deviation `sd` from seed to seed, from a fixed generator.
+    """
+    draws = difference + sd * np.random.default_rng(0).standard_normal((trials, budget.seeds))
+    deciding = look(draws, look_levels(budget, arms)).deciding
+    return float((deciding > 0).mean()), float(np.where(deciding > 0, deciding, budget.seeds).mean())
+
+
 def _arm(differences: Sequence[float], budget: TrialBudget, arms: int, is_last: bool, resolution: float) -> ArmDecision:
     """Decide on one arm from its differences by seed."""
     if not len(differences):

@@ -94,7 +94,7 @@ def read(path: Path, step: int | None = None) -> Source:
 def steps_of(path: Path) -> list[int | None]:
     """Steps that `read` can be given for a directory, in order; [None] for a file, or where there is none."""
     files = _rollout_files(path) if path.is_dir() else []
-    return sorted({_step_of(p) or 0 for p in files}) or [None]
+    return [*sorted({_step_of(p) or 0 for p in files})] or [None]
 
 
 def _rollout_files(folder: Path) -> list[Path]:
