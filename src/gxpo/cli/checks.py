@@ -158,8 +158,7 @@ def signal(
         _signal_of_run(run, names, step, as_json)
         return
     if model is None or task is None or step is not None:
-        needless = "--step goes with --run" if step is not None else "give MODEL and TASK, or --run RUN"
-        raise ConfigError(f"gxpo signal: {needless}")
+        raise ConfigError("--step goes with --run" if step is not None else "give MODEL and TASK, or --run RUN")
     from gxpo.explain.gradient_signal import advice, show
     from gxpo.training import config
     from gxpo.training.gradient_signal import as_rows, measure, recommended
