@@ -47,6 +47,7 @@ MORE = [
     "doctor --list",
     "methods --for 'length growth'",
     "explain runs/b --out page.html",
+    "signal --run runs/b --methods dr_grpo",
     "train run.yaml --dry-run",
 ]
 WITHOUT: dict[str, str] = {}  # commands that have nothing to report, and why

@@ -109,13 +109,29 @@ def check_env(
 
 @app.command()
 def signal(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model, as in the setting `model`.")],
-    task: Annotated[str, typer.Argument(metavar="TASK", help="A task, as in the setting `task`.")],
-    methods: Annotated[str, typer.Option("--methods", metavar="NAMES", help="Methods, separated by commas.")] = "grpo",
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A model, as in the setting `model`.", show_default=False)
+    ] = None,
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK", help="A task, as in the setting `task`.", show_default=False)
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            metavar="NAMES",
+            help="Methods, separated by commas; default: grpo, with --run the doctor's for groups of equal rewards.",
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="RUN|FILE", help="Rollouts to recompute, as `gxpo explain` reads them."),
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="With --run: only this step; default: up to 8.")] = None,
     sizes: Annotated[
-        str, typer.Option("--sizes", metavar="NUMBERS", help="Group sizes, separated by commas.")
-    ] = "4,8,16",
-    tasks: Annotated[int, typer.Option(help="Number of tasks to measure on.", min=3)] = 128,
+        str | None, typer.Option("--sizes", metavar="NUMBERS", help="Group sizes; default: 4,8,16.")
+    ] = None,
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks to measure on; default: 128.", min=3)] = None,
     sets: Sets = None,
     allow_key: AllowKey = None,
     as_json: Json = False,
@@ -123,25 +139,38 @@ def signal(
     """Measure, before any training, how much of a step's gradient is signal, for methods and group sizes.
 
     Generates rollouts of the tasks and computes their gradients; no parameter changes. Reports the group size that
-    needs the fewest generated tokens for the gradients of two batches to agree.
+    needs the fewest generated tokens for the gradients of two batches to agree. With --run nothing is generated: the
+    methods' advantages are recomputed on a run's rollouts and held against the run's own method.
 
     Example: gxpo signal tiny arithmetic --methods grpo,rloo --sizes 4,8
+
+    Example: gxpo signal --run runs/arithmetic --methods dr_grpo,ngrpo
     """
     from gxpo.base.errors import ConfigError
+
+    # Progress bars of the model would get between the lines of --json.
+    quiet()
+    names = None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
+    if run is not None:
+        measuring = {"MODEL": model, "TASK": task, "--sizes": sizes, "--tasks": tasks, "--set": sets}
+        if unused := [name for name, value in measuring.items() if value]:
+            raise ConfigError(f"--run recomputes finished rollouts and generates none: leave out {unused[0]}")
+        _signal_of_run(run, names, step, as_json)
+        return
+    if model is None or task is None or step is not None:
+        raise ConfigError("--step goes with --run" if step is not None else "give MODEL and TASK, or --run RUN")
     from gxpo.explain.gradient_signal import advice, show
     from gxpo.training import config
     from gxpo.training.gradient_signal import as_rows, measure, recommended
 
-    # Progress bars of the model would get between the lines of --json.
-    quiet()
     try:
-        group_sizes = [int(x) for x in sizes.split(",")]
+        group_sizes = [int(x) for x in (sizes or "4,8,16").split(",")]
     except ValueError:
         raise ConfigError(f"--sizes {sizes!r}: give whole numbers separated by commas, as in 4,8,16") from None
-    names = [name.strip() for name in methods.split(",") if name.strip()]
     # Progress goes to the error stream: standard output is the table, or JSON alone.
+    settings = config.parse_set(sets or [])
     measurements = measure(
-        model, task, names, group_sizes, tasks, config.parse_set(sets or []), lambda line: say(line, err=True)
+        model, task, names or ["grpo"], group_sizes, tasks or 128, settings, lambda line: say(line, err=True)
     )
     # A recommendation may be within the noise of the measurement, which the advice then says.
     best, is_decided = recommended(measurements)
@@ -150,3 +179,14 @@ def signal(
         say(json.dumps({"rows": as_rows(measurements), "recommended": chosen, "advice": advice(chosen, is_decided)}))
         return
     show(as_rows(measurements), chosen, is_decided)
+
+
+def _signal_of_run(run: Path, methods: list[str] | None, step: int | None, as_json: bool) -> None:
+    from gxpo.doctor.diagnosis import RECOMPUTED
+    from gxpo.explain.run_signal import as_data, show, signal_of_run
+
+    result = signal_of_run(run, RECOMPUTED if methods is None else methods, step)
+    if as_json:
+        say(json.dumps(as_data(result), indent=1))
+        return
+    show(result)

@@ -108,6 +108,12 @@ def files_of(path: Path, step: int | None = None, *, is_last_alone: bool = False
     return files[-1:] if is_last_alone else files
 
 
+def steps_of(path: Path) -> list[int | None]:
+    """Steps that `read` can be given for a directory, in order; [None] for a file, or where there is none."""
+    files = _rollout_files(path) if path.is_dir() else []
+    return [*sorted({_step_of(p) or 0 for p in files})] or [None]
+
+
 def _rollout_files(folder: Path) -> list[Path]:
     patterns = (
         "rollouts/step-*.jsonl",
