@@ -17,7 +17,8 @@ PAIR = re.compile(r"([\w.+@/]+)=('[^']*'|\[[^\]]*\]|\{[^}]*\}|[\w.\-/]+)")
 ELSEWHERE = {"processing_class", "tokenizer.eos_token", "method", "resume_from_checkpoint", "is_trainable", "tokenize",
              "add_generation_prompt",
              "model.generation_config.eos_token_id"}  # fmt: skip
-FIELDS = {"ref_model_sync_steps", "load_best_model_at_end", "metric_for_best_model", "save_only_model"}  # further ones
+FIELDS = {"ref_model_sync_steps", "load_best_model_at_end", "metric_for_best_model", "save_only_model",
+          "model_init_kwargs", "num_generations_eval"}  # fmt: skip  # further ones
 
 
 def pairs(line):

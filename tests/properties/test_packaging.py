@@ -53,6 +53,8 @@ from gxpo.compare import suites
 from gxpo.conformance.golden import golden, names
 from gxpo.conformance.losses import losses, objectives
 from gxpo.doctor import evidence, remedies
+from gxpo.doctor.readers.trainers import trainers
+from gxpo.explain import measurements
 from gxpo.explain import rollout_page
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import PAPERS
@@ -69,6 +71,8 @@ evidence.read()
 for source in (*remedies.SOURCES, "any"):
     remedies.remedy_table(source)
 len(SYMPTOMS)
+len(trainers())
+measurements.effects("grpo")
 rollout_page.assets()
 len(PAPERS)
 print(json.dumps(sorted(opened)))
