@@ -358,7 +358,7 @@ def export(
     say(f"{model_directory}: " + ", ".join(sorted(p.name for p in model_directory.iterdir())))
 
 
-from gxpo.cli import checks, compare, convert, examine, serve  # noqa: E402, F401  # stand here in --help
+from gxpo.cli import checks, compare, convert, examine, serve, try_command  # noqa: E402, F401  # stand here in --help
 from gxpo.cli import tasks as _tasks  # noqa: E402, F401
 
 

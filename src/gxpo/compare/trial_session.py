@@ -1,0 +1,172 @@
+"""One call of `gxpo try`: arms from the command line or from remedies, then plan, run, show and save."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gxpo.base.errors import ConfigError, did_you_mean
+from gxpo.base.terminal import say
+from gxpo.compare import trial_arms
+from gxpo.compare.arms import folder
+from gxpo.compare.command import save
+from gxpo.compare.trial import (
+    DONE,
+    Outcome,
+    Trial,
+    conclude_trial,
+    installed_fields,
+    last_checkpoint,
+    outcome_as_data,
+    plan_lines,
+    refuse_other,
+    refuse_several_processes,
+    run,
+    step_cost,
+)
+from gxpo.doctor import read as read_log
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for; see `gxpo try --help`."""
+
+    script: Path | None
+    argv: Sequence[str]
+    arms: Sequence[str]
+    remedies: Path | None
+    seeds: int
+    steps: int
+    minutes: float | None
+    metric: str
+    start: Path | None
+    command: str | None
+    template: str | None
+    writes: Sequence[str]
+    python: str
+    out: Path | None
+    typed: str
+
+
+class Session:
+    """A trial from its request to its page."""
+
+    def __init__(self, request: Request, notify: Callable[[str], None]) -> None:
+        self.request, self.notify = request, notify
+        self.by_hand: Sequence[tuple[str, str]] = ()
+        self.costs: tuple[float | None, float | None] = (None, None)
+        self.trial = self._trial()
+        self.out = self.trial.out
+
+    def _trial(self) -> Trial:
+        """The trial of the request; `ConfigError` before anything runs for what can't be tried."""
+        r = self.request
+        script, command, override = r.script, r.command or "", "{key}={value}"
+        if r.template is not None:
+            command, override = self._from_template(r.template)
+        if (script is None) == (not command) and r.template is None:
+            raise ConfigError("give a SCRIPT of TRL, or --command for another trainer (--template list shows some)")
+        refuse_several_processes(script)
+        # Settings of TRL are those of the installed one; another trainer's are its own business.
+        fields = None if command else installed_fields(r.python)
+        if command:
+            trial_arms.check_template(command)
+        arms, start = trial_arms.arms_of(r.arms, fields), r.start
+        if start is not None and not start.is_dir():
+            raise ConfigError(f"--from {start}: no such folder")
+        if r.remedies is not None:
+            arms, start = self._with_remedies(arms, start, fields)
+        if len(arms) == 1:
+            raise ConfigError("nothing to try: give --arm KEY=VALUE, or --remedies RUN")
+        trial_arms.refuse_meaning(arms, r.metric)
+        name = folder(script.stem if script else command.split("{")[0].strip())
+        return Trial(
+            arms, range(r.seeds), r.steps, r.out or Path(f"runs/try-{name}"), script=None if command else script,
+            argv=r.argv, command=command, override=override, metric=r.metric, start=start, writes=r.writes,
+            minutes=r.minutes, python=r.python, typed=r.typed,
+        )  # fmt: skip
+
+    def _from_template(self, name: str) -> tuple[str, str]:
+        table = trial_arms.templates()
+        if name not in table:
+            raise ConfigError(f"--template {name}: there is none{did_you_mean(name, table)} ({', '.join(table)})")
+        if self.request.script is None:
+            raise ConfigError(f"--template {name}: give your launch script, as gxpo try run.sh --template {name}")
+        self.notify(f"template {name}; run here with it: {table[name]['ran']}")
+        return table[name]["command"].replace("{script}", str(self.request.script)), table[name]["override"]
+
+    def _with_remedies(
+        self, arms: list[Any], start: Path | None, fields: Sequence[str] | None
+    ) -> tuple[list[Any], Any]:
+        """Add the remedies of a run as arms; its last checkpoint is the start, unless an arm is to begin before it."""
+        path = self.request.remedies
+        assert path is not None
+        remedies = trial_arms.remedies_of(read_log(path), fields)
+        self.by_hand, self.costs = remedies.by_hand, step_cost(path)
+        for arm in remedies.arms:
+            self.notify(f"{arm.label}: for {remedies.sources[arm.label]}")
+        for sickness, line in remedies.by_hand:
+            self.notify(f"work for a person ({sickness}): {line}")
+        if not remedies.arms:
+            raise ConfigError(f"--remedies {path}: no finding of the doctor has a remedy that is a setting")
+        checkpoint = last_checkpoint(path)
+        if start is None and checkpoint is not None and remedies.needs_start:
+            self.notify(f"not from {checkpoint}: a remedy is to begin before the run went wrong; --from sets another")
+        elif start is None:
+            start = checkpoint
+        return [*arms, *(a for a in remedies.arms if all(dict(a.keys) != dict(b.keys) for b in arms))], start
+
+    def plan(self) -> None:
+        """Check the directory and print arms, runs and costs."""
+        refuse_other(self.trial)
+        for line in plan_lines(self.trial, *self.costs):
+            self.notify(line)
+
+    def plan_as_data(self) -> dict[str, Any]:
+        """The plan as JSON's own types."""
+        t, (seconds, tokens) = self.trial, self.costs
+        runs = len(t.arms) * len(t.seeds)
+        return {
+            "arms": [{"label": a.label, "kind": a.kind, "keys": dict(a.keys)} for a in t.arms],
+            "seeds": len(t.seeds), "steps": t.steps, "runs": runs, "metric": t.metric, "out": str(t.out),
+            "from": str(t.start) if t.start else None, "by_hand": [{"sickness": s, "what": w} for s, w in self.by_hand],
+            "time_s": seconds * t.steps * runs if seconds is not None else None,
+            "generated_tokens": tokens * t.steps * runs if tokens is not None else None,
+        }  # fmt: skip
+
+    def go(self) -> None:
+        """Run what is missing."""
+        what = self.trial.script or self.trial.command
+        self.notify(f"running {what} in child processes: unlike `gxpo convert`, a trial executes it")
+        run(self.trial, self.notify)
+
+    def show(self, *, as_json: bool) -> None:
+        """Print and save the comparison of the finished runs."""
+        from gxpo.base import terminal
+        from gxpo.compare.text import show
+
+        if not any((self.trial.path(a, s) / DONE).is_file() for a in self.trial.arms for s in self.trial.seeds):
+            return
+        outcome = conclude_trial(self.trial)
+        save([outcome.comparison], self.out)
+        if as_json:
+            say(json.dumps(outcome_as_data(outcome), indent=1))
+            return
+        show(outcome.comparison, terminal.console())
+        for line in (*closing_lines(outcome), f"page: {self.out / 'compare.html'}"):
+            say(line)
+
+
+def closing_lines(outcome: Outcome) -> list[str]:
+    """The doctor's word on each arm, and what is recommended."""
+    lines = [f"doctor on {arm}: {word}" for arm, word in outcome.doctor.items()]
+    recommended = outcome.recommended
+    return [*lines, f"recommended: {recommended}" if recommended else "nothing is recommended"]
+
+
+def templates_as_text() -> str:
+    """Templates of commands as text, each with what was run with it."""
+    return "\n".join(f"{name} (run here: {t['ran']})\n  {t['command']}" for name, t in trial_arms.templates().items())
