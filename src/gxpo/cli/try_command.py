@@ -33,9 +33,13 @@ def try_changes(
     seeds: Annotated[int, typer.Option(help="Runs of each arm, paired by seed.", min=1)] = 3,
     steps: Annotated[int, typer.Option(help="Steps of each run.", min=2)] = 60,
     minutes: Annotated[float | None, typer.Option(help="Begin no seed that would end later.", min=0)] = None,
-    metric: Annotated[str, typer.Option(help="Figure compared, as the trainer logs it.")] = "reward",
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Figure compared, as the trainer logs it; default: reward, of gxpo eval_accuracy."),
+    ] = None,
     start: Annotated[
-        Path | None, typer.Option("--from", metavar="CHECKPOINT", help="Begin with these weights; or a run of gxpo.")
+        Path | None,
+        typer.Option("--from", metavar="CHECKPOINT", help="Begin with these weights; without SCRIPT: a run of gxpo."),
     ] = None,
     command: Annotated[
         str | None, typer.Option(help="Command of another trainer, with {overrides} {steps} {seed} {out}.")
@@ -74,7 +78,8 @@ def try_changes(
         minutes=minutes, metric=metric, start=start, command=command, template=template, writes=tuple(writes or ()),
         python=python, out=out, typed=f"gxpo {shlex.join(sys.argv[1:])}",
     )  # fmt: skip
-    session = trial_session.Session(request, notify=lambda line: say(line, err=as_json or not dry_run))
+    kind = trial_session.RunSession if request.is_own_run else trial_session.Session
+    session = kind(request, notify=lambda line: say(line, err=as_json or not dry_run))
     session.plan()
     if dry_run:
         if as_json:

@@ -244,8 +244,9 @@ def environment(path: Path) -> dict[str, str]:
     """Environment of a child: without tokens of hubs and variables of trackers."""
     kept = {k: v for k, v in os.environ.items() if not SENDING.match(k)}
     off = {
-        "WANDB_MODE": "disabled", "HF_TOKEN_PATH": str(path.resolve() / "no-token"), "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
+        "WANDB_MODE": "disabled", "HF_TOKEN_PATH": str(path.resolve() / "no-token"),
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
     return {**kept, **off}
 

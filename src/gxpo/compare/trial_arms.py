@@ -28,9 +28,13 @@ OWN_KEYS = (
     "hub_token", "hub_model_id", "logging_steps", "logging_strategy", "resume_from_checkpoint", "run_name",
 )  # fmt: skip
 MEANING = ("reward_weights",)  # keys that change what `reward` measures
-# A remedy's line in TRL's settings: assignments, and changes in words of a setting's own value.
-ASSIGNMENT = re.compile(r"(?P<key>[a-z][a-z_0-9]+)=(?P<value>'[^']*'|-?[0-9.]+(?:e-?\d+)?|True|False)")
-CHANGE = re.compile(r"(?P<key>[a-z][a-z_0-9]+) (?P<sign>[/x]) (?P<factor>[0-9.]+)|double (?P<doubled>[a-z][a-z_0-9]+)")
+# A remedy's line: assignments, and changes in words of a setting's own value. A bare word is a value of `method` alone:
+# elsewhere it is the name of something in a script.
+KEY = r"[a-z][a-z_0-9.]+"
+ASSIGNMENT = re.compile(
+    rf"(?P<key>{KEY})=(?P<value>'[^']*'|-?[0-9.]*[0-9](?:e-?\d+)?|True|False|none\b)|method=(?P<method>[a-z]\w*(?:\+\w+)*)"
+)
+CHANGE = re.compile(rf"(?P<key>{KEY}) (?P<sign>[/x]) (?P<factor>[0-9.]*[0-9])|double (?P<doubled>{KEY})")
 METHOD = re.compile(r"gxpo\.adapters\.trl\.GRPOTrainer\(\.\.\., method='(?P<name>[^']+)'\)")
 EARLIER = re.compile(r"from (a checkpoint )?before the \w+")
 
@@ -133,13 +137,12 @@ def command_of(template: str, keys: Mapping[str, Any], *, override: str, steps: 
 
 
 def check_template(template: str) -> None:
-    """Raise `ConfigError` where a command has no place for the arm, the steps or the seed."""
+    """Raise `ConfigError` where a command has no place for the arm or the seed."""
     words = shlex.split(template)
     if "{overrides}" not in words:
         raise ConfigError("--command has no {overrides}, a word of its own where the arm's settings go")
-    for place, why in (("{steps}", "every run must end"), ("{seed}", "runs are paired by seed")):
-        if place not in template:
-            raise ConfigError(f"--command has no {place}: {why}")
+    if "{seed}" not in template:
+        raise ConfigError("--command has no {seed}: runs of base and arm are paired by it")
 
 
 # ---------------------------------------------------------------- remedies
@@ -156,8 +159,9 @@ def remedies_of(log: RunLog, fields: Sequence[str] | None) -> Remedies:
         for line in finding.remedy:
             text = MEASURED.sub("", line).removesuffix(f" {UNTESTED}")
             arm = remedy_arm(text.partition(": ")[2] if text.startswith(tuple(f"{i}: " for i in finding.ids)) else text)
-            known = arm is not None and (fields is None or all(k == "method" or k in fields for k in arm.keys))
-            if arm is None or not known:
+            is_known = arm is not None and (fields is None or all(k == "method" or k in fields for k in arm.keys))
+            is_known = is_known and arm is not None and not any(k in OWN_KEYS for k in arm.keys)
+            if arm is None or not is_known:
                 by_hand.append((finding.ids[0], text))
                 continue
             (methods if "method" in arm.keys else arms).setdefault(arm.label, arm)
@@ -168,7 +172,7 @@ def remedies_of(log: RunLog, fields: Sequence[str] | None) -> Remedies:
 
 
 def remedy_arm(line: str) -> Arm | None:
-    """The arm of a remedy in TRL's settings; None for work that no setting does.
+    """The arm of a remedy in settings of TRL or gxpo; None for work that no setting does.
 
     >>> remedy_arm("learning_rate / 10 with warmup_steps=10, from a checkpoint before the collapse").keys
     {'learning_rate': '/10', 'warmup_steps': 10}
@@ -188,8 +192,9 @@ def remedy_arm(line: str) -> Arm | None:
         sign = "/" if change["sign"] == "/" else "*"
         keys[change["doubled"] or change["key"]] = "*2" if change["doubled"] else f"{sign}{change['factor']}"
     for item in ASSIGNMENT.finditer(head):
-        keys.setdefault(item["key"], config.parse_set([f"x={item['value']}"])["x"].value)
+        value = item["method"] or config.parse_set([f"x={item['value']}"])["x"].value
+        keys.setdefault(item["key"] or "method", value)
     # `a=b` where b is another setting of the script has no value to take.
-    if not keys or len(re.findall(r"[a-z_]{4,}=", head)) > sum(1 for _ in ASSIGNMENT.finditer(head)):
+    if not keys or len(re.findall(r"[a-z_.]{4,}=", head)) > sum(1 for _ in ASSIGNMENT.finditer(head)):
         return None
     return Arm(",".join(f"{k}={v}" for k, v in keys.items()), keys)

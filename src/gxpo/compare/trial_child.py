@@ -304,16 +304,10 @@ def load_weights(model: Any, checkpoint: Path) -> None:
 def run_script(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Run a TRL script for one arm and seed; how it ended."""
     trial, script = Trial(job, folder), Path(job["script"])
-    # what a script draws before the trainer sets its seed (a head, an adapter) belongs to the pair, too
-    random.seed(job["seed"])
-    import numpy
-    import torch
-
-    numpy.random.seed(job["seed"])
-    torch.manual_seed(job["seed"])
     trouble = ""
     try:
         trial.replace_trl()
+        seed_everything(int(job["seed"]))
         sys.argv = [str(script), *job["argv"]]
         sys.path[0] = str(script.parent)
         trial.guard(script)
@@ -335,6 +329,17 @@ def run_script(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         trouble = str(error) if isinstance(error, PermissionError) and str(error) in trial.notes else _one_line(error)
         trouble += f" (after {trial.steps} steps)" if trial.steps else ""
     return {"trouble": trouble, "steps": trial.steps, "notes": trial.notes}
+
+
+def seed_everything(seed: int) -> None:
+    """Seed what a script may draw from before the trainer sets its seed: heads and adapters belong to the pair, too."""
+    random.seed(seed)
+    for name, path in (("numpy", "random.seed"), ("torch", "manual_seed")):
+        seeder: Any = sys.modules.get(name)  # what TRL has not loaded, nobody draws from
+        for part in path.split("."):
+            seeder = getattr(seeder, part, None)
+        if seeder is not None:
+            seeder(seed)
 
 
 def _without_training(trial: Trial) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.base.terminal import say
-from gxpo.compare import trial_arms
+from gxpo.compare import trial_arms, trial_child
 from gxpo.compare.arms import folder
-from gxpo.compare.command import save
+from gxpo.compare.command import on_setting, save
+from gxpo.compare.experiment import RUN_ONLY_KEYS
+from gxpo.compare.results import Arm, Budget, Comparison
+from gxpo.compare.suites import Setting
 from gxpo.compare.trial import (
     DONE,
     Outcome,
@@ -41,7 +44,7 @@ class Request:
     seeds: int
     steps: int
     minutes: float | None
-    metric: str
+    metric: str | None
     start: Path | None
     command: str | None
     template: str | None
@@ -49,6 +52,11 @@ class Request:
     python: str
     out: Path | None
     typed: str
+
+    @property
+    def is_own_run(self) -> bool:
+        """True if the trial continues a run of gxpo."""
+        return self.script is None and not self.command and self.template is None and self.start is not None
 
 
 class Session:
@@ -74,6 +82,8 @@ class Session:
         fields = None if command else installed_fields(r.python)
         if command:
             trial_arms.check_template(command)
+            if "{steps}" not in command:
+                self.notify(f"the command has no {{steps}}: it must end by itself after {r.steps} steps")
         arms, start = trial_arms.arms_of(r.arms, fields), r.start
         if start is not None and not start.is_dir():
             raise ConfigError(f"--from {start}: no such folder")
@@ -81,11 +91,12 @@ class Session:
             arms, start = self._with_remedies(arms, start, fields)
         if len(arms) == 1:
             raise ConfigError("nothing to try: give --arm KEY=VALUE, or --remedies RUN")
-        trial_arms.refuse_meaning(arms, r.metric)
+        metric = r.metric or "reward"
+        trial_arms.refuse_meaning(arms, metric)
         name = folder(script.stem if script else command.split("{")[0].strip())
         return Trial(
             arms, range(r.seeds), r.steps, r.out or Path(f"runs/try-{name}"), script=None if command else script,
-            argv=r.argv, command=command, override=override, metric=r.metric, start=start, writes=r.writes,
+            argv=r.argv, command=command, override=override, metric=metric, start=start, writes=r.writes,
             minutes=r.minutes, python=r.python, typed=r.typed,
         )  # fmt: skip
 
@@ -158,6 +169,81 @@ class Session:
         show(outcome.comparison, terminal.console())
         for line in (*closing_lines(outcome), f"page: {self.out / 'compare.html'}"):
             say(line)
+
+
+class RunSession:
+    """A trial that continues a run of gxpo from its last checkpoint, on the engine of `gxpo compare`."""
+
+    def __init__(self, request: Request, notify: Callable[[str], None]) -> None:
+        from gxpo.training.train import keys_from_run
+
+        self.request, self.notify = request, notify
+        assert request.start is not None
+        keys = {k: s.value for k, s in keys_from_run(request.start, {}).items()}
+        self.base = str(keys["method"])
+        # What ends a run is the trial's own.
+        shared = {k: v for k, v in keys.items() if k not in RUN_ONLY_KEYS and not k.startswith("trainer.max_")}
+        measure = request.metric or "eval_accuracy"
+        self.setting = Setting(
+            name=request.start.name, keys=shared, budget=Budget("updates", request.steps), measure=measure
+        )
+        arms = trial_arms.arms_of(request.arms, None)[1:]
+        if request.remedies is not None:
+            remedies = trial_arms.remedies_of(read_log(request.remedies), None)
+            arms += remedies.arms
+            for sickness, line in remedies.by_hand:
+                notify(f"work for a person ({sickness}): {line}")
+        if not arms:
+            raise ConfigError("nothing to try: give --arm KEY=VALUE, or --remedies RUN")
+        self.arms = [self._spec(arm, shared) for arm in arms]
+        self.out = request.out or Path(f"runs/try-{folder(request.start.name)}")
+        self.comparisons: list[Comparison] = []
+        self.plans: list[dict[str, Any]] = []
+
+    def _spec(self, arm: Arm, shared: Mapping[str, Any]) -> str:
+        """The arm as `gxpo compare` writes it, with values in terms of the run's own worked out."""
+        changes = []
+        for key, value in arm.keys.items():
+            if isinstance(value, str) and trial_child.RELATIVE.fullmatch(value):
+                value = trial_child.relative(shared.get(key), value)
+            if key != "method":
+                changes.append(f"{key}={value}")
+        method = str(arm.keys.get("method", self.base))
+        return f"{method}:{','.join(changes)}" if changes else method
+
+    def _compare(self, *, plan_only: bool) -> None:
+        on_setting(
+            self.setting, self.arms, out=self.out, seeds=range(self.request.seeds), base=self.base, controls=False,
+            commands=[self.request.typed], notify=self.notify, plan_only=plan_only, keep=self.comparisons,
+            plans=self.plans,
+        )  # fmt: skip
+
+    def plan(self) -> None:
+        """Print arms, runs and costs, measured on two steps."""
+        self._compare(plan_only=True)
+
+    def plan_as_data(self) -> dict[str, Any]:
+        """The plan as JSON's own types."""
+        return self.plans[0]
+
+    def go(self) -> None:
+        """Run what is missing."""
+        self.comparisons.clear()
+        self._compare(plan_only=False)
+
+    def show(self, *, as_json: bool) -> None:
+        """Print and save the comparison of the finished runs."""
+        from gxpo.base import terminal
+        from gxpo.compare.files import to_json
+        from gxpo.compare.text import show
+
+        for comparison in self.comparisons[-1:]:
+            save([comparison], self.out)
+            if as_json:
+                say(json.dumps(to_json(comparison), indent=1))
+            else:
+                show(comparison, terminal.console())
+                say(f"page: {self.out / 'compare.html'}")
 
 
 def closing_lines(outcome: Outcome) -> list[str]:
