@@ -84,7 +84,8 @@ def test_command_without_its_places_is_refused() -> None:
          {"learning_rate": "/10", "warmup_steps": 10}),
         ("beta=0.0, or beta=0.001", {"beta": 0.0}),
         ("double max_completion_length", {"max_completion_length": "*2"}),
-        ("gxpo.adapters.trl.GRPOTrainer(..., method='ngrpo') learns from groups that are all wrong", {"method": "ngrpo"}),
+        ("gxpo.adapters.trl.GRPOTrainer(..., method='ngrpo') learns from groups that are all wrong",
+         {"method": "ngrpo"}),
         ("method=grpo+tis weights tokens by truncated importance sampling", {"method": "grpo+tis"}),
         # the value is another setting of the script: nothing that could be typed
         ("num_iterations=1, steps_per_generation=gradient_accumulation_steps", None),

@@ -29,7 +29,7 @@ from gxpo.compare.jobs import STOPPED
 from gxpo.compare.reading import Spent, figures_of, trace_of, windows
 from gxpo.compare.results import Arm, Budget, Comparison, RunResult
 from gxpo.compare.wording import count, duration, number
-from gxpo.doctor import diagnose
+from gxpo.doctor import Finding, diagnose
 from gxpo.doctor import read as read_log
 from gxpo.training import metrics
 from gxpo.training.checkpoint import write_atomic
@@ -331,29 +331,37 @@ def conclude_trial(trial: Trial) -> Outcome:
         keys={"script": str(trial.script)} if trial.script else {"command": trial.command},
         commands=[trial.typed] if trial.typed else [], versions=versions(),
     )  # fmt: skip
-    findings = {a.label: doctors_word(trial, a) for a in trial.arms}
+    findings = {a.label: first_finding(trial, a) for a in trial.arms}
+    base = next(a.label for a in trial.arms if a.kind == "base")
     explosions = dict(_explosions(trial, results))
     kept = [n for n in comparison.notes if not n.startswith("no control on shuffled")]
     notes = [*explosions.values(), *notes, *kept]
     best = [
         d.arm
         for d in sorted(comparison.differences, key=lambda d: -d.end.mean)
-        if d.verdict == "better" and d.arm not in explosions and not findings[d.arm].startswith("critical")
+        if d.verdict == "better" and d.arm not in explosions and not _is_sicker(findings[d.arm][0], findings[base][0])
     ]
-    return Outcome(replace(comparison, notes=notes), findings, best[0] if best else "")
+    words = {label: word for label, (_, word) in findings.items()}
+    return Outcome(replace(comparison, notes=notes), words, best[0] if best else "")
 
 
-def doctors_word(trial: Trial, arm: Arm) -> str:
-    """The doctor's first finding on an arm's runs: `SEVERITY: TITLE, in N of M runs`, or that it finds none."""
+def first_finding(trial: Trial, arm: Arm) -> tuple[Finding | None, str]:
+    """The doctor's first finding on most of an arm's runs, and in words: `SEVERITY: TITLE, in N of M runs`."""
     paths = [trial.path(arm, s) for s in trial.seeds if (trial.path(arm, s) / DONE).is_file()]
-    words = []
-    for path in paths:
-        findings = [f for f in diagnose(read_log(path)).findings if f.severity != "note"]
-        words.append(f"{findings[0].severity}: {findings[0].title}" if findings else "")
-    word, n = Counter(words).most_common(1)[0] if words else ("", 0)
-    if not words:
-        return "no run"
-    return f"{word}, in {n} of {len(words)} runs" if word else "no sickness found"
+    firsts = [next((f for f in diagnose(read_log(p)).findings if f.severity != "note"), None) for p in paths]
+    if not firsts:
+        return None, "no run"
+    name, n = Counter(f.ids[0] if f else "" for f in firsts).most_common(1)[0]
+    finding = next(f for f in firsts if (f.ids[0] if f else "") == name)
+    if finding is None:
+        return None, f"no sickness found, in {n} of {len(firsts)} runs"
+    return finding, f"{finding.severity}: {finding.title}, in {n} of {len(firsts)} runs"
+
+
+def _is_sicker(finding: Finding | None, of_base: Finding | None) -> bool:
+    """Return True for something critical that the base does not have."""
+    is_critical = finding is not None and finding.severity == "critical"
+    return is_critical and not (of_base is not None and finding is not None and finding.ids[0] in of_base.ids)
 
 
 def _explosions(trial: Trial, results: Sequence[RunResult]) -> Iterator[tuple[str, str]]:
