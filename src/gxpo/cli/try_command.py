@@ -51,6 +51,7 @@ def try_changes(
         list[str] | None, typer.Option(metavar="DIR", help="A folder in which the script may write; repeatable.")
     ] = None,
     python: Annotated[str, typer.Option(metavar="PATH", help="Python interpreter of the script.")] = sys.executable,
+    jobs: Annotated[int, typer.Option(help="Runs at a time, of one seed; one for a GPU.", min=1)] = 1,
     out: Annotated[Path | None, typer.Option(help="Directory; the same command continues there.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show arms and costs; run nothing.")] = False,
     as_json: Json = False,
@@ -76,7 +77,7 @@ def try_changes(
     request = trial_session.Request(
         script=script, argv=tuple(argv or ()), arms=tuple(arm or ()), remedies=remedies, seeds=seeds, steps=steps,
         minutes=minutes, metric=metric, start=start, command=command, template=template, writes=tuple(writes or ()),
-        python=python, out=out, typed=f"gxpo {shlex.join(sys.argv[1:])}",
+        python=python, jobs=jobs, out=out, typed=f"gxpo {shlex.join(sys.argv[1:])}",
     )  # fmt: skip
     kind = trial_session.RunSession if request.is_own_run else trial_session.Session
     session = kind(request, notify=lambda line: say(line, err=as_json or not dry_run))

@@ -5,17 +5,20 @@ Estimates, verdicts, files and page are those of `gxpo compare`; what is here ru
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +59,7 @@ class Trial:
     metric    figure compared: a name that the trainer logs
     start     checkpoint whose weights every run begins with
     writes    folders in which the script may write besides
+    jobs      children at a time, of one seed
     minutes   no further seed is begun that would not end within; None: all seeds
     python    interpreter of the children
     """
@@ -72,6 +76,7 @@ class Trial:
     start: Path | None = None
     writes: Sequence[str] = ()
     minutes: float | None = None
+    jobs: int = 1
     python: str = sys.executable
     typed: str = ""
 
@@ -153,11 +158,13 @@ def refuse_other(trial: Trial) -> None:
 def plan_lines(trial: Trial, step_seconds: float | None = None, step_tokens: float | None = None) -> list[str]:
     """Describe a trial in lines: what each arm changes, runs, minutes and tokens where a step's are known."""
     lines = [f"{a.label}: {'as it is' if a.kind == 'base' else _changes(a)}" for a in trial.arms]
-    missing = [(a, s) for s in trial.seeds for a in trial.arms if not (trial.path(a, s) / DONE).is_file()]
+    missing = [(a, s) for s in trial.seeds for a in trial.arms if _is_missing(trial.path(a, s))]
     runs = len(trial.arms) * len(trial.seeds)
     cost = "minutes are not known before the first run"
     if step_seconds is not None:
-        cost = f"about {duration(step_seconds * trial.steps * len(missing))} at {step_seconds:.3g} s a step"
+        cost = (
+            f"about {duration(step_seconds * trial.steps * len(missing) / trial.jobs)} at {step_seconds:.3g} s a step"
+        )
     if step_tokens:
         cost += f", {count(step_tokens * trial.steps * len(missing))} generated tokens"
     start = f", from {trial.start}" if trial.start else ""
@@ -179,39 +186,73 @@ def _changes(arm: Arm) -> str:
 
 
 # ---------------------------------------------------------------- children
+class Children:
+    """Processes that are running, and whether they are being ended."""
+
+    def __init__(self) -> None:
+        self.running: set[subprocess.Popen[bytes]] = set()
+        self.is_ending = False
+
+    def end(self) -> None:
+        """End all children, and whatever these have started."""
+        self.is_ending = True
+        for child in list(self.running):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+
 def run(trial: Trial, notify: Notify = lambda line: None) -> None:
     """Run what is missing, seed by seed with base and arms side by side; finished runs are kept.
 
     Raises `ConfigError` if the first run of the base fails or has no such metric: so would all others.
     """
-    begin, took = time.monotonic(), list[float]()
-    todo = [(a, s) for s in trial.seeds for a in trial.arms]
-    for n, (arm, seed) in enumerate(todo, 1):
-        path = trial.path(arm, seed)
-        if (path / DONE).is_file() and not trouble_of(path):
-            continue
-        # A seed is begun only if all of its arms can end in time, so that pairs stay whole.
-        whole = max(took, default=0.0) * len(trial.arms)
-        if trial.minutes and arm.kind == "base" and took and time.monotonic() - begin + whole > 60 * trial.minutes:
-            notify(f"{trial.minutes:g} minutes are spent after {n // len(trial.arms)} seeds")
-            return
-        before = time.monotonic()
-        trouble = run_child(trial, arm, seed)
-        took.append(time.monotonic() - before)
-        left = sum(took) / len(took) * sum(not (trial.path(a, s) / DONE).is_file() for a, s in todo[n:])
+    todo = [(a, s) for s in trial.seeds for a in trial.arms if _is_missing(trial.path(a, s))]
+    begin, total, n_done = time.monotonic(), len(todo), 0
+    children = Children()
+
+    def said(arm: Arm, seed: int, trouble: str) -> None:
+        nonlocal n_done
+        n_done += 1
         result = None if trouble else result_of(trial, arm, seed)
-        said = trouble or (f"{trial.metric} {number(result.end)}" if result and result.points else "no figure")
-        notify(
-            f"  {n}/{len(todo)}  {arm.label} seed {seed}: {said}" + (f" (about {duration(left)} left)" if left else "")
-        )
-        if arm.kind == "base" and seed == trial.seeds[0]:
-            if trouble:
-                raise ConfigError(trouble)
-            refuse_absent_metric(trial, path)
+        end = f"{trial.metric} {number(result.end)}" if result and result.points else "no figure"
+        left = (time.monotonic() - begin) / n_done * (total - n_done)
+        estimate = f" (about {duration(left)} left)" if left else ""
+        notify(f"  {n_done}/{total}  {arm.label} seed {seed}: {trouble or end}{estimate}")
+
+    with ThreadPoolExecutor(trial.jobs) as pool:
+        try:
+            # The first run of the base tells whether there is anything to compare.
+            base, first = trial.arms[0], trial.seeds[0]
+            if (base, first) in todo:
+                todo.remove((base, first))
+                trouble = pool.submit(run_child, trial, base, first, children).result()
+                said(base, first, trouble)
+                if trouble:
+                    raise ConfigError(trouble)
+            refuse_absent_metric(trial, trial.path(base, first))
+            for seed in trial.seeds:
+                arms = [a for a, s in todo if s == seed]
+                # A seed is begun only if all of its arms can end in time, so that pairs stay whole.
+                spent = time.monotonic() - begin
+                whole = spent / n_done * len(arms) if n_done else 0.0
+                if trial.minutes and seed != first and spent + whole > 60 * trial.minutes:
+                    notify(f"{trial.minutes:g} minutes are spent: seeds from {seed} on are not begun")
+                    return
+                futures = {pool.submit(run_child, trial, a, seed, children): a for a in arms}
+                for future in as_completed(futures):
+                    said(futures[future], seed, future.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            children.end()
+            raise
 
 
-def run_child(trial: Trial, arm: Arm, seed: int) -> str:
-    """Run one child to its end; the reason why it failed, empty on success. The child dies with this process."""
+def _is_missing(path: Path) -> bool:
+    return not (path / DONE).is_file() or bool(trouble_of(path))
+
+
+def run_child(trial: Trial, arm: Arm, seed: int, children: Children) -> str:
+    """Run one child to its end; the reason why it failed, empty on success. It dies with this process."""
     path = trial.path(arm, seed)
     trouble = ""
     for _ in range(ATTEMPTS):
@@ -222,15 +263,15 @@ def run_child(trial: Trial, arm: Arm, seed: int) -> str:
         (path / trial_child.JOB).write_text(json.dumps(trial.job(arm, seed), indent=1))
         command = [trial.python, "-m", "gxpo.compare.trial_child", str(path.resolve()), str(os.getpid())]
         with (path / LOG).open("wb") as log:
+            # In a session of its own, so that all that it starts can be ended with it.
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(path), start_new_session=True
             )
-            try:
-                code = child.wait()
-            except BaseException:
-                child.terminate()
-                child.wait()
-                raise
+            children.running.add(child)
+            code = child.wait()
+            children.running.discard(child)
+        if children.is_ending:
+            return STOPPED
         end = path / trial_child.END
         if end.is_file():
             trouble = str(json.loads(end.read_text())["trouble"])

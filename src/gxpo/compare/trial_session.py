@@ -50,6 +50,7 @@ class Request:
     template: str | None
     writes: Sequence[str]
     python: str
+    jobs: int
     out: Path | None
     typed: str
 
@@ -97,7 +98,7 @@ class Session:
         return Trial(
             arms, range(r.seeds), r.steps, r.out or Path(f"runs/try-{name}"), script=None if command else script,
             argv=r.argv, command=command, override=override, metric=metric, start=start, writes=r.writes,
-            minutes=r.minutes, python=r.python, typed=r.typed,
+            minutes=r.minutes, python=r.python, jobs=r.jobs, typed=r.typed,
         )  # fmt: skip
 
     def _from_template(self, name: str) -> tuple[str, str]:
