@@ -68,7 +68,7 @@ def test_better_equal_and_exploding_arms_are_told(folder: Path) -> None:
     # the arms differ from the base by .01 a step, by nothing that a figure shows, and by their gradient alone
     assert verdicts == {"learning_rate=1e-6": "better", "learning_rate=5.0": "undecided", "beta=0.1": "equal"}
     assert outcome.recommended == "learning_rate=1e-6"
-    assert outcome.comparison.notes[0].startswith("learning_rate=5.0: the gradient norm explodes: 100 at its largest")
+    assert outcome.comparison.notes[1].startswith("learning_rate=5.0: the gradient norm explodes: 100 at its largest")
     assert [line.split()[0] for line in lines] == [f"{n}/12" for n in range(1, 13)]
     # seed by seed, with the base first
     assert lines[4].split()[1:4] == ["base", "seed", "1:"]

@@ -376,13 +376,15 @@ def conclude_trial(trial: Trial) -> Outcome:
     base = next(a.label for a in trial.arms if a.kind == "base")
     explosions = dict(_explosions(trial, results))
     kept = [n for n in comparison.notes if not n.startswith("no control on shuffled")]
-    notes = [*explosions.values(), *notes, *kept]
     best = [
         d.arm
         for d in sorted(comparison.differences, key=lambda d: -d.end.mean)
         if d.verdict == "better" and d.arm not in explosions and not _is_sicker(findings[d.arm][0], findings[base][0])
     ]
     words = {label: word for label, (_, word) in findings.items()}
+    advice = f"recommended: {best[0]}" if best else "nothing is recommended"
+    doctor = [f"doctor on {arm}: {word}" for arm, word in words.items()]
+    notes = [advice, *explosions.values(), *doctor, *notes, *kept]
     return Outcome(replace(comparison, notes=notes), words, best[0] if best else "")
 
 

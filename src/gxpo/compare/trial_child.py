@@ -73,7 +73,7 @@ def relative(value: Any, text: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Refusal(f"the script's own value is {value!r}, no number that {text} could change: give a value")
     made = value * float(text[1:]) if text[0] == "*" else value / float(text[1:])
-    return max(1, round(made)) if isinstance(value, int) else made
+    return max(1, round(made)) if isinstance(value, int) else float(f"{made:.12g}")
 
 
 class Trial:

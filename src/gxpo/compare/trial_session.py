@@ -18,7 +18,6 @@ from gxpo.compare.results import Arm, Budget, Comparison
 from gxpo.compare.suites import Setting
 from gxpo.compare.trial import (
     DONE,
-    Outcome,
     Trial,
     conclude_trial,
     installed_fields,
@@ -168,8 +167,7 @@ class Session:
             say(json.dumps(outcome_as_data(outcome), indent=1))
             return
         show(outcome.comparison, terminal.console())
-        for line in (*closing_lines(outcome), f"page: {self.out / 'compare.html'}"):
-            say(line)
+        say(f"page: {self.out / 'compare.html'}")
 
 
 class RunSession:
@@ -245,13 +243,6 @@ class RunSession:
             else:
                 show(comparison, terminal.console())
                 say(f"page: {self.out / 'compare.html'}")
-
-
-def closing_lines(outcome: Outcome) -> list[str]:
-    """The doctor's word on each arm, and what is recommended."""
-    lines = [f"doctor on {arm}: {word}" for arm, word in outcome.doctor.items()]
-    recommended = outcome.recommended
-    return [*lines, f"recommended: {recommended}" if recommended else "nothing is recommended"]
 
 
 def templates_as_text() -> str:
