@@ -69,10 +69,10 @@ def try_changes(
     Example: gxpo try --command 'bash run.sh {overrides} trainer.total_training_steps={steps} data.seed={seed}' --arm
     actor_rollout_ref.actor.optim.lr=1e-6
     """
-    from gxpo.compare import trial_session
+    from gxpo.compare import trial_arms, trial_session
 
     if template == "list":
-        say(trial_session.templates_as_text())
+        say(json.dumps(trial_arms.templates(), indent=1) if as_json else trial_session.templates_as_text())
         return
     request = trial_session.Request(
         script=script, argv=tuple(argv or ()), arms=tuple(arm or ()), remedies=remedies, seeds=seeds, steps=steps,
