@@ -204,7 +204,10 @@ class RunSession:
         changes = []
         for key, value in arm.keys.items():
             if isinstance(value, str) and trial_child.RELATIVE.fullmatch(value):
-                value = trial_child.relative(shared.get(key), value)
+                try:
+                    value = trial_child.relative(shared.get(key), value)
+                except trial_child.Refusal as refusal:
+                    raise ConfigError(f"arm {arm.label}: {key}: {refusal}") from None
             if key != "method":
                 changes.append(f"{key}={value}")
         method = str(arm.keys.get("method", self.base))
