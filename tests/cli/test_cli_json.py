@@ -35,6 +35,7 @@ ARGUMENTS = {
     "check-model": "tiny:cold",
     "signal": "tiny:cold arithmetic --sizes 2 --tasks 4 --set sampling.max_new_tokens=4",
     "compare": "a=runs/a b=runs/b",
+    "try": "--template list",
     "tasks": "data.jsonl",
     "filter-tasks": "run.yaml --n 4 --rollouts 2 --out kept.jsonl",
     "convert": "trl trl.yaml",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from gxpo.base.errors import ConfigError
 from gxpo.compare import conclude as module
 from gxpo.compare.conclude import conclude, overall
 from gxpo.compare.results import Arm, Budget, Comparison, Point, RunResult
+from gxpo.compare.sentences import verdict
 
 GRPO, RLOO, SHUFFLED = Arm("grpo", {}, "base"), Arm("rloo", {}), Arm("shuffled", {}, "control")
 
@@ -243,3 +245,21 @@ def test_over_several_settings() -> None:
     assert found[0].middle.mean == pytest.approx((0.41 + 0.41 + 0.42 + 0.43) / 4)  # of 40 41 41 42 43 45
     with pytest.raises(ConfigError, match="no common mean"):
         overall([setting([0.1, 0.2, 0.3]), concluded([], measure="eval_length")])
+
+
+def test_arm_that_never_acted_equals_the_base() -> None:
+    def traced(arm: str, seed: int, trace: dict[str, list[float]]) -> RunResult:
+        return dataclasses.replace(run(arm, seed, [0.2, 0.4 + seed / 100]), trace=trace)
+
+    alike = {"reward": [0.1, 0.3], "entropy": [1.0, math.nan]}
+    runs = [traced(a, s, {**alike, f"{a}_alone": [1.0, 2.0]}) for a in ("grpo", "rloo") for s in range(2)]
+    d = concluded(runs).differences[0]
+    assert d.verdict == "equal"
+    assert d.said == "rloo equals grpo in every step of 2 seeds: what it changes never acted"
+    assert verdict(concluded(runs)) == [d.said]
+    # one step of one seed apart, a step less, or nothing that varies: not known to be equal
+    for other in ({**alike, "reward": [0.1, 0.31]}, {"reward": [0.1]}, {"reward": [0.0, 0.0]}, {}):
+        changed = [traced("rloo", 1, other) if r.arm == "rloo" and r.seed == 1 else r for r in runs]
+        assert concluded(changed).differences[0].verdict == "undecided"
+    flat = [dataclasses.replace(r, trace={"reward": [0.0, 0.0]}) for r in runs]
+    assert concluded(flat).differences[0].verdict == "undecided"

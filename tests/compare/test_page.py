@@ -91,13 +91,13 @@ def test_figures_of_arms(tmp_path: Path) -> None:
 
 
 def test_figures_state_measure_budget_setting_and_learning_rate(tmp_path: Path) -> None:
-    said = "eval_accuracy (more is better), 100,000 generated tokens a run, sums, at one learning rate"
+    said = "eval_accuracy (more is better), 100,000 generated tokens a run, sums, learning rates as given"
     _, text = drawn(tmp_path, comparison())
     captions = re.findall("<figcaption>(.*?)</figcaption>", text)
     assert len(captions) == text.count("<svg ") == 2 + 4 + 1 and all(said in c for c in captions)
     tuned = comparison(tuned={"rloo": {"optim.lr": 1e-3}})
     _, text = drawn(tmp_path, tuned)
-    assert "at one learning rate" not in text and "optim.lr tuned for each arm on other seeds" in text
+    assert "as given" not in text and "optim.lr tuned for each arm on other seeds" in text
     assert "optim.lr (tuned)" in text
 
 

@@ -76,7 +76,7 @@ def test_long_labels_take_several_lines() -> None:
 
 def test_caption_names_measure_budget_setting_and_learning_rate() -> None:
     text = " ".join(shown(comparison()))
-    assert "eval_accuracy (more is better), 100,000 generated tokens a run, sums, at one learning rate" in text
+    assert "eval_accuracy (more is better), 100,000 generated tokens a run, sums, learning rates as given" in text
     tuned = comparison(tuned={"grpo": {"optim.lr": 1e-3}, "rloo": {"optim.lr": 3e-4}}, budget=Budget("seconds", 60))
     text = " ".join(shown(tuned))
     assert "60 seconds a run" in text and "optim.lr tuned for each arm on other seeds" in text

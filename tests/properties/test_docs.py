@@ -11,6 +11,7 @@ import pytest
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 from tests import command_line, started
+from tests.compare.stub_trl import write_stub
 
 from gxpo.compare import worker
 from gxpo.compare.jobs import Local
@@ -28,6 +29,7 @@ QUICK = {
     "signal": "--tasks 4",
     "eval": "--tasks 4",
     "check-env": "--episodes 2",
+    "try": "--seeds 1 --steps 4",
     "bench": "--help",  # it refuses to measure on a busy machine
 }
 COLD = " --set model=tiny:cold"  # instead of a model that would have to be downloaded, or warmed up for a task
@@ -128,6 +130,9 @@ SHARED = [page for n, page in enumerate(FIRST) if FIRST[page] in list(FIRST.valu
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_the_first_command_of_a_page_runs_as_typed(page, here, hardly_warm, monkeypatch):
+    if FIRST[page].startswith("gxpo try train.py"):
+        (here / "train.py").write_text("from trl import GRPOTrainer\nGRPOTrainer().train()\n")
+        monkeypatch.setenv("PYTHONPATH", f"{write_stub(here / 'stub')}{os.pathsep}{ROOT / 'src'}")
     if "runs/arithmetic" in FIRST[page]:
         typed("gxpo train examples/arithmetic.yaml", monkeypatch, COLD)
     typed(FIRST[page], monkeypatch, COLD)

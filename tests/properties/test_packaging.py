@@ -49,7 +49,7 @@ sys.addaudithook(note)
 
 import gxpo
 assert gxpo.__file__.startswith(package), gxpo.__file__
-from gxpo.compare import suites
+from gxpo.compare import suites, trial_arms
 from gxpo.conformance.golden import golden, names
 from gxpo.conformance.losses import losses, objectives
 from gxpo.doctor import evidence, remedies
@@ -67,6 +67,7 @@ for name in names():
 for name in objectives():
     losses(name)
 config.demo_settings()
+trial_arms.templates()
 evidence.read()
 for source in (*remedies.SOURCES, "any"):
     remedies.remedy_table(source)

@@ -332,6 +332,7 @@ from gxpo.cli import (  # noqa: E402, F401  # stand here in --help
     examine,
     plan,  # `plan` stands here in --help
     serve,
+    try_command,
 )
 from gxpo.cli import export as _export  # noqa: E402, F401
 from gxpo.cli import tasks as _tasks  # noqa: E402, F401

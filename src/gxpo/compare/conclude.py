@@ -26,8 +26,18 @@ from gxpo.compare.inference import (
     seed_spread,
     seeds_needed,
 )
-from gxpo.compare.results import COLLAPSED, Arm, ArmSummary, Budget, Comparison, Difference, Estimate, RunResult
-from gxpo.compare.wording import interval, listed, number, probability
+from gxpo.compare.results import (
+    COLLAPSED,
+    Arm,
+    ArmSummary,
+    Budget,
+    Comparison,
+    Difference,
+    Estimate,
+    RunResult,
+    Verdict,
+)
+from gxpo.compare.wording import interval, listed, number, one_rate, probability
 
 ACCURACY = "eval_accuracy"  # the measure that is the mean of verdicts by held-out task
 ALPHA = 0.05
@@ -81,7 +91,10 @@ def conclude(
         zip(compared_labels, holm([d.end.p for d in raw_differences if d.arm in compared_labels]), strict=True)
     )
     places = _places(summaries)
-    differences = [_with_verdict(d, adjusted_p.get(d.arm), len(compared_labels), places) for d in raw_differences]
+    differences = [
+        _with_verdict(d, adjusted_p.get(d.arm), len(compared_labels), places, never_acted(pairs_by_arm[d.arm]))
+        for d in raw_differences
+    ]
     comparison = Comparison(
         setting=setting,
         measure=measure,
@@ -308,11 +321,32 @@ def _difference(
     return Difference(label, against, end, area, improves, math.nan, None, "undecided", "")
 
 
-def _with_verdict(d: Difference, p_adjusted: float | None, family: int, places: int) -> Difference:
+def never_acted(pairs: Sequence[Pair]) -> bool:
+    """Return True if the runs of every pair logged the same figures in every step: what the arm changes never mattered.
+
+    Figures that only one of the two logs are left out, and constant ones prove nothing: a reward of 0 in both is no
+    sign that they sampled alike.
+    """
+
+    def equal(one: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]]) -> bool:
+        shared = [name for name in one if name in other]
+        varies = any(len(set(one[name])) > 1 for name in shared)
+        return varies and all(np.array_equal(one[name], other[name], equal_nan=True) for name in shared)
+
+    return bool(pairs) and all(equal(a.trace, b.trace) for a, b in pairs)
+
+
+def _with_verdict(
+    d: Difference, p_adjusted: float | None, family: int, places: int, is_equal: bool = False
+) -> Difference:
     """Add the verdict and the seeds needed. `p_adjusted` is None for a control, which is judged by its own p."""
+    if is_equal:
+        seeds = f"{d.end.n} seed{'' if d.end.n == 1 else 's'}"
+        said = f"{d.arm} equals {d.against} in every step of {seeds}: what it changes never acted"
+        return replace(d, verdict="equal", said=said)
     p = d.end.p if p_adjusted is None else p_adjusted
     tests = max(1, family) if p_adjusted is not None else 1
-    verdict: Literal["better", "worse", "undecided"] = "undecided"
+    verdict: Verdict = "undecided"
     if d.end.n >= FEWEST_SEEDS and not d.end.holds_zero and p < ALPHA:
         verdict = "better" if d.end.mean > 0 else "worse"
     by_task = 0.0 if math.isnan(d.end.by_task) else d.end.by_task
@@ -440,7 +474,6 @@ def _notes(
             notes.append("every arm ends within .1 of the least or the greatest value: there is no room to differ")
     if not any(a.arm.kind == "control" for a in c.arms):
         notes.append("no control on shuffled rewards: a gain that does not come from them would not be seen")
-    rates = {a.arm.keys.get("optim.lr") for a in c.arms if a.arm.kind != "control"}
-    if not any(c.tuned.values()) and c.differences and len(rates) == 1:
+    if not any(c.tuned.values()) and c.differences and one_rate(c):
         notes.append("all arms at one learning rate, which need not be the best for each")
     return notes

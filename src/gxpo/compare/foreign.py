@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gxpo.base.errors import ConfigError, did_you_mean
-from gxpo.compare.reading import Spent, cut, windows
+from gxpo.compare.reading import CLOCKS, Spent, cut, windows
 from gxpo.compare.results import Budget, RunResult
 from gxpo.doctor.readers import configs
 from gxpo.doctor.runlog import RunLog
@@ -71,7 +71,12 @@ def read_log(
     else:
         result_points = windows(pairs, spent, budget)
     trouble = "" if len(result_points) > 1 else f"fewer than two values of {measure} within the budget"
-    return RunResult(arm, seed, str(path), tuple(result_points), trouble=trouble)
+    every = {
+        name: series.values.tolist()
+        for name, series in {**log.raw, **log.series}.items()
+        if not CLOCKS.search(series.key)
+    }
+    return RunResult(arm, seed, str(path), tuple(result_points), trouble=trouble, trace=every)
 
 
 def held_out(measure: str) -> bool:

@@ -47,7 +47,7 @@ def summary(comparisons: Sequence[Comparison]) -> Html:
     arms = over_settings(comparisons)
     sentences = [line for a in arms for line in a.said]
     single = [d for c in comparisons for d in compared(c)]
-    decided = any(d.verdict != "undecided" for d in (*single, *arms))
+    decided = any(d.verdict in ("better", "worse") for d in (*single, *arms))
     head = verdict_part(
         "healthy" if decided else "note",
         sentences[0] if sentences else "nothing is compared",

@@ -60,7 +60,7 @@ TOGETHER = 3  # most curves with bands in one picture: more would hide one anoth
 MOST_CHANGED = 10
 LEGEND = 48  # letters of a name in a legend
 SIDES: Mapping[str, Literal["above", "below", "neither"]] = {
-    "better": "above", "worse": "below", "undecided": "neither"
+    "better": "above", "worse": "below", "undecided": "neither", "equal": "neither"
 }  # fmt: skip
 
 

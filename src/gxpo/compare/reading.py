@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from gxpo.training import metrics
 from gxpo.training.directory import EVALUATIONS, METRICS, config_of
 
 ACCURACY = "eval_accuracy"  # the mean of verdicts, which runs also record by task
+CLOCKS = re.compile(r"time|second|memory|^step$|per_sec", re.IGNORECASE)  # in names of what differs between equal runs
 TENTHS = 10  # windows of the steps, each a point of a figure of training
 
 Rows = Sequence[Mapping[str, Any]]
@@ -89,7 +91,15 @@ def read_run(path: str | Path, arm: str, seed: int, measure: str = ACCURACY, bud
         _figure(end_line.get("judge_tokens")),
         {k: float(v) for k, v in last.items() if k.startswith("eval_") and _is_figure(v)},
         "" if is_complete and len(curve) > 1 else _trouble(points, lines, held_out),
+        trace_of(lines),
     )
+
+
+def trace_of(rows: Rows, last: float = math.inf) -> dict[str, list[float]]:
+    """Every figure by step up to the step `last`, without clocks and memory; a step without it counts as nan."""
+    within = [row for row in rows if row.get("step", 0) <= last]
+    names = dict.fromkeys(k for row in within for k, v in row.items() if _is_figure(v) and not CLOCKS.search(k))
+    return {name: [_figure(row.get(name)) for row in within] for name in names}
 
 
 def cut(points: Sequence[Point], budget: Budget) -> tuple[list[Point], float]:

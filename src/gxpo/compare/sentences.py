@@ -43,11 +43,13 @@ def compared(comparison: Comparison) -> list[Difference]:
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """Verdict in sentences: first the arms that differ from the base, best first, then one for the undecided."""
+    """Verdict in sentences: first the arms that differ from the base, best first, then those that equal it in
+    every step, then one for the undecided."""
     differences = compared(comparison)
     if not differences:
         return ["nothing is compared: there is no arm beside the base"]
-    out = [d.said for d in sorted(differences, key=lambda d: -d.end.mean) if d.verdict != "undecided"]
+    out = [d.said for d in sorted(differences, key=lambda d: -d.end.mean) if d.verdict in ("better", "worse")]
+    out += [d.said for d in differences if d.verdict == "equal"]
     undecided = [d for d in differences if d.verdict == "undecided"]
     if len(undecided) == 1:
         return [*out, undecided[0].said]
@@ -113,6 +115,8 @@ def _counts(arm: str, differences: Sequence[Difference]) -> str:
     against, n = differences[0].against, len(differences)
     counts = {v: sum(d.verdict == v for d in differences) for v in ("better", "worse", "undecided")}
     phrases = [f"{v} than {against} in {counts[v]} of {n} settings" for v in ("better", "worse") if counts[v]]
+    if n_equal := sum(d.verdict == "equal" for d in differences):
+        phrases.append(f"equal to {against} in every step in {n_equal} of {n} settings")
     if not phrases:
         return f"{arm} can't be told from {against} in any one of {n} settings"
     undecided = f", can't be told from it in {counts['undecided']}" if counts["undecided"] else ""

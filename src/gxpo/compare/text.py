@@ -28,7 +28,7 @@ from gxpo.compare.wording import (
 
 GAP = 2  # cells between two columns
 LISTED = 5  # runs that ended early are named up to so many
-STYLES = {"better": "bold green", "worse": "bold red", "undecided": ""}
+STYLES = {"better": "bold green", "worse": "bold red", "undecided": "", "equal": ""}
 
 
 @dataclass(frozen=True)

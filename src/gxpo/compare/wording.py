@@ -8,6 +8,7 @@ from typing import Any
 
 from gxpo.compare.results import ArmSummary, Comparison, Estimate, Unit
 
+RATES = ("lr", "learning_rate")  # ends of keys
 UNITS: Mapping[Unit, str] = {"tokens": "generated tokens", "seconds": "seconds of training", "updates": "updates"}
 
 
@@ -127,8 +128,15 @@ def caption(comparison: Comparison, *, setting: bool = True) -> str:
 def tuning(comparison: Comparison) -> str:
     """Say which keys were tuned, or that all arms ran at one learning rate."""
     if not any(comparison.tuned.values()):
-        return "at one learning rate"
+        return "at one learning rate" if one_rate(comparison) else "learning rates as given"
     return f"{listed(_keys(comparison.tuned.values()))} tuned for each arm on other seeds"
+
+
+def one_rate(comparison: Comparison) -> bool:
+    """Return True if no arm has a learning rate of its own, by gxpo's key or by another trainer's."""
+    arms = [a.arm.keys for a in comparison.arms if a.arm.kind != "control"]
+    rates = [{k: v for k, v in keys.items() if k.endswith(RATES)} for keys in arms]
+    return all(rate == rates[0] for rate in rates)
 
 
 def _keys(chosen: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -1,0 +1,207 @@
+"""Trials of a change in a user's script: child processes on a stub of TRL, and the table of their runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.compare.stub_trl import write_stub
+from tests.thorough import ALL
+
+from gxpo.base.errors import ConfigError
+from gxpo.compare.trial import Trial, conclude_trial, environment, installed_fields, plan_lines, refuse_other, run
+from gxpo.compare.trial_arms import arms_of
+
+SCRIPT = """
+from trl import GRPOConfig, GRPOTrainer
+
+class Mine(GRPOTrainer):
+    pass
+
+args = GRPOConfig(output_dir="out", learning_rate=1e-3, num_generations=4)
+args.report_to = "wandb"
+trainer = Mine("model", print, args)
+trainer.train()
+open("after.txt", "w").write("what follows training is not run")
+"""
+ARMS = ("learning_rate=1e-6", "learning_rate=5.0", "beta=0.1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory of its own, with the stubs on the path of children."""
+    user = tmp_path / "user"
+    user.mkdir()
+    monkeypatch.chdir(user)
+    source = Path(__file__).parents[2] / "src"
+    monkeypatch.setenv("PYTHONPATH", f"{write_stub(tmp_path / 'stub')}{os.pathsep}{source}")
+    return user
+
+
+def trial(folder: Path, arms: tuple[str, ...] = ARMS, text: str = SCRIPT, seeds: int = 3, **more: object) -> Trial:
+    script = folder / "train.py"
+    script.write_text(text)
+    fields = ["learning_rate", "beta", "num_generations", "reward_weights"]
+    given = {"out": folder / "runs", "steps": 10, **more}
+    return Trial(arms_of(arms, fields), range(seeds), script=script, **given)  # type: ignore[arg-type]
+
+
+def failure(folder: Path, text: str, **more: object) -> str:
+    with pytest.raises(ConfigError) as error:
+        run(trial(folder, ("beta=0.1",), text, seeds=1, **more))
+    return str(error.value)
+
+
+def test_better_equal_and_exploding_arms_are_told(folder: Path) -> None:
+    lines: list[str] = []
+    made = trial(folder)
+    run(made, lines.append)
+    outcome = conclude_trial(made)
+    verdicts = {d.arm: d.verdict for d in outcome.comparison.differences}
+    # the arms differ from the base by .01 a step, by nothing that a figure shows, and by their gradient alone
+    assert verdicts == {"learning_rate=1e-6": "better", "learning_rate=5.0": "undecided", "beta=0.1": "equal"}
+    assert outcome.recommended == "learning_rate=1e-6"
+    assert outcome.comparison.notes[1].startswith("learning_rate=5.0: the gradient norm explodes: 100 at its largest")
+    assert [line.split()[0] for line in lines] == [f"{n}/12" for n in range(1, 13)]
+    # seed by seed, with the base first
+    assert lines[4].split()[1:4] == ["base", "seed", "1:"]
+    end = next(a.end.mean for a in outcome.comparison.arms if a.arm.label == "learning_rate=1e-6")
+    assert end == pytest.approx(0.2 + 0.01 * 10, abs=0.02)
+
+
+def test_script_runs_unchanged_and_writes_nothing_of_its_own(folder: Path) -> None:
+    made = trial(folder, ("num_generations=*2",), seeds=1)
+    run(made)
+    assert sorted(p.name for p in folder.iterdir()) == ["runs", "train.py"]
+    settings = json.loads((made.path(made.arms[1], 0) / "args.json").read_text())
+    # twice the script's own 4, and what the configuration derives from it
+    assert (settings["num_generations"], settings["generation_batch_size"]) == (8, 32)
+    assert (settings["report_to"], settings["save_strategy"], settings["seed"]) == ([], "no", 0)
+    assert settings["output_dir"].startswith(str(folder / "runs"))
+    assert settings["max_steps"] == 1000  # a schedule of the script's own length, of which the trial is the beginning
+
+
+@ALL
+def test_killed_trial_continues_to_the_same_table(folder: Path) -> None:
+    made = trial(folder, ("learning_rate=1e-6",), seeds=2)
+    run(made)
+    whole = conclude_trial(made).comparison
+    shutil.rmtree(made.out)
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\nfrom tests.compare.test_trial import *\n"
+        "run(trial(Path.cwd(), ('learning_rate=1e-6',), seeds=2))"
+    )
+    root = str(Path(__file__).parents[2])
+    process = subprocess.Popen([sys.executable, "-c", program, root])
+    while process.poll() is None and not (made.out / "base/seed-1/job.json").exists():
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = (made.out / "base/seed-0/metrics.jsonl").stat().st_mtime_ns
+    run(made)
+    assert (made.out / "base/seed-0/metrics.jsonl").stat().st_mtime_ns == before
+    again = conclude_trial(made).comparison
+    # as text, since two nan are not equal
+    assert repr(again.differences) == repr(whole.differences)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("print('nothing')", "the script never builds a GRPOTrainer or RLOOTrainer: --command tries other trainers"),
+        ("from trl import GRPOTrainer as T\nT()", "the script builds a trainer and never calls its train()"),
+        ("from trl import GRPOTrainer as T\nT(), T()", "the script builds two trainers: try one at a time (the second: "
+         "train.py line 2)"),
+        ("from trl import GRPOTrainer as T, GRPOConfig as C\nT(args=C(max_steps=0)).train()",
+         "the training ended before its first step"),
+        ("input('model? ')", "the script asks at the terminal, where nobody answers in a trial (EOFError: EOF when "
+         "reading a line (train.py line 1))"),
+        ("import os\nif not os.fork():\n    from trl import GRPOTrainer as T\n    T()\nos.wait()",
+         "the script forks, and trains in the new process: train in the script's own process"),
+        ("open('log.txt', 'w')", "the script writes to log.txt, which a trial leaves alone: --writes DIR allows a "
+         "folder"),
+        ("import os\nos.makedirs('out/logs')", "the script writes to out, which a trial leaves alone: --writes DIR "
+         "allows a folder"),
+        ("import subprocess\nsubprocess.run(['accelerate', 'launch', 'x.py'])",
+         "the script starts several processes (accelerate launch x.py): try what it starts, in one"),
+        ("1 / 0", "ZeroDivisionError: division by zero (train.py line 1)"),
+    ],
+)  # fmt: skip
+def test_script_that_cannot_be_tried_is_one_line(folder: Path, text: str, said: str) -> None:
+    assert failure(folder, text) == said
+    assert not (folder / "out").exists() and not (folder / "log.txt").exists()
+
+
+def test_failed_arm_costs_itself(folder: Path) -> None:
+    made = trial(folder, ("learning_rate=1e-6", "num_generations=*0.5", "reward_weights=*2"), seeds=1)
+    run(made)
+    comparison = conclude_trial(made).comparison
+    why = "the script's own value is None, no number that *2 could change: give a value"
+    assert comparison.arm("reward_weights=*2").failed == {0: why}
+    assert comparison.arm("learning_rate=1e-6").failed == {}
+
+
+def test_unknown_metric_names_those_that_there_are(folder: Path) -> None:
+    said = failure(folder, SCRIPT, metric="rewards")
+    assert said == "--metric rewards: no log has it; did you mean 'reward'? it has reward, grad_norm, learning_rate"
+
+
+def test_folder_of_other_runs_is_refused(folder: Path) -> None:
+    run(trial(folder, seeds=1))
+    with pytest.raises(ConfigError, match="seed-0 was made with steps=10: give another --out"):
+        refuse_other(trial(folder, seeds=1, steps=20))
+    with pytest.raises(ConfigError, match="was made with another version of the script"):
+        refuse_other(trial(folder, seeds=1, text=f"{SCRIPT}\n"))
+
+
+def test_other_trainers_run_by_a_command(folder: Path) -> None:
+    (folder / "other.py").write_text(
+        "import json, sys\nlr, steps, seed, out = sys.argv[1:]\n"
+        "rows = [{'step': s, 'reward': 0.1 + 0.01 * s * (lr == 'lr=2') + 0.001 * ((s * 7 + int(seed)) % 5),\n"
+        "         'actor/grad_norm': 1.0} for s in range(1, int(steps) + 1)]\n"
+        "open(f'{out}/metrics.jsonl', 'w').write(''.join(json.dumps(r) + '\\n' for r in rows))\n"
+    )
+    command = f"{sys.executable} other.py {{overrides}} {{steps}} {{seed}} {{out}}"
+    made = Trial(arms_of(["lr=2"], None), range(3), 20, folder / "runs", command=command)
+    # the base has no override: its word is missing, and the program fails
+    with pytest.raises(ConfigError, match=r"the command ended with exit code 1: see .*log\.txt"):
+        run(made)
+    made = Trial(arms_of(["lr=2"], None), range(3), 20, folder / "more", command=command)
+    (folder / "other.py").write_text(
+        (folder / "other.py").read_text().replace("lr, steps, seed, out = sys.argv[1:]", "*lr, steps, seed, out = "
+        "sys.argv[1:]\nlr = ''.join(lr)")
+    )  # fmt: skip
+    run(made)
+    assert [d.verdict for d in conclude_trial(made).comparison.differences] == ["better"]
+
+
+def test_children_get_no_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_URI", "GITHUB_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    kept = environment(tmp_path)
+    assert "secret" not in kept.values() and kept["WANDB_MODE"] == "disabled"
+
+
+def test_plan_states_changes_and_cost(folder: Path) -> None:
+    lines = plan_lines(trial(folder, ("learning_rate=/10",)), step_seconds=2.0, step_tokens=500.0)
+    assert lines == [
+        "base: as it is",
+        "learning_rate=/10: learning_rate = the script's own divided by 10",
+        # 6 runs of 10 steps: 120 s, 30,000 tokens
+        "2 arms x 3 seeds = 6 runs of 10 steps, 6 to make: about 2 min 0 s at 2 s a step, 30 k generated tokens",
+    ]
+
+
+def test_fields_are_those_of_the_installed_trl(folder: Path) -> None:
+    assert "learning_rate" in installed_fields(sys.executable)
+    with pytest.raises(ConfigError, match=r"can't load trl .*No module named 'trl'.*pip install"):
+        os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"].split(os.pathsep)[1]
+        installed_fields(sys.executable)
