@@ -126,7 +126,7 @@ def signal_of_run(path: Path, methods: Sequence[str], step: int | None = None) -
         if not tables:
             is_own = source.method is not None
             base = ASSUMED if source.method is None else source.method.name
-        of_step = looks_of(source, [base, *methods])
+        of_step = looks_of(source, {name: {"method": name} for name in (base, *methods)})
         tables.append(_columns(source, of_step))
         looks.append(of_step)
         notes |= dict.fromkeys(_notes(source))
