@@ -15,6 +15,7 @@ from gxpo.doctor.readers import configs, keys
 from gxpo.doctor.readers.console import MOST_MESSAGES
 from gxpo.doctor.readers.files import candidates, dump_source, read_file
 from gxpo.doctor.readers.table import Columns, Table
+from gxpo.doctor.readers.trainers import trainer
 from gxpo.doctor.rollout_files import rollouts
 from gxpo.doctor.runlog import NAMES, RunLog
 from gxpo.doctor.series import Series
@@ -75,6 +76,9 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None, run: str
     # runs are told apart by rows that have their steps, so that numbering comes first
     members = _one_run({name: table for name, table in tables.items() if table.rows}, str(path))
     log.source = keys.source(set().union(*(table.columns for table in members.values())))
+    if trainer(log.source).has_prefixes:
+        for table in members.values():
+            table.keep_prefixes()
     # the form of a file may tell the trainer where its keys are those of others, too
     if log.source == "unknown" and "verl" in set().union(*(table.hints for table in members.values())):
         log.source = "verl"
@@ -159,14 +163,14 @@ def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Map
     source = log.source
     by_depth = sorted(configurations.items(), key=lambda item: (item[0].count("/"), item[0]))
     for name, table in [*by_depth, *members.items()]:
-        trainer = configs.trainer(table.settings) if table.settings else None
+        writer = configs.trainer(table.settings) if table.settings else None
         # the last phase is the one that is looked at: see `_last_phase`
         if isinstance(phases := table.settings.get("phases"), list) and phases:
             table.settings |= phases[-1]
-        if source == "unknown" and trainer is not None:
-            source = trainer
+        if source == "unknown" and writer is not None:
+            source = writer
         # transformers' arguments also lie beside runs of other trainers, whose keys they share
-        has_settings = table.settings and trainer in (source, None, "trl")
+        has_settings = table.settings and writer in (source, None, "trl")
         settings = configs.translate(table.settings, source) if has_settings else {}
         max_steps = table.settings.get("trainer_state.max_steps")
         if isinstance(max_steps, (int, float)) and max_steps > 0:
@@ -211,6 +215,23 @@ def add_series(log: RunLog, members: Mapping[str, Table], mapping: Mapping[str, 
         log.series[name] = Series(np.array(steps, dtype=float), np.array(values, dtype=float), key)
         log.raw.pop(key, None)
     log.notes += notes
+    _drop_empty_verdicts(log)
+
+
+def _drop_empty_verdicts(log: RunLog) -> None:
+    """Set verdicts aside that are 0 throughout because nobody gave any.
+
+    Rewards vary, and either held-out answers are right or no group is counted as all wrong.
+    """
+    if not log.is_zero("success") or log.is_constant("reward") or not log.has("reward"):
+        return
+    if not (log.largest("eval/accuracy") > 0 or log.is_zero("zero_wrong")):
+        return
+    log.notes.append(f"{log.key('success')} is 0 in all steps, although rewards vary: not taken for verdicts")
+    for name in ("success", "zero_wrong", "zero_right"):
+        if log.is_zero(name):
+            series = log.series.pop(name)
+            log.raw[series.key] = series
 
 
 def _mapped_keys(mapping: Mapping[str, str], columns: Columns, spelling: Mapping[str, str]) -> dict[str, str]:
