@@ -191,7 +191,9 @@ def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Map
 
 def add_series(log: RunLog, members: Mapping[str, Table], mapping: Mapping[str, str] | None = None) -> None:
     """Add the series of the files of one run; `mapping` of names to keys is before what is known of the keys."""
-    merged = _last_phase(log, _merged(members))
+    columns, notes = _merged(members)
+    log.notes += notes
+    merged = _last_phase(log, columns)
     spelling = {key: text for table in members.values() for key, text in table.spellings.items()}
     name_of_key = _mapped_keys(mapping or {}, merged, spelling)
     if log.config.get("scale") == "batch" and "frac_reward_zero_std" in merged:
@@ -436,26 +438,44 @@ def _close(a: float, b: float) -> bool:
     return a == b or (math.isnan(a) and math.isnan(b)) or abs(a - b) <= max(6e-4 * max(abs(a), abs(b)), 6e-4)
 
 
-def _merged(members: Mapping[str, Table]) -> Columns:
-    """Merge the figures of all files of a run.
+def _merged(members: Mapping[str, Table]) -> tuple[Columns, list[str]]:
+    """Merge the figures of all files of a run; also notes of files that disagree.
 
     Of a key in several files, the first kind of `_ORDER` counts, of two files of a kind the longer; the others add the
     steps that are missing there.
     """
     ranked = sorted(members.items(), key=lambda m: (_ORDER.index(m[1].kind), -len(m[1].rows), m[0]))
     merged: Columns = {}
+    file_of: dict[str, str] = {}  # the file whose figures of a key count
+    differences: dict[tuple[str, str], list[tuple[int, str, tuple[float, float, float]]]] = {}
     numbered_keys = {key for _, table in ranked if table.is_numbered for key in table.columns}
-    for _, table in ranked:
+    for name, table in ranked:
         for key, (steps, values) in table.columns.items():
             if not table.is_numbered and key in numbered_keys:
                 continue  # its steps are only counted
             if key not in merged:
-                merged[key] = (steps, values)
+                merged[key], file_of[key] = (steps, values), name
                 continue
-            steps_so_far = set(merged[key][0])
-            more = [(s, v) for s, v in zip(steps, values, strict=True) if s not in steps_so_far]
+            values_so_far = dict(zip(*merged[key], strict=True))
+            pairs = [(s, values_so_far[s], v) for s, v in zip(steps, values, strict=True) if s in values_so_far]
+            apart = [] if _UNINFORMATIVE.search(key) else [pair for pair in pairs if _differ(*pair[1:])]
+            if apart:
+                differences.setdefault((file_of[key], name), []).append((len(apart), key, apart[0]))
+            more = [(s, v) for s, v in zip(steps, values, strict=True) if s not in values_so_far]
             if more:
                 joined = [*zip(*merged[key], strict=True), *more]
                 joined.sort(key=lambda pair: pair[0])
                 merged[key] = ([s for s, _ in joined], [v for _, v in joined])
-    return merged
+    notes = []
+    for (first, second), apart_of_keys in differences.items():
+        count, key, (step, a, b) = max(apart_of_keys, key=lambda one: (one[0], "reward" in one[1], one[1]))
+        steps = f"{count} step{'s' * (count > 1)}"
+        notes.append(
+            f"{first} and {second} differ in {steps}: {key} is {a:.4g} and {b:.4g} at {step:.0f}; {first} counts"
+        )
+    return merged, notes
+
+
+def _differ(a: float, b: float) -> bool:
+    """True if two figures of a step differ by more than any rounding; a missing one does not."""
+    return math.isfinite(a) and math.isfinite(b) and abs(a - b) > max(0.01 * max(abs(a), abs(b)), 1e-3)
