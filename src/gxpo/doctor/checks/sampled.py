@@ -8,7 +8,7 @@ from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.sickness import finding, sickness
 
-FLOOR = 0.05  # of rewards that are never negative: below it hardly any answer earns something
+FLOOR = 0.1  # of rewards that are never negative: below it hardly any answer earns something
 ALL = 0.97  # share of completions at the limit that counts as all of them
 
 
