@@ -180,11 +180,12 @@ def test_prefixes_of_a_trainer_in_files_of_one_key_each(tmp_path):
 
 
 def test_verdicts_that_nobody_gave_are_set_aside(tmp_path):
+    key = "critic/correct/mean"
     rows = [
-        {"step": i, "critic/correct/mean": 0.0, "critic/score/mean": 0.1 * i, "val_correct/all/mean": 0.25}
+        {"step": i, key: 0.0, "group/all_incorrect_groups_ratio": 0.0, "critic/score/mean": 0.1 * i}
         for i in range(1, 9)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     log = read(tmp_path)
     assert not log.has("success") and log.has("reward")
-    assert "critic/correct/mean is 0 in all steps, although rewards vary: not taken for verdicts" in log.notes
+    assert log.notes == [f"{key} and group/all_incorrect_groups_ratio are 0 in all steps: not taken for verdicts"]

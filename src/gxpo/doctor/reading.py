@@ -221,15 +221,10 @@ def add_series(log: RunLog, members: Mapping[str, Table], mapping: Mapping[str, 
 
 
 def _drop_empty_verdicts(log: RunLog) -> None:
-    """Set verdicts aside that are 0 throughout because nobody gave any.
-
-    Rewards vary, and either held-out answers are right or no group is counted as all wrong.
-    """
-    if not log.is_zero("success") or log.is_constant("reward") or not log.has("reward"):
+    """Set verdicts aside that are all 0 because nobody gave any: then no group is counted as all wrong, either."""
+    if not (log.is_zero("success") and log.is_zero("zero_wrong")) or log.is_constant("reward"):
         return
-    if not (log.largest("eval/accuracy") > 0 or log.is_zero("zero_wrong")):
-        return
-    log.notes.append(f"{log.key('success')} is 0 in all steps, although rewards vary: not taken for verdicts")
+    log.notes.append(f"{log.key('success')} and {log.key('zero_wrong')} are 0 in all steps: not taken for verdicts")
     for name in ("success", "zero_wrong", "zero_right"):
         if log.is_zero(name):
             series = log.series.pop(name)
