@@ -155,3 +155,37 @@ def test_questions_with_numbers_as_answers_are_no_figures(tmp_path):
 def test_a_lightning_run_is_no_run_of_skyrl(tmp_path):
     (tmp_path / "a.csv").write_text("trainer/global_step,epoch,loss\n" + "".join(f"{i},0,0.5\n" for i in range(3)))
     assert read(tmp_path).source == "unknown"
+
+
+def test_files_of_one_run_that_disagree_are_named(tmp_path):
+    rows = [{"reward": i / 10, "reward_std": 0.1 * i, "grad_norm": 0.5 + i, "step": i} for i in range(1, 11)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({**STATE, "log_history": rows}))
+    other_rows = [{**row, "reward": row["reward"] + 0.2 * (row["step"] == 4)} for row in rows]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in other_rows))
+    log = read(tmp_path)
+    assert log.values("reward")[3] == 0.4
+    assert (
+        "trainer_state.json and log.jsonl differ in 1 step: reward is 0.4 and 0.6 at 4; trainer_state.json counts"
+        in (log.notes)
+    )
+
+
+def test_prefixes_of_a_trainer_in_files_of_one_key_each(tmp_path):
+    for key, value in (("train/reward", 0.25), ("train/approx_entropy", 1.5), ("train/grad_norm", 0.5)):
+        lines = ["Step,run - " + key, *(f"{step},{value}" for step in range(1, 5))]
+        (tmp_path / (key.replace("/", "_") + ".csv")).write_text("\n".join(lines) + "\n")
+    log = read(tmp_path)
+    assert log.source == "nemo-rl"
+    assert log.values("reward").tolist() == [0.25] * 4 and log.values("grad_norm").tolist() == [0.5] * 4
+
+
+def test_verdicts_that_nobody_gave_are_set_aside(tmp_path):
+    key = "critic/correct/mean"
+    rows = [
+        {"step": i, key: 0.0, "group/all_incorrect_groups_ratio": 0.0, "critic/score/mean": 0.1 * i}
+        for i in range(1, 9)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = read(tmp_path)
+    assert not log.has("success") and log.has("reward")
+    assert log.notes == [f"{key} and group/all_incorrect_groups_ratio are 0 in all steps: not taken for verdicts"]

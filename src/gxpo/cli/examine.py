@@ -21,7 +21,11 @@ def doctor(
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the diagnosis as a page.")] = None,
     reward: Annotated[
         str,
-        typer.Option(metavar="FILE.py:FUNCTION", help="Call this reward function on the logged completions, too."),
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="Call this reward function on the logged completions, too: one of a single completion with 5 s for "
+            "each in a process of its own, one of a whole batch in this process, without a limit.",
+        ),
     ] = "",
     listed: Annotated[
         bool, typer.Option("--list", help="List every sickness it can diagnose, with its statistic.")

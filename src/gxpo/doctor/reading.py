@@ -15,6 +15,7 @@ from gxpo.doctor.readers import configs, keys
 from gxpo.doctor.readers.console import MOST_MESSAGES
 from gxpo.doctor.readers.files import candidates, dump_source, read_file
 from gxpo.doctor.readers.table import Columns, Table
+from gxpo.doctor.readers.trainers import trainer
 from gxpo.doctor.rollout_files import rollouts
 from gxpo.doctor.runlog import NAMES, RunLog
 from gxpo.doctor.series import Series
@@ -75,6 +76,9 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None, run: str
     # runs are told apart by rows that have their steps, so that numbering comes first
     members = _one_run({name: table for name, table in tables.items() if table.rows}, str(path))
     log.source = keys.source(set().union(*(table.columns for table in members.values())))
+    if trainer(log.source).has_prefixes:
+        for table in members.values():
+            table.keep_prefixes()
     # the form of a file may tell the trainer where its keys are those of others, too
     if log.source == "unknown" and "verl" in set().union(*(table.hints for table in members.values())):
         log.source = "verl"
@@ -159,14 +163,14 @@ def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Map
     source = log.source
     by_depth = sorted(configurations.items(), key=lambda item: (item[0].count("/"), item[0]))
     for name, table in [*by_depth, *members.items()]:
-        trainer = configs.trainer(table.settings) if table.settings else None
+        writer = configs.trainer(table.settings) if table.settings else None
         # the last phase is the one that is looked at: see `_last_phase`
         if isinstance(phases := table.settings.get("phases"), list) and phases:
             table.settings |= phases[-1]
-        if source == "unknown" and trainer is not None:
-            source = trainer
+        if source == "unknown" and writer is not None:
+            source = writer
         # transformers' arguments also lie beside runs of other trainers, whose keys they share
-        has_settings = table.settings and trainer in (source, None, "trl")
+        has_settings = table.settings and writer in (source, None, "trl")
         settings = configs.translate(table.settings, source) if has_settings else {}
         max_steps = table.settings.get("trainer_state.max_steps")
         if isinstance(max_steps, (int, float)) and max_steps > 0:
@@ -187,7 +191,9 @@ def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Map
 
 def add_series(log: RunLog, members: Mapping[str, Table], mapping: Mapping[str, str] | None = None) -> None:
     """Add the series of the files of one run; `mapping` of names to keys is before what is known of the keys."""
-    merged = _last_phase(log, _merged(members))
+    columns, notes = _merged(members)
+    log.notes += notes
+    merged = _last_phase(log, columns)
     spelling = {key: text for table in members.values() for key, text in table.spellings.items()}
     name_of_key = _mapped_keys(mapping or {}, merged, spelling)
     if log.config.get("scale") == "batch" and "frac_reward_zero_std" in merged:
@@ -211,6 +217,18 @@ def add_series(log: RunLog, members: Mapping[str, Table], mapping: Mapping[str, 
         log.series[name] = Series(np.array(steps, dtype=float), np.array(values, dtype=float), key)
         log.raw.pop(key, None)
     log.notes += notes
+    _drop_empty_verdicts(log)
+
+
+def _drop_empty_verdicts(log: RunLog) -> None:
+    """Set verdicts aside that are all 0 because nobody gave any: then no group is counted as all wrong, either."""
+    if not (log.is_zero("success") and log.is_zero("zero_wrong")) or log.is_constant("reward"):
+        return
+    log.notes.append(f"{log.key('success')} and {log.key('zero_wrong')} are 0 in all steps: not taken for verdicts")
+    for name in ("success", "zero_wrong", "zero_right"):
+        if log.is_zero(name):
+            series = log.series.pop(name)
+            log.raw[series.key] = series
 
 
 def _mapped_keys(mapping: Mapping[str, str], columns: Columns, spelling: Mapping[str, str]) -> dict[str, str]:
@@ -415,26 +433,44 @@ def _close(a: float, b: float) -> bool:
     return a == b or (math.isnan(a) and math.isnan(b)) or abs(a - b) <= max(6e-4 * max(abs(a), abs(b)), 6e-4)
 
 
-def _merged(members: Mapping[str, Table]) -> Columns:
-    """Merge the figures of all files of a run.
+def _merged(members: Mapping[str, Table]) -> tuple[Columns, list[str]]:
+    """Merge the figures of all files of a run; also notes of files that disagree.
 
     Of a key in several files, the first kind of `_ORDER` counts, of two files of a kind the longer; the others add the
     steps that are missing there.
     """
     ranked = sorted(members.items(), key=lambda m: (_ORDER.index(m[1].kind), -len(m[1].rows), m[0]))
     merged: Columns = {}
+    file_of: dict[str, str] = {}  # the file whose figures of a key count
+    differences: dict[tuple[str, str], list[tuple[int, str, tuple[float, float, float]]]] = {}
     numbered_keys = {key for _, table in ranked if table.is_numbered for key in table.columns}
-    for _, table in ranked:
+    for name, table in ranked:
         for key, (steps, values) in table.columns.items():
             if not table.is_numbered and key in numbered_keys:
                 continue  # its steps are only counted
             if key not in merged:
-                merged[key] = (steps, values)
+                merged[key], file_of[key] = (steps, values), name
                 continue
-            steps_so_far = set(merged[key][0])
-            more = [(s, v) for s, v in zip(steps, values, strict=True) if s not in steps_so_far]
+            values_so_far = dict(zip(*merged[key], strict=True))
+            pairs = [(s, values_so_far[s], v) for s, v in zip(steps, values, strict=True) if s in values_so_far]
+            apart = [] if _UNINFORMATIVE.search(key) else [pair for pair in pairs if _differ(*pair[1:])]
+            if apart:
+                differences.setdefault((file_of[key], name), []).append((len(apart), key, apart[0]))
+            more = [(s, v) for s, v in zip(steps, values, strict=True) if s not in values_so_far]
             if more:
                 joined = [*zip(*merged[key], strict=True), *more]
                 joined.sort(key=lambda pair: pair[0])
                 merged[key] = ([s for s, _ in joined], [v for _, v in joined])
-    return merged
+    notes = []
+    for (first, second), apart_of_keys in differences.items():
+        count, key, (step, a, b) = max(apart_of_keys, key=lambda one: (one[0], "reward" in one[1], one[1]))
+        steps = f"{count} step{'s' * (count > 1)}"
+        notes.append(
+            f"{first} and {second} differ in {steps}: {key} is {a:.4g} and {b:.4g} at {step:.0f}; {first} counts"
+        )
+    return merged, notes
+
+
+def _differ(a: float, b: float) -> bool:
+    """True if two figures of a step differ by more than any rounding; a missing one does not."""
+    return math.isfinite(a) and math.isfinite(b) and abs(a - b) > max(0.01 * max(abs(a), abs(b)), 1e-3)

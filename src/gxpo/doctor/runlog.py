@@ -168,6 +168,21 @@ class RunLog:
         """Names of the reward functions whose means were recorded."""
         return [n.removeprefix("component/") for n in self.series if n.startswith("component/")]
 
+    @cached_property
+    def entropy_coefficient(self) -> float | None:
+        """Coefficient of an entropy that is minimised: loss / entropy, if it is steady while entropy falls to a third.
+
+        On policy the advantages sum to about 0, so that the loss is its other term alone.
+        """
+        loss, entropy = self.column("loss"), self.column("entropy")
+        steps, at_loss, at_entropy = np.intersect1d(loss.steps, entropy.steps, return_indices=True)
+        level = entropy.values[at_entropy]
+        if len(steps) < 10 or not float(level.min()) > 0 or not self.last("entropy") < self.first("entropy") / 3:
+            return None
+        ratio = loss.values[at_loss] / level
+        middle = float(np.median(ratio))
+        return middle if middle > 0.01 and float(np.median(np.abs(ratio - middle))) < 0.1 * middle else None
+
     @property
     def last_step(self) -> int:
         """The largest step of any training series; 0 where there is none."""

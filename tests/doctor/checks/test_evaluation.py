@@ -66,3 +66,13 @@ def test_a_world_of_few_tasks_has_no_others_to_hold_out() -> None:
     leak = next(f for f in diagnose(log(**healthy(), rows=rollouts(rows))).findings if "eval_leak" in f.ids)
     assert leak.severity == "note"
     assert leak.evidence[1] == "there are only 6 different prompts in all: are there others to hold out?"
+
+
+def test_old_weights_show_in_entropy_and_reward_at_once() -> None:
+    back = {"reward": np.concatenate([rise(0.2, 0.9, 40), rise(0.35, 0.6, 20)]) + noise(0.03)}
+    entropy = np.concatenate([rise(1.4, 0.9, 40), rise(1.3, 1.1, 20)]) + noise(0.01, turn=2)
+    first = diagnose(log(**healthy(back, entropy=entropy))).findings[0]
+    assert first.ids == ("resume_discontinuity",) and first.severity == "warning"
+    assert first.title.startswith("at step 41 reward and entropy are back")
+    # a reward that falls alone is of the verifier or the tasks
+    assert not any("resume_discontinuity" in f.ids for f in diagnose(log(**healthy(back))).findings)

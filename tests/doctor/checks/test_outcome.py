@@ -77,3 +77,23 @@ def test_few_rows_of_a_policy_that_is_gone() -> None:
     figures = {"entropy": [0.96, 0.6, 0.04, 0.03, 0.03], "length": [53.0, 40.0, 4.0, 3.0, 3.0], "reward": [0.4] * 5}
     first = diagnose(log(**figures, grad_norm=[0.5, 0.4, 0.0, 0.0, 0.0], reward_std=[0.3] * 5)).findings[0]
     assert first.ids == ("entropy_collapse", "lr_too_high")
+
+
+def test_a_loss_that_is_the_entropy_pays_for_certainty() -> None:
+    entropy = rise(1.3, 0.05)
+    run = log(**healthy(reward=rise(0.1, 0.0) + noise(0.01), entropy=entropy, loss=0.8 * entropy + noise(0.001)))
+    first = diagnose(run).findings[0]
+    assert first.ids == ("entropy_collapse",) and first.grade == "proved"
+    assert first.evidence[0] == "loss / entropy = 0.8 at most steps"
+
+
+def test_equal_evaluations_are_no_sign_of_memorising() -> None:
+    run = log(**healthy(eval__accuracy=[0.4] * 4, eval__tasks=[200.0] * 4, epoch=rise(0.2, 12)))
+    assert not any("memorising" in f.ids for f in diagnose(run).findings)
+
+
+def test_answers_that_grow_are_paid_for_their_length() -> None:
+    run = log(
+        **healthy(reward=rise(0.5, 1.4) + noise(0.03), success=rise(0.5, 0.1) + noise(0.02), length=rise(100, 300))
+    )
+    assert diagnose(run).findings[0].ids == ("length_hack",)

@@ -89,3 +89,20 @@ def test_what_follows_a_gradient_that_is_not_finite() -> None:
     results = diagnose(log(**healthy(figures))).findings
     assert results[0].ids == ("non_finite",)
     assert all(f.follows_from for f in results[1:] if f.severity == "critical")
+
+
+def test_advantages_without_a_recorded_spread_of_the_reward() -> None:
+    flat = {"reward": 0.731 + noise(2e-4), "reward_std": None, "zero_signal": None, "advantage_max": 2.0}
+    assert diagnose(log(**healthy(flat))).findings[0].ids == ("near_constant_reward",)
+    ends = {"reward_max": 0.732, "reward_min": 0.73}
+    assert diagnose(log(**healthy(flat, ends))).findings[0].ids == ("near_constant_reward",)
+    # nearly all right: a step without a wrong answer is chance
+    solved = diagnose(log(**healthy(flat, reward=0.999 + noise(2e-4)))).findings
+    assert not any("near_constant_reward" in f.ids for f in solved)
+
+
+def test_equal_groups_of_an_unsure_model_may_be_greedy() -> None:
+    silent = healthy(reward=0.5 + noise(0.2), zero_signal=1.0, grad_norm=0.0, entropy=1.2, reward_std=0.5)
+    assert diagnose(log(**silent)).findings[0].ids == ("reward_ignores_completion", "no_diversity")
+    warm = diagnose(log(config={"temperature": 1.0}, **silent)).findings[0]
+    assert warm.ids == ("reward_ignores_completion",)

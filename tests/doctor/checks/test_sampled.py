@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.doctor.logs import (
     FLAT,
+    SILENT,
     WORDS,
     N,
     check_first_finding,
@@ -13,6 +14,7 @@ from tests.doctor.logs import (
     healthy,
     log,
     noise,
+    rise,
     rollouts,
 )
 
@@ -97,3 +99,15 @@ def test_single_steps_without_a_gradient_mask_nothing() -> None:
     """Only the spread over the whole step is known, which may lie between groups."""
     figures = {"grad_norm": np.where(np.arange(N) % 10 < 7, 0.0, 0.4), "zero_signal": None}
     assert all("all_masked" not in f.ids for f in diagnose(log(**healthy(figures))).findings)
+
+
+def test_lengths_at_the_limit_in_every_step_are_cut() -> None:
+    run = log(config={"max_tokens": 40}, **healthy(reward=0.0, **SILENT, length=40.0, length_min=None, truncated=0.2))
+    first, second = diagnose(run).findings[:2]
+    assert first.ids == ("no_eos", "truncation") and second.follows_from == "no_eos"
+
+
+def test_a_gain_near_the_floor_does_not_excuse_cut_answers() -> None:
+    cut = {"truncated": rise(0.7, 0.4) + noise(0.03), "reward": rise(0.003, 0.03) + noise(0.003)}
+    severity = {r: diagnose(log(**healthy(cut, reward=cut["reward"] + r))).findings[0].severity for r in (0.0, 0.3)}
+    assert severity == {0.0: "warning", 0.3: "note"}

@@ -53,3 +53,18 @@ def test_a_tag_that_the_prompt_opened_and_the_parser_misses() -> None:
 def test_closed_tags_that_earn_something_are_no_sickness() -> None:
     rows = rollouts(groups(10, 4, lambda g, m: {"completion": f"see {m}.</think>{g}", "score": float(m > 1)}))
     assert all("verifier_rejects_right_answers" not in f.ids for f in diagnose(log(**healthy(), rows=rows)).findings)
+
+
+def test_steps_without_a_mean_score_miss_scores() -> None:
+    reward = 0.1 + noise(0.05)
+    reward[::3] = np.nan
+    first = diagnose(log(**healthy(reward=reward, grad_norm=0.0, loss=0.0))).findings[0]
+    assert first.ids == ("missing_scores",) and first.title == "in 33% of the steps no rollout has a score"
+    # with the loss not a number, something else broke
+    broken = np.where(np.isnan(reward), np.nan, 0.0)
+    assert diagnose(log(**healthy(reward=reward, loss=broken))).findings[0].ids[0] != "missing_scores"
+
+
+def test_a_charge_for_length_is_no_flipped_sign() -> None:
+    run = log(**healthy(reward=rise(-0.8, -0.1) + noise(0.02), length=rise(20, 4)))
+    assert not any("reward_sign" in f.ids for f in diagnose(run).findings)

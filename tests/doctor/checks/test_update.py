@@ -45,3 +45,9 @@ def test_a_coefficient_of_5_holds_a_policy_at_a_tenth_of_a_nat() -> None:
     kl = 0.08 + noise(0.02)
     first = diagnose(log(**healthy(FLAT, {"kl": kl, "loss": 5 * kl, "entropy": rise(0.6, 0.55)}))).findings[0]
     assert first.ids == ("kl_too_high",)
+
+
+@pytest.mark.parametrize("reward", [None, 0.0])
+def test_no_rest_without_a_reward_to_learn_from(reward: float | None) -> None:
+    run = log(**healthy(FLAT, kl=0.0, reward=reward, reward_std=None, zero_signal=None, lr=1e-8))
+    assert not {"weights_do_not_move", "lr_too_low"} & {i for f in diagnose(run).findings for i in f.ids}

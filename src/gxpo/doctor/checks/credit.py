@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gxpo.doctor.checks.reward_variance import pays_for_anything
+from gxpo.doctor.checks.reward_variance import near_constant, pays_for_anything
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.rollout_facts import Facts
 from gxpo.doctor.runlog import RunLog
@@ -151,7 +151,7 @@ def _no_signal_yet(log: RunLog, name: str) -> Finding | None:
 def all_right(log: RunLog) -> Finding | None:
     if len(log.values("reward")) < 5 or not np.isfinite(log.top_reward) or log.top_reward <= 0:
         return None
-    if pays_for_anything(log):
+    if pays_for_anything(log) or near_constant(log) is not None:
         return None  # the verifier does not say that answers are right
     reward, top = log.values("reward"), log.top_reward
     # easy from the start is a warning; solved in the course of the run is its success, a note

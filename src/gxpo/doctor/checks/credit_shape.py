@@ -139,7 +139,7 @@ def advantage_sign(log: RunLog) -> Finding | None:
             )
     # without rollouts: a policy that is pushed the wrong way falls at once, while a collapse comes after a peak
     score = log.trend("reward")
-    if score is None or not score.falls or score.n < 10:
+    if score is None or not score.falls or score.n < 10 or log.entropy_coefficient is not None:
         return None
     worse = score.first - score.last > 4 * score.ends_error or (log.evaluation_gain < 0 and score.falls)
     from_start = worse and score.best - score.first < 2 * score.ends_error

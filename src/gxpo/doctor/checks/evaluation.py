@@ -10,6 +10,7 @@ from gxpo.doctor.series import Floats
 from gxpo.doctor.sickness import finding, sickness
 
 BLIND = 1e-3  # nats a token
+WINDOW = 4  # steps on either side of a jump
 FEW_TASKS = 32  # different prompts at most that make up a world of few tasks
 
 
@@ -166,7 +167,7 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
         if lowest is not None:
             lines.append(f"{rate.key} is {rates[lowest]:.3g} at step {steps[lowest]:.0f} and rises again after it")
     if not lines:
-        return None
+        return _old_weights(log)
     entropy = log.quote("entropy") if log.has("entropy") else ""
     return finding(
         "resume_discontinuity",
@@ -176,6 +177,44 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
         *lines,
         entropy,
     )
+
+
+def _old_weights(log: RunLog) -> Finding | None:
+    """Report reward and entropy that fall back, between two steps, to levels of much earlier in the run."""
+    entropy, steps = log.values("entropy"), log.steps("entropy")
+    reward = log.values("reward")
+    if len(entropy) != len(reward) or len(reward) < 24 or not log.rises("reward"):
+        return None
+    at = 8 + int(np.argmax(np.abs(np.diff(entropy))[7:-4]))
+    back = [_falls_back(values, at) for values in (entropy, reward)]
+    if not all(back):
+        return None
+    return finding(
+        "resume_discontinuity",
+        "warning",
+        "possible",
+        f"at step {steps[at]:.0f} reward and entropy are back at levels of much earlier: were old weights loaded?",
+        *(
+            f"{log.key(name)} {values[at - WINDOW : at].mean():.3g} in the {WINDOW} steps before, "
+            f"{values[at : at + WINDOW].mean():.3g} from it on, {log.first(name):.3g} in the first steps"
+            for name, values in (("entropy", entropy), ("reward", reward))
+        ),
+        "harder tasks from there on look the same: the checkpoint that was resumed from would tell",
+    )
+
+
+def _falls_back(values: Floats, at: int) -> bool:
+    """True if a series loses at one step half of its way from the start or more, beyond its noise, and not all of it,
+    and had not been there in the quarter of the run before."""
+    before, after = float(values[at - WINDOW : at].mean()), float(values[at : at + WINDOW].mean())
+    start = float(values[:WINDOW].mean())
+    noise = float(np.median(np.abs(np.diff(values)))) / 0.95  # the deviation of a normal difference is 1.05 medians
+    way, lost = before - start, before - after
+    if way == 0 or not 0.4 < lost / way < 1.1 or abs(lost) < 3 * noise:
+        return False
+    # what came shortly before was nearer to the new level than any noise brings it
+    recent = values[max(at - max(len(values) // 8, WINDOW), 0) : at]
+    return bool((np.abs(recent - after) > 0.3 * abs(lost)).all())
 
 
 def _second_rise(rates: Floats) -> int | None:

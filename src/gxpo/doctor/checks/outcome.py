@@ -75,6 +75,15 @@ def entropy_collapse(log: RunLog) -> Finding | None:
     if len(entropy) < 4 or len(reward) < 2 or log.is_solved:
         return None
     begin, end = float(entropy[:2].mean()), log.last("entropy")
+    if log.entropy_coefficient is not None and end < 0.2 * begin and not log.gains:
+        return finding(
+            "entropy_collapse",
+            "critical",
+            "proved",
+            "the loss pays for certainty: its entropy term has the wrong sign",
+            f"{log.key('loss')} / {log.key('entropy')} = {log.entropy_coefficient:.2g} at most steps",
+            *(log.quote(n) for n in ("entropy", "loss", "reward", "zero_wrong") if log.has(n)),
+        )
     # entropy and length gone together are no sharpening: what is left is one short answer
     if begin > 0.02 and end < 0.1 * begin and log.column("length").start_to_last < 1 / 3 and not log.gains:
         return finding(
@@ -341,7 +350,9 @@ def kl_runaway(log: RunLog) -> Finding | None:
     if not (end > 10 * begin and end > (1.0 if len(kl) >= 8 else 10.0)):
         return None
     score = log.trend("reward")
+    right = _right(log)
     worse = score is not None and (score.falls or score.best - score.last > 4 * score.ends_error)
+    worse = worse or (right is not None and right.falls and not log.gains)
     if log.gains and not worse and log.evaluation_gain >= 0:
         return finding(
             "kl_runaway", "note", "possible", "the policy is far from its reference, but still gains", log.quote("kl")
@@ -369,6 +380,8 @@ def memorising(log: RunLog) -> Finding | None:
     name = log.evaluation
     if name is None or log.n_steps < LEAST or len(log.values(name)) < 3:
         return None
+    if log.is_constant(name):
+        return None  # evaluations that never differ at all measure something else than the policy
     source = "success" if log.has("success") else "reward"
     # training reward between the first evaluation and the last: what was gained before shows in neither
     since = log.steps(source) >= log.steps(name)[0]

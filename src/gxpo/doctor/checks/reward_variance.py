@@ -93,22 +93,18 @@ def reward_ignores(log: RunLog) -> Finding | None:
     wanders = float(log.values("reward").std())
     if max(between, wanders) < 1e-3 or log.is_solved:
         return None
-    # with entropy, answers differ, so that equal rewards are the scorer's doing
-    if log.first_entropy > 0.1:
-        return finding(
-            "reward_ignores_completion",
-            "critical",
-            "likely",
-            "all answers of a group score the same, and groups differ",
-            *(log.quote(n) for n in ("zero_signal", "reward", "entropy", "grad_norm") if log.has(n)),
-        )
+    # entropy is the model's, not the sampler's: greedy answers of an unsure model are equal, too
+    warm = log.number("temperature")
+    is_sampled = log.first_entropy > 0.1 and warm is not None and warm >= 0.3 and log.number("top_k") != 1
     return finding(
-        ["reward_ignores_completion", "no_diversity"],
+        ["reward_ignores_completion", *([] if is_sampled else ["no_diversity"])],
         "critical",
-        "possible",
+        "likely" if log.first_entropy > 0.1 else "possible",
         "all answers of a group score the same, and groups differ",
         *(log.quote(n) for n in ("zero_signal", "reward", "entropy", "grad_norm") if log.has(n)),
-        "are the answers of a group the same text? The completions, or the entropy, would tell",
+        ""
+        if is_sampled
+        else "are the answers of a group the same text, as at temperature 0? The completions would tell",
     )
 
 
@@ -156,6 +152,9 @@ def near_constant(log: RunLog) -> Finding | None:
             *(log.quote(n) for n in ("grad_norm", "reward_std", "zero_signal", "reward") if log.has(n)),
         )
     spread = log.mean("reward_std") if log.has("reward_std") else _within(log)
+    if not np.isfinite(spread) and (log.is_silent or not log.largest("advantage_max") > 0.5):
+        return None
+    spread = spread if np.isfinite(spread) else _spread_of_means(log)
     reward = log.values("reward")
     level = float(np.abs(reward).mean())
     if not (np.isfinite(spread) and 0 < spread < 0.01 * level):
@@ -171,8 +170,8 @@ def near_constant(log: RunLog) -> Finding | None:
         "likely",
         "the reward hardly differs, and division by its deviation makes noise of it",
         log.quote("reward", ".6g"),
-        log.quote("reward_std") if log.has("reward_std") else f"deviation within groups {spread:.2g}",
-        log.quote("zero_signal") if log.has("zero_signal") else "",
+        log.quote("reward_std") if log.has("reward_std") else f"deviation of single rewards at most {spread:.2g}",
+        *(log.quote(n) for n in ("reward_min", "reward_max", "advantage_max", "zero_signal") if log.has(n)),
     )
 
 
@@ -228,6 +227,18 @@ def _blown_up(log: RunLog) -> Finding | None:
         "the largest advantage of these steps would tell: far above the root of the group's size, a deviation near 0 "
         "was divided by",
     )
+
+
+def _spread_of_means(log: RunLog) -> float:
+    """Bound of the deviation of rewards where it was not recorded: largest less smallest, else the deviation of the
+    steps' means, times the root of the rollouts of a step (at least 64); nan if unknown."""
+    if log.has("reward_max", "reward_min"):
+        return log.mean("reward_max") - log.mean("reward_min")
+    score = log.trend("reward")
+    # nearly all right, a step may have no wrong answer by chance
+    if score is None or score.n < 20 or abs(log.mean("reward") - 1) < 0.02:
+        return float("nan")
+    return 8 * score.noise
 
 
 def _within(log: RunLog) -> float:

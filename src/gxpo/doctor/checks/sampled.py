@@ -8,6 +8,7 @@ from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.sickness import finding, sickness
 
+FLOOR = 0.1  # of rewards that are never negative: below it hardly any answer earns something
 ALL = 0.97  # share of completions at the limit that counts as all of them
 
 
@@ -15,6 +16,11 @@ def all_cut(log: RunLog) -> bool:
     """True if nearly all completions ran into the length limit, from the first step on."""
     if log.has_partial_rollouts:
         return False
+    # a mean at the limit in every step leaves no answer below it, whatever share is recorded
+    limit = log.number("max_tokens")
+    lengths = log.values("length")
+    if limit is not None and limit > 1 and len(lengths) >= 5 and float(np.abs(lengths - limit).max()) < 0.01 * limit:
+        return True
     if log.has("truncated"):
         return log.first("truncated") >= ALL and float(np.median(log.values("truncated"))) >= ALL
     if log.has("length_min", "length_max"):
@@ -115,7 +121,7 @@ def nothing_trained(log: RunLog) -> bool:
     "every completion is masked: no gradient although rewards differ",
     "gradient norm 0 in steps whose groups have spread",
     needs=("grad_norm",),
-    follows=("no_eos", "lr_too_high", "entropy_collapse"),
+    follows=("no_eos", "lr_too_high", "entropy_collapse", "missing_scores"),
 )
 def all_masked(log: RunLog) -> Finding | None:
     if not nothing_trained(log):
@@ -194,7 +200,9 @@ def truncation(log: RunLog) -> Finding | None:
     if is_lossless and (log.gains or late < 0.5):
         return None
     unpaid = split is not None and split[0] < 0.25 * split[1] and min(share, late) > 0.2
-    if log.gains and late < 0.5 and not late > max(share + 0.1, 0.3) and not unpaid:
+    # a gain that leaves nearly all answers wrong is none that the limit permits
+    starved = late > 1 / 3 and float(log.values("reward").min(initial=1.0)) >= 0 and log.last("reward") < FLOOR
+    if log.gains and late < 0.5 and not late > max(share + 0.1, 0.3) and not unpaid and not starved:
         return finding("truncation", "note", "possible", f"{late:.0%} of the completions are cut", *evidence)
     grows = late > share + 0.2
     return finding(

@@ -12,6 +12,7 @@ from gxpo.doctor.finding import Finding
 from gxpo.doctor.rollout_answers import CORRECT, STYLE, References
 from gxpo.doctor.rollout_texts import closed_only
 from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import Series
 from gxpo.doctor.sickness import finding, sickness
 
 ERROR = re.compile(r"err|wrong|mistake|incorrect|distance|loss|fail|miss", re.I)
@@ -178,12 +179,12 @@ def examples_of(log: RunLog, rows: Iterable[int]) -> tuple[dict[str, Any], ...]:
     1,
     "scores are missing",
     "share of rollouts without a score; missing ones are wrong ones where the known ones are all right",
-    needs=("unscored", "rollouts", "messages"),
+    needs=("unscored", "rollouts", "messages", "reward"),
     follows=("verifier_outage",),
 )
 def missing_scores(log: RunLog) -> Finding | None:
     warnings = [m for m in log.messages if "returned None" in m]
-    share, evidence, examples = 0.0, [], []
+    share, title, evidence, examples = 0.0, "", [], []
     if log.has("unscored", "rollouts"):
         share = float(log.values("unscored").sum() / max(1.0, log.values("rollouts").sum()))
         evidence.append(log.quote("unscored"))
@@ -207,6 +208,13 @@ def missing_scores(log: RunLog) -> Finding | None:
             if len(score) and np.nanmin(score) == np.nanmax(score):
                 evidence.append(f"all others have {np.nanmax(score):.3g}: only such answers seem to get a score")
             examples = examples_of(log, np.flatnonzero(missing))
+    # means over no score at all are not a number
+    score = log.series.get("reward")
+    is_missing = np.empty(0) if score is None else np.isnan(score.values)
+    if is_missing.sum() >= 3 and not is_missing.all() and is_missing.mean() > share and _is_finite_at(log, score):
+        share = float(is_missing.mean())
+        evidence.append(f"{log.key('reward')} has no value in {int(is_missing.sum())} of {len(is_missing)} steps")
+        title = f"in {share:.0%} of the steps no rollout has a score"
     if warnings and not evidence:
         evidence.append(f"the console says: {warnings[0]}")
         share = max(share, 0.1)
@@ -216,12 +224,21 @@ def missing_scores(log: RunLog) -> Finding | None:
         "missing_scores",
         "critical" if share > 0.2 or not log.gains else "warning",
         "proved",
-        f"{share:.0%} of the rollouts have no score",
+        title or f"{share:.0%} of the rollouts have no score",
         *evidence,
         *(f"the console says: {t}" for t in warnings[:1]),
         log.quote("reward"),
         examples=examples,
     )
+
+
+def _is_finite_at(log: RunLog, score: Series | None) -> bool:
+    """True if loss and gradient are finite in the steps without a mean score, so that nothing broke but the scores."""
+    if score is None:
+        return False
+    without = set(score.steps[np.isnan(score.values)].tolist())
+    known = [log.series[n] for n in ("loss", "grad_norm") if n in log.series]
+    return all(np.isfinite(s.values[[step in without for step in s.steps.tolist()]]).all() for s in known)
 
 
 @sickness(
@@ -278,7 +295,10 @@ def reward_sign(log: RunLog) -> Finding | None:
     # metrics over the run: what is paid rises while correctness falls
     paid = [n for n in components if f"component/{n}" != log.correctness and log.rises(f"component/{n}")]
     other = [n for n in paid if not (CORRECT.search(n) and not STYLE.search(n))]
-    if log.rises("reward") and log.has("success") and log.falls("success") and not (other and len(components) > 1):
+    # answers that grow with the reward are paid for their length, whatever becomes of the right ones
+    longer = log.rises("length") and log.last("length") > 1.4 * log.first("length")
+    worse = log.has("success") and log.falls("success") and not longer
+    if log.rises("reward") and worse and not (other and len(components) > 1):
         return finding(
             "reward_sign",
             "critical",
@@ -290,7 +310,7 @@ def reward_sign(log: RunLog) -> Finding | None:
     # a penalty falls where it works, and its sign is negative by design
     names = [n for n in log.components() if not PENALTY.search(n)]
     if log.rises("reward"):
-        if len(log.components()) == 1 and names and log.falls(f"component/{names[0]}"):
+        if len(log.components()) == 1 and names and log.falls(f"component/{names[0]}") and not longer:
             return finding(
                 "reward_sign",
                 "critical",
@@ -333,6 +353,9 @@ def reward_sign(log: RunLog) -> Finding | None:
     if len(components) <= 1 and high <= 1e-9 and low < -0.05 and (log.rises("reward") or log.evaluation_gain < 0):
         worse = log.evaluation_gain < 0 and log.evaluation != "eval/reward"
         only = log.facts.levels if log.facts is not None else ()
+        # a charge for length rises to 0 as answers shrink
+        if not is_correctness and not only and log.falls("length") and log.last("length") < 0.6 * log.first("length"):
+            return None
         is_score = log.facts is None and low >= -1.001 and len(names) == len(components)
         if worse or is_correctness or only == (-1.0, 0.0) or is_score:
             return finding(

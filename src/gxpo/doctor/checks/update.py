@@ -27,6 +27,9 @@ def still(log: RunLog) -> tuple[bool, list[str]]:
     averaged = log.n_steps >= LEAST // 2 and log.last_step >= 2.5 * LEAST  # rows are means over several steps
     if (log.n_steps < LEAST and not averaged) or log.gains or log.falls("reward"):
         return False, []
+    # without a reward, or with one that is 0 for all, a policy at rest has a nearer cause
+    if not (log.has("reward") or log.has("success")) or log.is_zero("reward"):
+        return False, []
     score = log.trend("reward")
     if not _stated_rest(log) and log.has("reward_max") and log.mean("reward") > 0.95 * log.top_reward > 0:
         return False, []  # there is nothing left to gain
@@ -113,7 +116,8 @@ def lr_too_low(log: RunLog) -> Finding | None:
             log.quote("lr", ".2g"),
             *evidence,
         )
-    if _unfinished_warmup(log) and not log.gains:
+    has_curve = log.has("reward") or log.has("success")
+    if _unfinished_warmup(log) and has_curve and not log.gains:
         rate = log.number("lr")
         return finding(
             "lr_too_low",
@@ -323,7 +327,7 @@ def _steps_of_fall(values: Floats, start: float, low: float) -> int:
 )
 def lr_too_high(log: RunLog) -> Finding | None:
     score = log.trend("reward")
-    if score is None or log.n_steps < 8:
+    if score is None or log.n_steps < 8 or log.entropy_coefficient is not None:
         return None
     reward, signs, evidence = log.values("reward"), [], []
     start, noise = _start(reward), _calm_noise(reward)

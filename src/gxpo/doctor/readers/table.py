@@ -84,6 +84,11 @@ class Table:
         trainers_own = written_key if self._has_prefixes else trainer_key
         return {trainers_own(key): written_key(key) for key in self._keys}
 
+    def keep_prefixes(self) -> None:
+        """Name columns as they are written: a file of few keys does not tell that `train/` is a part of them."""
+        self.columns = {self.spellings[key]: column for key, column in self.columns.items()}
+        self.spellings = {key: key for key in self.columns}
+
     @cached_property
     def _keys(self) -> set[str]:
         return {key for _, row in self.rows for key in row}
