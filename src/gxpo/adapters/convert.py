@@ -65,8 +65,7 @@ class Converted:
 def convert_trl(path: str | Path, *, processes: int = 1) -> Converted:
     """Convert a YAML file of `trl grpo`, a script or notebook, or a launch of one (.sh); nothing is run.
 
-    processes  number that TRL is launched with: its batch sizes are per process
-    ConfigError for a file that can't be read.
+    processes  number that TRL is launched with: its batch sizes are per process; ConfigError for an unreadable file
     """
     if " " in str(path) and not os.path.isfile(path):  # a command line may be longer than a name of a file can be
         source, script, count = trl_launch.of_line(str(path))
