@@ -48,7 +48,7 @@ class _Conversion:
 
     def __init__(self, source: Source) -> None:
         self.source, self.overrides, self.notes = source, source.settings, list(source.notes)
-        self.get, self.known, self.keys_read = source.get, source.known, source.keys_read
+        self.get, self.find, self.keys_read = source.get, source.find, source.keys_read
         self.is_set, self.is_unknown = source.is_set, source.is_unknown
         self.keys: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
@@ -123,14 +123,14 @@ class _Conversion:
         """Name a reward function or a reward model; without one verl scores by the data's `data_source`."""
         names = ("reward.custom_reward_function.path", "custom_reward_function.path")
         models = ("reward.reward_model.enable", "reward_model.enable")
-        if (path := self.known(*names)) or any(self.is_unknown(k) for k in names):
+        if (path := self.find(*names)) or any(self.is_unknown(k) for k in names):
             text = f"{names[0]}={path or self.overrides[next(k for k in names if k in self.overrides)][0].text}"
             self.leave_open(
                 "reward", f"{text}: its compute_score becomes def reward(completion, answer) -> float", *names
             )
-        elif self.known(*models) or any(map(self.is_unknown, models)):
-            model = self.known("reward.reward_model.model_path", "reward_model.model.path")
-            whether = "" if self.known(*models) else ", if it is enabled"
+        elif self.find(*models) or any(map(self.is_unknown, models)):
+            model = self.find("reward.reward_model.model_path", "reward_model.model.path")
+            whether = "" if self.find(*models) else ", if it is enabled"
             self.leave_open("reward", f"a reward model ({model}){whether}: a reward of gxpo is a function", *models)
         else:
             self.notes.append(("", "reward: verl scores by the data's data_source, gxpo by its own `reward`"))
@@ -156,7 +156,7 @@ class _Conversion:
             self.put("objective.horizon", self._horizon, f"{A}.loss_agg_mode", f"{A}.loss_scale_factor")
         self._bounds()
         self._penalties()
-        if (threshold := self.known(f"algorithm.{SUCCESS_AT}")) is not None:
+        if (threshold := self.find(f"algorithm.{SUCCESS_AT}")) is not None:
             self.note(f"algorithm.{SUCCESS_AT}", f"{SUCCESS_AT}={threshold}: let the reward return {{'correct': ...}}")
 
     def _estimator(self) -> str:
@@ -164,11 +164,11 @@ class _Conversion:
         self.keys_read |= {"algorithm.adv_estimator", "distillation.enabled"}
         if OWN_LOSS.search(self.source.program):
             raise OpenSetting(f"{self.source.program} has a loss or an estimator of its own")
-        if self.is_unknown("distillation.enabled") or self.known("distillation.enabled"):
+        if self.is_unknown("distillation.enabled") or self.find("distillation.enabled"):
             raise OpenSetting("distillation.enabled: the loss is of distillation from a teacher")
-        return self._named("algorithm.adv_estimator", ESTIMATORS)
+        return self._method_of("algorithm.adv_estimator", ESTIMATORS)
 
-    def _named(self, key: str, methods: Mapping[str, str]) -> str:
+    def _method_of(self, key: str, methods: Mapping[str, str]) -> str:
         """Return gxpo's method for a name of verl's, or for gxpo/NAME."""
         name = str(self.get(key))
         if name.startswith("gxpo/"):
@@ -188,7 +188,7 @@ class _Conversion:
         mode = str(self.get(f"{A}.policy_loss.loss_mode"))
         if mode == "bypass_mode":  # what the correction does by itself, with the loss that it names
             return None
-        return None if mode == "vanilla" else self._named(f"{A}.policy_loss.loss_mode", LOSSES).partition("@")[0]
+        return None if mode == "vanilla" else self._method_of(f"{A}.policy_loss.loss_mode", LOSSES).partition("@")[0]
 
     def _aggregate(self) -> str:
         agg = str(self.get(f"{A}.loss_agg_mode"))
@@ -216,7 +216,8 @@ class _Conversion:
                 if self.is_set(f"{A}.{name}"):
                     self.keys_read.add(f"{A}.{name}")
                     self.note(
-                        f"{A}.{name}", f"{A}.{name}={self.known(f'{A}.{name}')}: a bound of the loss that is open"
+                        f"{A}.{name}",
+                        f"{A}.{name}={self.find(f'{A}.{name}')}: a bound of the loss that is open",
                     )
             return
         stated = {
@@ -249,11 +250,11 @@ class _Conversion:
             self.put("objective.kl.coef", lambda: float(self.get(coef)) if self.get(use) else None, coef, use)
             if "objective.kl.coef" in self.keys:
                 self.put("objective.kl.place", lambda: "reward" if self.get(use) else None, use)
-        elif self.known(use) or self.is_unknown(use):
+        elif self.find(use) or self.is_unknown(use):
             self.note(
                 use, "algorithm.use_kl_in_reward beside actor.use_kl_loss: gxpo has one place, objective.kl.place"
             )
-        if self.known("algorithm.kl_ctrl.type") not in ("fixed", None):
+        if self.find("algorithm.kl_ctrl.type") not in ("fixed", None):
             self.note("algorithm.kl_ctrl.type", "algorithm.kl_ctrl.type=adaptive: see objective.kl.control")
         self.keys_read |= {coef, f"{A}.kl_loss_coef", f"{A}.kl_loss_type", "algorithm.kl_penalty"}
         entropy = f"{A}.entropy_coeff"
@@ -300,7 +301,7 @@ class _Conversion:
             return int(total)
         prompts = self.keys.get("tasks.per_step")
         epochs = self.get("trainer.total_epochs")
-        total = self.known("rollout.total_rollout_steps") if self._is_async() else None
+        total = self.find("rollout.total_rollout_steps") if self._is_async() else None
         most = f", at most {total} / {prompts}, as rollout.total_rollout_steps={total}" if total else ""
         raise OpenSetting(f"trainer.total_epochs={epochs}: {epochs} x the rows of the data / {prompts}{most}")
 
@@ -310,11 +311,11 @@ class _Conversion:
         enable, batches = f"{groups}.enable", f"{groups}.max_num_gen_batches"
         if self.put("rollout", lambda: "dynamic_sampling" if self.get(enable) else None, enable):
             self.put("rollout.max_batches", lambda: int(self.get(batches)), batches)
-            if self.known(f"{groups}.metric") not in (None, "acc"):
-                metric = f"{groups}.metric={self.known(f'{groups}.metric')}"
+            if self.find(f"{groups}.metric") not in (None, "acc"):
+                metric = f"{groups}.metric={self.find(f'{groups}.metric')}"
                 self.note(f"{groups}.metric", f"{metric}: gxpo keeps groups whose verdicts (correct or not) differ")
-            if self.known("data.gen_batch_size"):
-                self.note("data.gen_batch_size", f"data.gen_batch_size={self.known('data.gen_batch_size')}: gxpo draws "
+            if self.find("data.gen_batch_size"):
+                self.note("data.gen_batch_size", f"data.gen_batch_size={self.find('data.gen_batch_size')}: gxpo draws "
                                                  "tasks.per_step at a time until it has as many")  # fmt: skip
         self.keys_read |= {f"{groups}.{name}" for name in ("metric", "max_num_gen_batches")} | {"data.gen_batch_size"}
         self._overlong()
@@ -344,19 +345,19 @@ class _Conversion:
         cap, normed = f"{CORRECTION}.rollout_is_threshold", f"{CORRECTION}.rollout_is_batch_normalize"
         self.put("objective.ratio_over", self._ratio_over, bypass)
         by_sampler = self.keys.get("objective.ratio_over") == "behaviour"
-        if self.known(f"{CORRECTION}.loss_type") not in ("ppo_clip", None) and by_sampler:
+        if self.find(f"{CORRECTION}.loss_type") not in ("ppo_clip", None) and by_sampler:
             self.note(f"{CORRECTION}.loss_type", f"{CORRECTION}.loss_type: gxpo clips the ratio, as ppo_clip")
-        kind = self.known(level)
+        kind = self.find(level)
         if by_sampler and kind:
             self.note(level, f"{level}={kind}: without effect, for the ratio is over the sampler's policy")
-        elif kind == "token" and not (self.is_unknown(normed) or self.known(normed)):
+        elif kind == "token" and not (self.is_unknown(normed) or self.find(normed)):
             self.put("weight.mismatch", lambda: "truncated", level)
             self.put("weight.mismatch.cap", lambda: float(self.get(cap)), cap)
         elif kind or self.is_unknown(level):
             self.put("weight.mismatch", self._no_weight, level)
         rejection = f"{CORRECTION}.rollout_rs"
-        if self.known(rejection):
-            self.note(rejection, f"{rejection}={self.known(rejection)}: see weight.mismatch=mismatch_mask")
+        if self.find(rejection):
+            self.note(rejection, f"{rejection}={self.find(rejection)}: see weight.mismatch=mismatch_mask")
         names = (
             "rollout_is_threshold",
             "rollout_rs",
@@ -403,7 +404,7 @@ class _Conversion:
         old, new = f"{A}.optim.grad_clip", f"{A}.optim.clip_grad"
         limit = lambda: self.get(new) if self.get(old) is None else self.get(old)  # noqa: E731
         self.put("optim.max_grad_norm", lambda: _unless(float(limit()), 1.0), old, new)
-        if self.is_set(f"{A}.grad_clip") and self.known(f"{A}.grad_clip") != 1.0:
+        if self.is_set(f"{A}.grad_clip") and self.find(f"{A}.grad_clip") != 1.0:
             self.note(
                 f"{A}.grad_clip", "actor.grad_clip: without effect in verl 0.9.1, whose engines read optim.clip_grad"
             )

@@ -13,7 +13,7 @@ from typing import Any
 from ruamel.yaml.error import YAMLError
 
 from gxpo.adapters.shell.script import Script, text_of
-from gxpo.adapters.shell.values import Call, Text, Unknown, shown
+from gxpo.adapters.shell.values import Call, Text, Unknown, to_text
 from gxpo.adapters.verl_keys import CONFIGS, DEFAULTS, GROUPS, OWN, PROGRAM_BY_KEY, PROGRAMS, ROOTS
 from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError
@@ -70,7 +70,7 @@ class Source:
     def is_set(self, *keys: str) -> bool:
         return any(key in self.settings for key in keys)
 
-    def known(self, *keys: str) -> Any:
+    def find(self, *keys: str) -> Any:
         """Return a setting, or None if it is not known."""
         try:
             return self.get(*keys)
@@ -154,7 +154,7 @@ def _program_of(words: Sequence[Text]) -> tuple[str, Sequence[Text]]:
     """Find the program that a command starts, and its arguments."""
     for i, word in enumerate(words):
         if word == "-m" and i + 1 < len(words):
-            return shown(words[i + 1]), words[i + 2 :]
+            return to_text(words[i + 1]), words[i + 2 :]
         if isinstance(word, str) and word.endswith(".py") and not _key_of(word):
             return word.removesuffix(".py").removeprefix("./").replace("/", "."), words[i + 1 :]
     return "", words
@@ -222,7 +222,7 @@ def _of_words(words: Sequence[tuple[Text, str]], folder: Path) -> Source:
     elif isinstance(name, str) and name and (file := _configuration(name, named.get("path", ""), folder)):
         _read_configuration(out, file)
     else:
-        what = f"the configuration {shown(name)}" if name else f"the configuration of {program}"
+        what = f"the configuration {to_text(name)}" if name else f"the configuration of {program}"
         out.unread = f"{what} is not read"
         out.notes.append(("", f"{what} is no file here: what it sets is not known"))
     _add(out, rest)

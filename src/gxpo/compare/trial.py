@@ -210,7 +210,7 @@ def run(trial: Trial, notify: Notify = lambda line: None) -> None:
     begin, total, n_done = time.monotonic(), len(todo), 0
     children = Children()
 
-    def said(arm: Arm, seed: int, trouble: str) -> None:
+    def report(arm: Arm, seed: int, trouble: str) -> None:
         nonlocal n_done
         n_done += 1
         result = None if trouble else result_of(trial, arm, seed)
@@ -226,7 +226,7 @@ def run(trial: Trial, notify: Notify = lambda line: None) -> None:
             if (base, first) in todo:
                 todo.remove((base, first))
                 trouble = pool.submit(run_child, trial, base, first, children).result()
-                said(base, first, trouble)
+                report(base, first, trouble)
                 if trouble:
                     raise ConfigError(trouble)
             refuse_absent_metric(trial, trial.path(base, first))
@@ -234,13 +234,13 @@ def run(trial: Trial, notify: Notify = lambda line: None) -> None:
                 arms = [a for a, s in todo if s == seed]
                 # A seed is begun only if all of its arms can end in time, so that pairs stay whole.
                 spent = time.monotonic() - begin
-                whole = spent / n_done * len(arms) if n_done else 0.0
-                if trial.minutes and seed != first and spent + whole > 60 * trial.minutes:
+                seconds_of_seed = spent / n_done * len(arms) if n_done else 0.0
+                if trial.minutes and seed != first and spent + seconds_of_seed > 60 * trial.minutes:
                     notify(f"{trial.minutes:g} minutes are spent: seeds from {seed} on are not begun")
                     return
                 futures = {pool.submit(run_child, trial, a, seed, children): a for a in arms}
                 for future in as_completed(futures):
-                    said(futures[future], seed, future.result())
+                    report(futures[future], seed, future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             children.end()
@@ -343,7 +343,7 @@ def result_of(trial: Trial, arm: Arm, seed: int, budget: Budget | None = None) -
 
 
 def _trace(rows: Sequence[Mapping[str, Any]], last: float) -> dict[str, list[float]]:
-    """What a run logged in its steps, without the schedule of its rate, which says nothing of what was sampled."""
+    """Figures of a run's steps, without the schedule of its rate, which tells nothing of what was sampled."""
     steps = [row for row in rows if not any(k.startswith("eval_") for k in row)]
     return {k: v for k, v in trace_of(steps, last).items() if k not in ("epoch", "learning_rate")}
 

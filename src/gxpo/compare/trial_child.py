@@ -176,7 +176,7 @@ class Trial:
             (self.folder / "forked").touch()
             raise Refusal("the script forks, and trains in the new process: train in the script's own process")
         if self.trainer is not None and self.trainer is not trainer:
-            raise Refusal(f"the script builds two trainers: try one at a time (the second: {here()})")
+            raise Refusal(f"the script builds two trainers: try one at a time (the second: {script_position()})")
         self.trainer = trainer
 
     def attach(self, trainer: Any) -> None:
@@ -276,7 +276,7 @@ def settle(config: Any) -> None:
         setattr(config, name, value)
 
 
-def here() -> str:
+def script_position() -> str:
     """Position in the user's script of the innermost frame there."""
     frames = [f for f in traceback.extract_stack() if f.filename == sys.argv[0]]
     return f"{Path(frames[-1].filename).name} line {frames[-1].lineno}" if frames else "in another module"

@@ -88,9 +88,9 @@ class Arithmetic:
             return _wrapped(int(token, 8 if token[0] == "0" and token.isdigit() else 0))
         if not (token[:1].isalpha() or token[:1] == "_"):
             raise ValueError(token)
-        return self.named(token)
+        return self.evaluate_name(token)
 
-    def named(self, name: str) -> int:
+    def evaluate_name(self, name: str) -> int:
         """Evaluate a name, or an assignment to it."""
         operator = self.tokens[self.place]
         if operator in ("++", "--"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.adapters.shell.syntax import Command, Token, parse, tokens_of
-from gxpo.adapters.shell.values import Call, State, Text, Unknown, Value, joined, merged, merged_calls, shown
+from gxpo.adapters.shell.values import Call, State, Text, Unknown, Value, joined, merged, merged_calls, to_text
 from gxpo.adapters.shell.words import Words
 from gxpo.base.errors import ConfigError
 
@@ -290,7 +290,8 @@ class Script(Words):
             return getattr(self, f"_do_{name}")(rest, s, line)
         if name in ("[", "test", "source", "."):
             return self._source(rest, s, line) if name in ("source", ".") else self._test_words(
-                [x for x in rest if x != "]" or name == "test"], [shown(x) for x in rest if x != "]" or name == "test"],
+                [x for x in rest if x != "]" or name == "test"],
+                [to_text(x) for x in rest if x != "]" or name == "test"],
                 s, line)  # fmt: skip
         # another script, or commands in a text
         for i, word in enumerate(words[:-1]):
@@ -299,7 +300,7 @@ class Script(Words):
                 if re.fullmatch(r"-\w*c", option) and len(words) > i + 2 and isinstance(text := words[i + 2], str):
                     return self._inner(text, s, line, words[i + 4 :], assignments, self.file)
                 if option.endswith((".sh", ".bash")):
-                    if path := self._beside(option):
+                    if path := self._find_script(option):
                         return self._inner(text_of(path), s, 1, words[i + 2 :], assignments, f"{path.name} ")
                     self.notes.append(
                         (self.where(line), f"{option}: not beside the script, so what it runs is not known")
@@ -348,14 +349,14 @@ class Script(Words):
         return status
 
     def _source(self, words: list[Text], s: State, line: int) -> bool | None:
-        path = self._beside(words[0]) if words else None
+        path = self._find_script(words[0]) if words else None
         if path is None:
-            name = shown(words[0] if words else "")
+            name = to_text(words[0] if words else "")
             self.notes.append((self.where(line), f"source {name}: not beside the script, so what it sets is not known"))
             return None
         return self._nested(text_of(path), s, 1, f"{path.name} ")
 
-    def _beside(self, name: Text) -> Path | None:
+    def _find_script(self, name: Text) -> Path | None:
         """Find a script by its name, or by the certain end of it, from this script's folder or one above."""
         text = name if isinstance(name, str) else name.end.lstrip("/")
         folders = [Path(), self.path.parent, *list(self.path.resolve().parents)[:6]]
@@ -384,7 +385,7 @@ class Script(Words):
     def _do_set(self, words: list[Text], s: State, line: int) -> bool:
         if words[:1] == ["--"]:
             s.arguments = words[1:]
-        s.is_strict |= "nounset" in words or any(re.match(r"-[a-z]*u", shown(word)) for word in words)
+        s.is_strict |= "nounset" in words or any(re.match(r"-[a-z]*u", to_text(word)) for word in words)
         return True
 
     def _do_shift(self, words: list[Text], s: State, line: int) -> bool:
@@ -394,13 +395,13 @@ class Script(Words):
 
     def _do_unset(self, words: list[Text], s: State, line: int) -> bool:
         for name in words:
-            s.put(shown(name), Unknown(f"${shown(name)}", f"{self.where(line)}: unset"))
+            s.put(to_text(name), Unknown(f"${to_text(name)}", f"{self.where(line)}: unset"))
         return True
 
     def _do_read(self, words: list[Text], s: State, line: int) -> None:
         for name in words:
-            if re.fullmatch(r"[A-Za-z_]\w*", shown(name)):
-                s.put(shown(name), Unknown(f"${shown(name)}", f"{self.where(line)}: read when the script runs"))
+            if re.fullmatch(r"[A-Za-z_]\w*", to_text(name)):
+                s.put(to_text(name), Unknown(f"${to_text(name)}", f"{self.where(line)}: read when the script runs"))
 
     _do_mapfile = _do_readarray = _do_getopts = _do_read
 
@@ -410,7 +411,7 @@ class Script(Words):
         return True
 
     def _do_let(self, words: list[Text], s: State, line: int) -> bool | None:
-        values = [self._number(shown(word), s) for word in words]
+        values = [self._number(to_text(word), s) for word in words]
         return None if not values or values[-1] is None else values[-1] != 0
 
     def _do_eval(self, words: list[Text], s: State, line: int) -> bool | None:
@@ -431,7 +432,7 @@ class Script(Words):
                 s.local[name] = s.variables.get(name)
             if match:
                 self._assign(match, s, token.line)
-                if changes and not re.fullmatch(r"\d+", shown(s.variables[name])):
+                if changes and not re.fullmatch(r"\d+", to_text(s.variables[name])):
                     s.put(name, Unknown(f"${name}", f"{self.where(token.line)}: declare {changes} changes it"))
             if kind == "export" and not name.startswith("-"):
                 s.exported.add(name)
@@ -469,7 +470,7 @@ class Script(Words):
             if not token.is_word:
                 continue
             if entry := re.match(r"\[([^\]]+)\]=(.*)\Z", token.text, re.DOTALL):
-                keys[shown(self.text(entry[1], s, token.line))] = self.text(entry[2], s, token.line)
+                keys[to_text(self.text(entry[1], s, token.line))] = self.text(entry[2], s, token.line)
             else:
                 out += self.words(token.text, s, token.line)
         return keys or out

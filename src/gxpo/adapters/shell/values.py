@@ -31,10 +31,10 @@ Text = str | Unknown
 Value = str | Unknown | list[Text] | dict[str, Text]
 
 
-def shown(value: Value | None) -> str:
+def to_text(value: Value | None) -> str:
     """A value as a text for people."""
     if isinstance(value, (list, dict)):
-        return " ".join(map(shown, value.values() if isinstance(value, dict) else value))
+        return " ".join(map(to_text, value.values() if isinstance(value, dict) else value))
     return value.text if isinstance(value, Unknown) else value or "nothing"
 
 
@@ -65,14 +65,14 @@ def merged(a: Value | None, b: Value | None, why: str) -> Value:
     if a == b and a is not None:
         return a
     if isinstance(a, dict) or isinstance(b, dict):
-        return Unknown(f"{shown(a)} or {shown(b)}", why)
+        return Unknown(f"{to_text(a)} or {to_text(b)}", why)
     if isinstance(a, list) or isinstance(b, list):
         lists = [x if isinstance(x, list) else [] if x is None else [x] for x in (a, b)]
         return merged_words(lists[0], lists[1], why)
     if a is None or b is None:
-        return Unknown(f"{shown(a)} or {shown(b)}", why)
+        return Unknown(f"{to_text(a)} or {to_text(b)}", why)
     options = tuple(dict.fromkeys((*_options(a), *_options(b)))) if _options(a) and _options(b) else ()
-    texts = dict.fromkeys((*(_options(a) or (shown(a),)), *(_options(b) or (shown(b),))))
+    texts = dict.fromkeys((*(_options(a) or (to_text(a),)), *(_options(b) or (to_text(b),))))
     return Unknown(
         " or ".join(text or "nothing" for text in texts)[:200], why, options=options if len(options) < 9 else ()
     )
@@ -89,7 +89,7 @@ def merged_words(a: Sequence[Text], b: Sequence[Text], why: str) -> list[Text]:
 
 def possible(word: Text, why: str) -> Unknown:
     """A word that may be there or not; of KEY=VALUE the key is known."""
-    text, start = shown(word), word.start if isinstance(word, Unknown) else word
+    text, start = to_text(word), word.start if isinstance(word, Unknown) else word
     key, sign, _ = start.partition("=")
     return Unknown(text, why, key + sign if sign else "")
 

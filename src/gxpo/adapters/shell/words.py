@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from gxpo.adapters.shell.arithmetic import Arithmetic
 from gxpo.adapters.shell.syntax import Command, Token, end_of, parse
-from gxpo.adapters.shell.values import State, Text, Unknown, Value, joined, possible, same, shown, spaced
+from gxpo.adapters.shell.values import State, Text, Unknown, Value, joined, possible, same, spaced, to_text
 
 # What bash or every login sets, so that no default of a script is taken for it.
 _SYSTEM = ("BASH_SOURCE", "BASH_VERSION", "EUID", "HOME", "HOSTNAME", "LINENO", "LOGNAME", "OLDPWD", "OPTARG", "PATH",
@@ -241,7 +241,7 @@ class Words:
             if value.start or value.end or not is_colon:
                 return other if operator == "+" else value
             return (
-                Unknown(shown(other) if isinstance(other, (str, Unknown)) else f"${name}", value.why)
+                Unknown(to_text(other) if isinstance(other, (str, Unknown)) else f"${name}", value.why)
                 if operator == "+"
                 else value
             )
