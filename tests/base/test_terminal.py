@@ -19,7 +19,7 @@ from gxpo.base.terminal import Styled, console, escaped, say
 
 SOURCE = Path(gxpo.__file__).parent
 # Modules whose `print` is read by a program: the other end of a pipe.
-PIPES = {"environments/rewards/harness.py", "compare/worker.py"}
+PIPES = {"environments/rewards/harness.py", "compare/worker.py", "compare/trial_child.py"}
 HOSTILE = "\x1b[31m\x1b]8;;http://evil\x07\x1b]52;c;ZXZpbA==\x07\x9b2J\x90\x08\r\x0b\x0c\x7f\u202e\u2066\u200b\ufeff"
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")

@@ -55,7 +55,7 @@ def test_every_command_of_the_page(folder, monkeypatch, capsys):
     printed = [typed(line, monkeypatch, capsys) for line in COMMANDS]
     shown = dict(zip(COMMANDS, printed, strict=True))
     listed = shown["GXPO_METHODS=my_method.py gxpo methods"]
-    assert re.search(r"^\s*my_method\s.*reference-code", listed, re.M)
+    assert re.search(r"^\s*my_method\s.*authors' code", listed, re.M)
     assert f"{len(METHODS) + 1} methods" in listed
     both = shown["GXPO_METHODS=my_method.py gxpo methods my_method+gspo"]
     assert "A_i = width tanh(A / width)" in both and "sequence" in both

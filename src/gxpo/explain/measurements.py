@@ -28,7 +28,7 @@ def effects(method: str, sets: Sequence[str] = ()) -> list[str]:
     sets  keys that the method is used with: without them, those measured beside a method are named in the line
 
     >>> effects("sfpo")[0]
-    '+.08 (95 % +.06 to +.11) on sums, 10 seeds, against grpo'
+    '+.08 (95 % +.05 to +.12) on sums, 10 seeds, against grpo'
     """
     rows = [row for row in _rows() if row["method"] == method and set(sets) <= set(row["keys"].split())]
     # runs that two studies share are one measurement
