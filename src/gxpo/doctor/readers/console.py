@@ -333,10 +333,10 @@ class Console:
     def _row(self, text: str, before: str) -> None:
         """Add a dict's figures as a row, if it is of training; `before`: what stands before it in its line."""
         texts = _pairs(text)
+        step, _ = step_of(texts, _STEPS)
         values = self._without_lost_rates(figures(texts), texts)
         if "train_runtime" in values:
             return
-        step, _ = step_of(texts, _STEPS)
         for key in _STEPS:
             values.pop(key, None)
         if not any(map(keys.is_metric, values)):
