@@ -46,6 +46,12 @@ def test_empty_sections_state_nothing(tmp_path):
     assert found.method.credit.lam == 0.5 and found.settings.trainer.steps == 3
 
 
+def test_an_empty_file_is_refused(tmp_path):
+    for text in ("", "# model: tiny\n"):
+        with pytest.raises(ConfigError, match="an empty file; a configuration has at least model and task"):
+            config.load(write(tmp_path, text))
+
+
 def test_order_and_origins(tmp_path):
     path = write(tmp_path, "method: dr_grpo\noptim:\n  lr: 0.1\nobjective:\n  clip_low: 0.1\n")
     resolved = config.load(path, ["optim.lr=0.2", "objective.horizon=7.0"])

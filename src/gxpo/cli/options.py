@@ -101,7 +101,7 @@ def resolved_of(config_file: Path | None, sets: list[str] | None, from_run: Path
             "gxpo demo needs none of them"
         )
     # --set wins over the file.
-    values = config.over(config.read(config_file) if config_file is not None else {}, config.parse_set(sets or []))
+    values = config.keys_with_sets(config_file, sets or [])
     if from_run is not None:
         from gxpo.training.train import keys_from_run
 

@@ -481,7 +481,14 @@ def _validate(keys: Mapping[str, Stated]) -> RunSettings:
 
 def load(path: str | Path | None = None, sets: Sequence[str] = ()) -> Resolved:
     """Load and resolve a YAML file with `--set` arguments."""
-    return _resolved(over(read(path) if path is not None else {}, parse_set(sets)))
+    return _resolved(keys_with_sets(path, sets))
+
+
+def keys_with_sets(path: str | Path | None, sets: Sequence[str]) -> dict[str, Stated]:
+    """Keys of a YAML file with those of `--set` over them; ConfigError for a file without any."""
+    if (keys := over({} if path is None else read(path), parse_set(sets))) or path is None:
+        return keys
+    raise ConfigError(f"{path}: an empty file; a configuration has at least model and task")
 
 
 def demo_settings(*, seed: int = 0, method: str | None = None, steps: int | None = None) -> dict[str, Stated]:
