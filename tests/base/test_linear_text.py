@@ -23,6 +23,9 @@ POLICY = ("base/answers", "models/chat/", "doctor/rollout_", "environments/envs/
           "algorithms/signals/", "environments/tasks/", "base/verdicts", "algorithms/weighting/")  # fmt: skip
 OWN = {  # patterns over what the user of this machine writes himself: scripts, settings, names of files
     "adapters/convert_script.py", "adapters/convert_verl.py", "adapters/shell/arithmetic.py",
+    "adapters/script/calls.py", "adapters/script/parsers.py", "adapters/script/walk.py", "adapters/script/values.py",
+    "adapters/script/branches.py", "adapters/script/expressions.py", "adapters/trl_launch.py", "adapters/trl_fields.py",
+    "compare/trial.py", "compare/trial_arms.py", "compare/trial_child.py", "compare/trial_session.py",
     "adapters/shell/script.py",
     "adapters/shell/syntax.py", "adapters/shell/words.py", "adapters/verl_keys.py", "adapters/verl_source.py",
     "compare/arms.py", "compare/discovery.py",
