@@ -1,4 +1,4 @@
-"""What a name is after branches of a script of which one is taken: the same value, a default, or unknown."""
+"""Join of the states that branches of a script leave: a name has the same value, a default, or is unknown."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from gxpo.adapters.script.values import ABSENT, Noted, Thing, Unknown, with_notes
 
 
-def containers(value: Any, seen: dict[int, Any] | None = None) -> dict[int, Any]:
+def containers(value: Any, objects: dict[int, Any] | None = None) -> dict[int, Any]:
     """Return all objects, lists and mappings that a value holds, by identity."""
-    seen = {} if seen is None else seen
+    objects = {} if objects is None else objects
     stack = [value]
     while stack:
         one = stack.pop()
         if isinstance(one, Noted):
             one = one.value
-        if not isinstance(one, (Thing, dict, list, tuple)) or id(one) in seen:
+        if not isinstance(one, (Thing, dict, list, tuple)) or id(one) in objects:
             continue
-        seen[id(one)] = one
+        objects[id(one)] = one
         stack += [*_children(one)]
-    return seen
+    return objects
 
 
 def _children(value: Any) -> Iterator[Any]:

@@ -25,7 +25,7 @@ class _Endless(ConfigError):
 
 
 class Script(Words):
-    """What a script would run: `calls` are the commands of those that are `wanted`, as far as they can be known.
+    """Abstract run of a script: `calls` are its `wanted` commands, as far as they can be known.
 
     arguments    of the script; None if its caller gives them
     environment  variables that its caller sets
@@ -38,8 +38,8 @@ class Script(Words):
         self.path, self.wanted, self.steps, self.depth, self.file = path, wanted, 0, 0, ""
         self.notes: list[tuple[str, str]] = []
         self.defaults: dict[str, None] = {}
-        given: list[Text] | None = None if arguments is None else list(arguments)
-        state = State(dict(environment or {}), given, set(environment or ()))
+        script_arguments: list[Text] | None = None if arguments is None else list(arguments)
+        state = State(dict(environment or {}), script_arguments, set(environment or ()))
         try:
             self.run(parse(text_of(path)), state)
         except _Endless as error:

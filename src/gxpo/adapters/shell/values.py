@@ -105,7 +105,7 @@ class Call:
 
 @dataclass
 class State:
-    """What holds at a place of a script.
+    """State of the shell at a place of a script.
 
     arguments  None if they are the caller's
     flow       what ends the commands: break, continue, return, exit, or fail, an exit that is an error

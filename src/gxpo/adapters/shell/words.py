@@ -21,11 +21,11 @@ class Words:
     defaults: dict[str, None]
 
     def where(self, line: int) -> str:
-        """Say a place of the script."""
+        """Describe a line of the script for notes; `Script` implements it."""
         raise NotImplementedError
 
     def run(self, command: Command, s: State) -> bool | None:
-        """Follow a command."""
+        """Follow a command; `Script` implements it."""
         raise NotImplementedError
 
     def text(self, raw: str, s: State, line: int, *, tilde: bool = False) -> Text:
