@@ -19,6 +19,7 @@ from gxpo.compare.jobs import Local
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+AFTERNOON = ROOT / "docs" / "commands.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "errata").glob("*.md"))]
 CHECKS = ("check-reward", "check-template", "check-env")
 OF_THE_READER = ("resume", "demo", "bench", "signal", "serve", "eval", "export", *CHECKS)
@@ -53,7 +54,7 @@ OTHERS = sorted(
         for c in commands(page)[1:]
         if c.startswith("gxpo ") and not any(name in c for name in SAVED[page])
     }
-    - set(commands(README))
+    - {*commands(README), *commands(AFTERNOON)}
     - set(FIRST.values())
 )
 
@@ -105,21 +106,19 @@ TRAIN = ("add-an-environment.md", "checks.md", "episodes.md", "own-train-engine.
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, marks=[SLOW] * (p.name in TRAIN)) for p in PAGES if p.name not in FOLLOWED],
+    [pytest.param(p, marks=[SLOW] * (p == README or p.name in TRAIN)) for p in PAGES if p.name not in FOLLOWED],
     ids=lambda p: p.name,
 )
 @pytest.mark.filterwarnings("ignore:reward")
 def test_python_blocks_run(page, here, hardly_warm):
-    """Those of a page one after the other; of README each can be copied alone."""
+    """Those of a page one after the other."""
     for example in Document.parse(str(page), PythonCodeBlockParser()).examples():
-        if page == README:
-            example.document.namespace.clear()
         example.evaluate()
 
 
 @pytest.mark.slow
-def test_the_commands_of_readme_run_in_order_as_typed(here, hardly_warm, monkeypatch):
-    for line in commands(README):
+def test_commands_of_readme_and_an_afternoon_run_in_order(here, hardly_warm, monkeypatch):
+    for line in [*commands(README), *commands(AFTERNOON)]:
         typed(line, monkeypatch, "" if "examples/arithmetic.yaml" in line else COLD)
     assert (here / "models" / "arithmetic" / "config.json").is_file()
 
@@ -192,7 +191,7 @@ def test_the_example_is_the_demo():
 
 
 @pytest.mark.slow
-def test_readme_counts_methods_by_evidence():
+def test_pages_count_methods_by_evidence():
     from gxpo.adapters.available import available
     from gxpo.explain.catalogue import entries
     from gxpo.methods import METHODS
@@ -201,14 +200,13 @@ def test_readme_counts_methods_by_evidence():
     rows = entries()
     tiers = {t: sum(r["evidence"] == t for r in rows) for t in EVIDENCE}
     assert sum(tiers.values()) == len(rows)
-    text = " ".join((ROOT / "README.md").read_text().split())
     read = tiers["reference-code"] + tiers["paper"]
     counts = (
         f"{len(rows)} methods: {read} read at source, {tiers['reference-code']} of them in the authors' code and "
         f"{tiers['paper']} in the paper alone, {len(rows) - read} not: {tiers['secondary']} in other trainers' code or "
         f"summaries, {tiers['reconstruction']} reconstructed"
     )
-    assert counts in text
+    assert counts in (ROOT / "docs" / "evidence.md").read_text()
     by_kind = " ".join((ROOT / "docs" / "methods.md").read_text().split())
     assert f"the others not: {read} and {len(rows) - read}." in by_kind
     of_trl = sum(row.works for row in available("trl", sorted(METHODS)))
@@ -238,7 +236,7 @@ def test_the_methods_page_names_every_method_and_symptom_once():
 def test_the_index_leads_to_every_page():
     index = set(re.findall(r"\]\(([^)]+)\)", (ROOT / "docs" / "index.md").read_text()))
     assert {p.name for p in (ROOT / "docs").glob("*.md")} - {"index.md"} <= index
-    assert len(README.read_text().splitlines()) <= 90
+    assert len(README.read_text().splitlines()) <= 75
 
 
 def test_the_workflow_runs_readmes_commands_and_the_slow_tests():
