@@ -18,20 +18,25 @@ from gxpo.training.checkpoint import write_atomic
 
 Row = Mapping[str, Any]
 
-# title, unit, whether it is a share, legend -> metric
-CHARTS: tuple[tuple[str, str, bool, dict[str, str]], ...] = (
-    ("Held-out accuracy", "share of tasks, with 95% interval", True, {"accuracy": "eval_accuracy"}),
-    ("Training reward", "mean per rollout", False, {"reward": "reward_mean"}),
-    ("Success rate", "share of rollouts", True, {"success rate": "success_rate"}),
-    ("Zero-signal groups", "share of groups", True,
+# title, unit, whether it is a share, one line of plain words, legend -> metric
+CHARTS: tuple[tuple[str, str, bool, str, dict[str, str]], ...] = (
+    ("Held-out accuracy", "share of tasks, with 95% interval", True, "Questions that it is never trained on: what counts.",
+     {"accuracy": "eval_accuracy"}),
+    ("Training reward", "mean per rollout", False, "Should rise, with noise.", {"reward": "reward_mean"}),
+    ("Success rate", "share of rollouts", True, "Answers that the task calls right.", {"success rate": "success_rate"}),
+    ("Zero-signal groups", "share of groups", True, "All answers equally good: these groups teach nothing.",
      {"all": "zero_signal_groups", "all right": "zero_signal_all_right", "all wrong": "zero_signal_all_wrong"}),
-    ("Entropy", "nats per token", False, {"of trained tokens": "entropy", "of sampled tokens": "entropy_sampled"}),
-    ("KL", "nats per token", False, {"from the reference": "kl", "within the step": "approx_kl"}),
-    ("Clipped", "share of tokens", True, {"clip fraction": "clip_fraction"}),
-    ("Completion length", "tokens", False, {"mean length": "length_mean"}),
-    ("Cut at the length limit", "share of rollouts", True, {"truncated": "truncated_rate"}),
-    ("Gradient norm", "before clipping", False, {"gradient norm": "grad_norm"}),
-    ("Speed", "tokens per second", False,
+    ("Entropy", "nats per token", False, "How undecided the policy is; near 0 it gives one answer only.",
+     {"of trained tokens": "entropy", "of sampled tokens": "entropy_sampled"}),
+    ("KL", "nats per token", False, "How far the policy has moved.",
+     {"from the reference": "kl", "within the step": "approx_kl"}),
+    ("Clipped", "share of tokens", True, "Tokens that were pushed far enough in the step.",
+     {"clip fraction": "clip_fraction"}),
+    ("Completion length", "tokens", False, "Mean length of an answer.", {"mean length": "length_mean"}),
+    ("Cut at the length limit", "share of rollouts", True, "Answers that did not end in time.",
+     {"truncated": "truncated_rate"}),
+    ("Gradient norm", "before clipping", False, "Size of the push; a jump is a warning.", {"gradient norm": "grad_norm"}),
+    ("Speed", "tokens per second", False, "Higher is faster.",
      {"sampling": "time_sample_tokens_per_s", "update": "time_update_tokens_per_s"}),
 )  # fmt: skip
 
@@ -125,7 +130,7 @@ def _duration(seconds: float) -> str:
 def curves(rows: Sequence[Row], evaluations: Sequence[Row], only: Collection[str] | None = None) -> list[Html]:
     """Draw the charts of a run (`only`: those with these titles), and a line that names those without values."""
     plots, missing = [], []
-    for title, unit, share, names in CHARTS:
+    for title, unit, share, plain_words, names in CHARTS:
         if only is not None and title not in only:
             continue
         source = evaluations if title == "Held-out accuracy" else rows
@@ -140,10 +145,11 @@ def curves(rows: Sequence[Row], evaluations: Sequence[Row], only: Collection[str
         if "accuracy" in series:
             bands["accuracy"] = [(float(r["step"]), float(r["eval_low"]), float(r["eval_high"])) for r in source
                                  if r.get("eval_low") is not None and r.get("eval_high") is not None]  # fmt: skip
-        caption = "; ".join(f"{label}: {metrics.meaning(names[label])}" for label in series)
+        definitions = [f"{label}: {metrics.meaning(names[label])}" for label in series]
         is_zero = all(y == 0 for points in series.values() for _, y in points)  # such as the KL within an only update
         fixed_range = (0.0, 1.0) if share or is_zero else (0.0, 0.0) if title == "Speed" else None
-        plots.append((svg_chart(series, title=title, y_label=unit, bands=bands, y_range=fixed_range), caption))
+        chart = svg_chart(series, title=title, y_label=unit, bands=bands, y_range=fixed_range)
+        plots.append((chart, paragraph(plain_words) + folded("definition", *map(paragraph, definitions))))
     if not plots:
         return [paragraph("No step has ended yet.")]
     return [charts(plots), *([paragraph(f"Not measured: {', '.join(missing).lower()}.", soft=True)] if missing else [])]
