@@ -249,7 +249,7 @@ def test_methods_and_schema():
 
 @pytest.mark.slow
 def test_methods_are_listed_by_stage_and_counted():
-    code, text, _ = run("methods")
+    code, text, _ = run("methods", "--all")
     lines = text.splitlines()
     assert code == 0 and f"{len(METHODS)} methods: " in text
     order = ["base", "rollout", "credit", "objective", "reconstruction"]
@@ -288,6 +288,33 @@ def test_methods_can_be_filtered(monkeypatch):
     ):
         code, out, err = run("methods", *wrong)
         assert code == 2 and said in err and err.count("\n") == 1 and not out
+
+
+def test_methods_by_family_by_words_and_by_likeness():
+    code, text, _ = run("methods")
+    lines = text.splitlines()
+    assert code == 0 and len(lines) < 60 and f"{len(METHODS)} methods: " in text
+    assert lines[0].split()[:2] == ["baseline_and_scale", "18"]
+    counts = [int(line.split()[1]) for line in lines[: lines.index("")]]
+    assert sum(counts) == len(METHODS)
+
+    code, text, _ = run("methods", "--family", "flows")
+    assert code == 0 and {line.split()[0] for line in text.splitlines() if line[:3] == "   " and line[3] != " "} == {
+        "flow_grpo",
+        "tempflow_grpo",
+    }
+    code, text, _ = run("methods", "--search", "Kalman filter", "--json")
+    assert [row["name"] for row in json.loads(text)] == ["kpo"]
+    code, text, _ = run("methods", "--like", "gspo", "--json")
+    alike = [row["name"] for row in json.loads(text)]
+    assert "luspo" in alike and "gspo" not in alike
+    for wrong, message in (
+        (("--family", "flow"), "it is one of baseline_and_scale"),
+        (("--like", "gsop"), "did you mean 'gspo'"),
+        (("gspo", "--search", "clip"), "not both"),
+    ):
+        code, out, err = run("methods", *wrong)
+        assert code == 2 and message in err and err.count("\n") == 1 and not out
 
 
 def test_methods_for_a_symptom():

@@ -224,6 +224,15 @@ def methods(
             help="What to try: for what goes wrong in your words, or for a run's own cause.",
         ),
     ] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Only methods of this family; the bare command lists them.")
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="Only methods whose name, idea, formula or settings have them.")
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="METHOD", help="Methods that share settings with it, most alike first.")
+    ] = None,
     stage: Annotated[
         str | None, typer.Option(help="Only methods that change this stage: credit, objective, rollout...")
     ] = None,
@@ -252,10 +261,11 @@ def methods(
             help="Show which methods work in that trainer, its settings for them, and why others do not.",
         ),
     ] = None,
+    every: Annotated[bool, typer.Option("--all", help="List all methods, by stage.")] = False,
     as_json: Json = False,
     bibtex: Annotated[bool, typer.Option("--bibtex", help="Print citations.")] = False,
 ) -> None:
-    """List the published methods, show one, or recommend some for a problem in training.
+    """List families of published methods, search them, show one, or recommend some for a problem in training.
 
     Example: gxpo methods gspo
 
@@ -263,12 +273,16 @@ def methods(
 
     Example: gxpo methods --for outputs/my-trl-run
 
+    Example: gxpo methods --search "length penalty"
+
     Example: gxpo methods --stage credit --needs none --zero-variance signal
 
     Example: gxpo methods --in trl --for "all-wrong groups"
     """
     # These choose among gxpo's own methods by facts that are not kept for other trainers.
-    if trainer is not None and (stage or needs or evidence or cheap or zero_variance or bibtex):
+    if trainer is not None and (
+        family or search or like or stage or needs or evidence or cheap or zero_variance or bibtex
+    ):
         raise typer.BadParameter("--in goes with a NAME, --for and --json alone")
     from gxpo.explain.methods import show
 
@@ -279,7 +293,11 @@ def methods(
             trainer=trainer,
             as_json=as_json,
             bibtex=bibtex,
+            every=every,
             conditions={
+                "family": family,
+                "search": search,
+                "like": like,
                 "stage": stage,
                 "needs": needs,
                 "evidence": evidence or [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -49,6 +50,7 @@ def entry(definition: Definition, all_methods: Sequence[Definition] = ()) -> dic
         "arxiv": definition.arxiv,
         "idea": definition.idea,
         "stage": home(definition),
+        "family": family(definition.name),
         "stages": list(definition.stages),
         "formula": definition.formula,
         "evidence": definition.evidence,
@@ -115,6 +117,44 @@ def home(definition: Definition) -> str:
     return next((stage for stage in HOMES if stage in parts), next(iter(definition.stages), "base"))
 
 
+def family(name: str) -> str:
+    """Return the family of a method, its module's name: "clips"; "yours" for a method of the user's."""
+    try:
+        return METHODS.module_of(name).removeprefix("catalogue.")
+    except KeyError:
+        return "yours"
+
+
+def families() -> dict[str, str]:
+    """Map each family to what its methods do, the first line of its module."""
+    meanings = {}
+    for module in METHODS.modules():
+        first_line = (importlib.import_module(f"gxpo.methods.{module}").__doc__ or "").strip().partition("\n")[0]
+        words = (
+            first_line.removesuffix(".")
+            .removeprefix("Reconstructed ")
+            .removeprefix("Methods ")
+            .removeprefix("methods ")
+        )
+        meanings[module.removeprefix("catalogue.")] = words.removeprefix("that ")
+    return meanings
+
+
+def alike(name: str, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Sort entries by likeness to a method, those that share no setting with it left out.
+
+    Likeness is the number of settings that both change in the same way over the number that either changes (Jaccard).
+    """
+
+    def settings(method_name: str) -> set[str]:
+        return {f"{k}={show(v)}" for k, v in METHODS[method_name].keys.items()}
+
+    own = settings(name)
+    likeness = {r["name"]: len(own & settings(r["name"])) / max(1, len(own | settings(r["name"]))) for r in rows}
+    near = [dict(r) for r in rows if likeness[r["name"]] > 0 and r["name"] != name]
+    return sorted(near, key=lambda r: -likeness[r["name"]])
+
+
 # ---------------------------------------------------------------- composition
 def conflicts(definition: Definition, others: Sequence[Definition]) -> dict[str, list[str]]:
     """Map each key to the methods among `others` with which this one merges only if the caller sets that key."""
@@ -173,7 +213,12 @@ def _fields_of(kind: Any) -> tuple[str, ...]:
 
 # ---------------------------------------------------------------- filters
 def check_conditions(
-    stage: str | None = None, evidence: Sequence[str] = (), zero_variance: str | None = None, **others: Any
+    stage: str | None = None,
+    evidence: Sequence[str] = (),
+    zero_variance: str | None = None,
+    family: str | None = None,
+    like: str | None = None,
+    **others: Any,
 ) -> None:
     """Refuse conditions of `select` that no method can meet, before any entry is made. ConfigError."""
     del others
@@ -183,6 +228,10 @@ def check_conditions(
         one_of("--evidence", tier, EVIDENCE)
     if zero_variance is not None:
         one_of("--zero-variance", zero_variance, ("zero", "signal"))
+    if family is not None:
+        one_of("--family", family, tuple(families()))
+    if like is not None:
+        _check_name(like)
 
 
 def select(
@@ -193,6 +242,9 @@ def select(
     evidence: Sequence[str] = (),
     cheap: bool = False,
     zero_variance: str | None = None,
+    family: str | None = None,
+    search: str | None = None,
+    like: str | None = None,
 ) -> list[dict[str, Any]]:
     """Filter entries: those that meet all conditions.
 
@@ -201,10 +253,13 @@ def select(
     evidence       tiers: methods of one of them
     cheap          methods that cost nothing beyond the base
     zero_variance  "zero" | "signal": methods that learn nothing, or something, from groups of equal rewards
+    family         methods of one of `families()`
+    search         words that all occur in a method's name, title, idea, formula, choices or settings
+    like           a method: those that share settings with it, the most alike first
 
-    Raises ConfigError for a stage, tier or signal that does not exist.
+    Raises ConfigError for a stage, tier, signal, family or method that does not exist.
     """
-    check_conditions(stage, evidence, zero_variance)
+    check_conditions(stage, evidence, zero_variance, family, like)
     selected = [dict(row) for row in rows]
     if stage is not None:
         selected = [r for r in selected if stage in r["stages"]]
@@ -223,7 +278,18 @@ def select(
         selected = [r for r in selected if is_free(r["cost"])]
     if zero_variance is not None:
         selected = [r for r in selected if r["on_equal"] == zero_variance]
-    return selected
+    if family is not None:
+        selected = [r for r in selected if r["family"] == family]
+    if search is not None:
+        words = search.lower().split()
+        selected = [r for r in selected if all(word in _searched_text(r) for word in words)]
+    return alike(like, selected) if like is not None else selected
+
+
+def _searched_text(row: Mapping[str, Any]) -> str:
+    fields = ("name", "title", "arxiv", "idea", "formula", "choices")
+    settings = (f"{k}={v}" for k, v in row["defaults"].items())
+    return " ".join([*(str(row[name]) for name in fields), *settings]).lower()
 
 
 def _signal_names(row: Mapping[str, Any]) -> list[str]:
@@ -240,6 +306,10 @@ def citations(spec: str) -> str:
     """Return the BibTeX entries of all methods of a composition."""
     names = [name.strip().split("@")[0] for name in spec.split("+")]
     for name in names:
-        if name not in METHODS:
-            raise ConfigError(f"unknown method {name!r}{did_you_mean(name, METHODS)} (`gxpo methods` lists them)")
+        _check_name(name)
     return "\n\n".join(METHODS[name].bibtex for name in dict.fromkeys(names))
+
+
+def _check_name(name: str) -> None:
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}{did_you_mean(name, METHODS)} (`gxpo methods --all` lists them)")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.adapters import available
+from gxpo.base import terminal
 from gxpo.base.errors import ConfigError
 from gxpo.doctor.evidence import IN_WORDS, LIMITS
 from gxpo.explain import advice
@@ -18,6 +19,7 @@ from gxpo.explain.catalogue import (
     citations,
     entries,
     entry,
+    families,
     is_free,
     select,
     tiers,
@@ -41,6 +43,20 @@ FORMULA_FROM: Mapping[str, str] = dict(
 )
 RECONSTRUCTION = EVIDENCE[-1]
 AT_SOURCE = EVIDENCE[:2]
+OTHER_WAYS = (
+    "a family        gxpo methods --family clips",
+    "by words        gxpo methods --search 'length bonus'",
+    "by a trouble    gxpo methods --for 'answers get longer and longer'",
+    textwrap.fill(
+        ", ".join(SYMPTOMS),
+        WIDTH,
+        initial_indent=" " * 16 + "known: ",
+        subsequent_indent=" " * 23,
+        break_on_hyphens=False,
+    ),
+    "relatives       gxpo methods --like gspo",
+    "one whole       gxpo methods gspo",
+)
 SECTIONS = {  # sections of the list with their headings, in order
     "base": "what the others state their differences from",
     "rollout": "how groups are grown",
@@ -63,12 +79,14 @@ def show(
     trainer: str | None = None,
     as_json: bool,
     bibtex: bool,
+    every: bool = False,
     conditions: Mapping[str, Any],
 ) -> str:
-    """Return the output of the command: one method (`name`), recommendations (`symptom`) or the list.
+    """Return the output of the command: one method (`name`), recommendations (`symptom`), the families or a list.
 
     symptom     in free words, or the path of a run, which is diagnosed
     trainer     "trl" | "verl": what works there; default: the trainer of the run, gxpo itself otherwise
+    every       all methods instead of their families, where no condition is given
     conditions  keywords of `catalogue.select`; they narrow recommendations and the list
     """
     conditional = any(conditions.values())
@@ -112,7 +130,12 @@ def show(
     rows = select(entries(), **conditions)
     if bibtex:
         return "\n\n".join(METHODS[row["name"]].bibtex for row in rows)
-    return _to_json(rows) if as_json else methods_table(rows)
+    if as_json:
+        return _to_json(rows)
+    if not conditional and not every:
+        return families_table(rows)
+    table = methods_table(rows, by_section=not conditions.get("like"))
+    return table if conditional else terminal.Styled("\n".join([table, *OTHER_WAYS]))
 
 
 def _as_json(name: str) -> str:
@@ -141,18 +164,28 @@ def sections(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, A
     return {section: members for section, members in rows_by_section.items() if members}
 
 
-def methods_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format a table of methods by stage, with their number by level of evidence."""
+def families_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format a line for each family: its number of methods, what they do, and its first names."""
+    lines = []
+    for family, meaning in families().items():
+        names = [row["name"] for row in rows if row["family"] == family]
+        lines.append(f"{family:<26} {len(names):>3}  {meaning}")
+    yours = [row["name"] for row in rows if row["family"] == "yours"]
+    lines += [f"{'yours':<26} {len(yours):>3}  from GXPO_METHODS: {', '.join(yours)}"] if yours else []
+    return "\n".join([*lines, "", count_line(rows), *OTHER_WAYS, "all of them     gxpo methods --all"])
+
+
+def methods_table(rows: Sequence[Mapping[str, Any]], *, by_section: bool = True) -> str:
+    """Format a table of methods with their number by level of evidence, by stage or in the order given."""
     from rich.table import Table
     from rich.text import Text
-
-    from gxpo.base import terminal
 
     grid = Table(box=None, header_style="bold")
     for column in ("name", "formula from", "measured", "equal groups", "cost", "idea"):
         grid.add_column(column, no_wrap=column != "idea")
-    for section, members in sections(rows).items():
-        grid.add_row(Text(section, style="bold"), "", "", "", "", Text(SECTIONS[section], style="bold"))
+    for section, members in (sections(rows) if by_section else {"": rows}).items():
+        if section:
+            grid.add_row(Text(section, style="bold"), "", "", "", "", Text(SECTIONS[section], style="bold"))
         for row in members:
             cost = "" if is_free(row["cost"]) else "*"
             measured = str(len(effects(row["name"])) or "-")
@@ -167,8 +200,6 @@ def methods_table(rows: Sequence[Mapping[str, Any]]) -> str:
         captured.get() + count_line(rows),
         "measured: settings in which our studies compared it; - none; gxpo methods NAME shows the differences",
         "* has costs (or savings) of its own; one whole: gxpo methods NAME; a composition: gxpo methods dapo+gmpo",
-        "by what goes wrong: gxpo methods --for SYMPTOM, one of",
-        textwrap.fill(", ".join(SYMPTOMS), WIDTH, initial_indent="  ", subsequent_indent="  "),
     )
     return terminal.Styled("\n".join(lines))
 

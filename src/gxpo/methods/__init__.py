@@ -98,6 +98,10 @@ class Catalogue(Mapping[str, Definition]):
         """Return the module of one of gxpo's own methods, below `gxpo.methods`: "catalogue.clips"."""
         return self._module_of[name]
 
+    def modules(self) -> list[str]:
+        """List the modules of gxpo's own methods, in the order in which they are written down."""
+        return list(dict.fromkeys(self._module_of.values()))
+
     def _files(self) -> dict[str, str]:
         """Return the users' files: method -> absolute path. ConfigError for a file that can't be a method.
 

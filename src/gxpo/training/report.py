@@ -20,8 +20,8 @@ Row = Mapping[str, Any]
 
 # title, unit, whether it is a share, one line of plain words, legend -> metric
 CHARTS: tuple[tuple[str, str, bool, str, dict[str, str]], ...] = (
-    ("Held-out accuracy", "share of tasks, with 95% interval", True, "Questions that it is never trained on: what counts.",
-     {"accuracy": "eval_accuracy"}),
+    ("Held-out accuracy", "share of tasks, with 95% interval", True,
+     "Questions that it is never trained on: what counts.", {"accuracy": "eval_accuracy"}),
     ("Training reward", "mean per rollout", False, "Should rise, with noise.", {"reward": "reward_mean"}),
     ("Success rate", "share of rollouts", True, "Answers that the task calls right.", {"success rate": "success_rate"}),
     ("Zero-signal groups", "share of groups", True, "All answers equally good: these groups teach nothing.",
@@ -35,7 +35,8 @@ CHARTS: tuple[tuple[str, str, bool, str, dict[str, str]], ...] = (
     ("Completion length", "tokens", False, "Mean length of an answer.", {"mean length": "length_mean"}),
     ("Cut at the length limit", "share of rollouts", True, "Answers that did not end in time.",
      {"truncated": "truncated_rate"}),
-    ("Gradient norm", "before clipping", False, "Size of the push; a jump is a warning.", {"gradient norm": "grad_norm"}),
+    ("Gradient norm", "before clipping", False, "Size of the push; a jump is a warning.",
+     {"gradient norm": "grad_norm"}),
     ("Speed", "tokens per second", False, "Higher is faster.",
      {"sampling": "time_sample_tokens_per_s", "update": "time_update_tokens_per_s"}),
 )  # fmt: skip
