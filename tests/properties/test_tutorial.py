@@ -61,7 +61,7 @@ def follow(monkeypatch, whole):
                 else:
                     more = "--help" if command in RUNS and "--list" not in line else ""
                 if not whole:
-                    line = line.replace("models/sums", "tiny:cold")
+                    line = line.replace("tiny:arithmetic", "tiny:cold")
                 said[line] = gxpo(line, monkeypatch, more.split())
     return said
 
@@ -83,8 +83,8 @@ def test_what_is_typed_resolves_and_what_is_checked_is_so(tmp_path, monkeypatch)
     message = follow(monkeypatch, whole=False)
     assert "no finding" in of(message, "check-reward", "my_rewards.py:tidy")
     assert "pays for a wrong answer written as 'hash'" in of(message, "check-reward", "generous.py:generous")
-    first, second = (text for line, text in message.items() if line.startswith("gxpo tasks"))
-    assert "duplicate" in first and "held_out_fraction" in first and "held_out_fraction" not in second
+    (tasks,) = (text for line, text in message.items() if line.startswith("gxpo tasks sums.jsonl"))
+    assert "duplicate" in tasks
     assert "silent" not in "".join(message.values())
 
 
@@ -104,6 +104,6 @@ def test_the_whole_of_it(tmp_path, monkeypatch):
 
 def test_the_tutorial_says_only_what_it_can_show():
     kinds = {kind for kind, _, _ in blocks()}
-    assert kinds == {"bash", "python", "yaml"}
+    assert kinds == {"bash", "python", "yaml", "text"}
     for page in PAGES:
         assert len(page.read_text().splitlines()) <= 150
