@@ -115,3 +115,16 @@ def test_rollouts_whose_actions_are_empty_have_a_page(tmp_path: Path) -> None:
     path.write_text(path.read_text() + '{"a":' * 100_000 + "1" + "}" * 100_000 + "\n")
     code, _, err = command_line.run(["explain", path])
     assert code == 2 and "line 3 is not JSON" in err
+
+
+def test_page_of_a_run_holds_its_steps_and_the_curve(tmp_path):
+    for step, rewards in ((1, [0, 0, 0]), (2, [0, 1, 1]), (3, [1, 1, 1])):
+        rows = [record(i, r, text=f"answer {step}") for i, r in enumerate(rewards)]
+        write(tmp_path / "rollouts" / f"step-{step:06}.jsonl", rows)
+    metrics = [{"step": 1, "reward_mean": 0.0}, {"step": 2, "reward_mean": 0.5}, {"step": 3}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
+    page = Parsed(rollout_page.run_text(tmp_path, [1, 2, 3], {}, most=2))
+    overview, first, last = (json.loads(x) for x in page.scripts[:3])
+    assert overview == {"steps": [1, 3], "of": 3, "curve": [[1, 0.0], [2, 0.5]]}
+    assert len(first["R"]["id"]) == len(last["R"]["id"]) == 3
+    assert "step 1" in page.text and "step 3" in page.text and "step 2" not in page.text

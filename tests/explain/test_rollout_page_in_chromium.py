@@ -46,8 +46,12 @@ class DrawnPage(HTMLParser):
 
 
 def draw_page(path: Path, methods: tuple[str, ...], keys: str, tmp_path: Path) -> DrawnPage:
+    return drawn(rollout_page.explain(path, methods), keys, tmp_path)
+
+
+def drawn(text: str, keys: str, tmp_path: Path) -> DrawnPage:
     page = tmp_path / "page.html"
-    page.write_text(rollout_page.explain(path, methods), encoding="utf-8")
+    page.write_text(text, encoding="utf-8")
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
                "--window-size=1280,900", "--virtual-time-budget=3000", "--dump-dom",
                f"file://{page}#{keys}"]  # fmt: skip
@@ -91,7 +95,7 @@ def test_order_filter_method_and_help_by_keys(tmp_path: Path) -> None:
     page = draw_page(path, ("grpo", "dr_grpo"), "press=fmc?", tmp_path)
     assert page.classes("line") == 1 and "task b" in page.by_id["groups"]
     pressed = [a for t, a in page.elements if t == "button" and a.get("aria-pressed") == "true"]
-    assert [a["title"].split(";")[0] for a in pressed if a.get("title")] == ["A = r - mean_g"]
+    assert [a["title"].split("\n")[0] for a in pressed if a.get("title")] == ["A_i = r_i - mean_g r"]
     assert any(t == "dialog" and "open" in a for t, a in page.elements) and "next group" in page.by_id["help"]
     assert [a["value"] for t, a in page.elements if t == "option" and "selected" in a][:1] == ["weight"]
 
@@ -145,3 +149,20 @@ def test_forks_share_their_boxes(tmp_path: Path) -> None:
     assert page.classes("node") == 4 and page.by_id["group"].count("mean 0.5") >= 1
     assert "r1, token 2" in page.by_id["why"] and "(0 - 0.5) = -0.5" in page.by_id["why"]
     assert page.by_id["said"].startswith("r1, token 2, <6>, dr_grpo -0.500")
+
+
+def test_page_of_a_run_shows_the_step_and_the_words_of_its_address(tmp_path: Path) -> None:
+    for step, last in ((1, 0), (2, 1)):
+        rows = [record(i, 0, group="flat") for i in range(2)]
+        rows += [record(2 + i, r, group="mixed") for i, r in enumerate((0, last))]
+        write(tmp_path / "rollouts" / f"step-{step:06}.jsonl", rows)
+    text = rollout_page.run_text(tmp_path, [1, 2], {})
+    page = drawn(text, "step=2", tmp_path)
+    assert "step 2" in page.by_id["head-2"]
+    assert [a.get("hidden") for _, a in page.elements if a.get("id") in ("head-1", "head-2")] == ["", None]
+    assert page.by_id["group"].startswith("task mixed")  # the group of the largest spread, and a rollout of it
+    assert page.by_id["why"].startswith("r0, token 0")
+    assert page.classes("line") == 2
+    assert drawn(text, "step=1&q=WHAT", tmp_path).classes("line") == 2
+    nothing = drawn(text, "step=1&q=xyz", tmp_path)
+    assert nothing.classes("line") == 0 and "no text has xyz" in nothing.by_id["groups"]

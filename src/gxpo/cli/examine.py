@@ -118,15 +118,18 @@ def explain(
             help="Side by side, as `gxpo compare` takes them, with commas between or repeated; default: the run's own.",
         ),
     ] = None,
-    step: Annotated[int | None, typer.Option(help="A step of the run; default: the last.")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Only this step; default: a page of all steps, with --json the last.")
+    ] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Run the files that hold parts of the run's own method.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the rollouts of a step: as trees, each token by advantage, weight and gradient, with the arithmetic.
+    """Show a run's rollouts: as trees, each token by advantage, weight and gradient, with the arithmetic.
 
-    The page fetches nothing and needs no server. No file that a run's configuration names is run without --trust.
+    A slider chooses among up to twelve steps. The page fetches nothing and needs no server. No file that a run's
+    configuration names is run without --trust.
     --json prints the rewards and advantages of every group instead.
 
     Example: gxpo explain runs/arithmetic --methods grpo,dr_grpo --out step.html
@@ -136,15 +139,19 @@ def explain(
     Example: gxpo explain runs/arithmetic --json
     """
     from gxpo.compare.arms import parse_arm, split_arms
-    from gxpo.explain.rollout_page import as_data, looks_of, page_text
-    from gxpo.explain.rollout_source import read
+    from gxpo.explain.rollout_page import as_data, looks_of, page_text, run_text
+    from gxpo.explain.rollout_source import read, steps_of
 
     # The page is written by default; with --json alone the data take its place.
     arms = [parse_arm(text, {}) for option in methods or () for text in split_arms(option)]
+    keys = {arm.label: arm.keys for arm in arms}
+    steps = [s for s in steps_of(path) if s is not None]
     source = read(path, step, trust=trust)
-    looks = looks_of(source, {arm.label: arm.keys for arm in arms})
+    looks = looks_of(source, keys)
     if out is not None or not as_json:
-        page, to = page_text(source, looks), out or EXPLAIN_PAGE
+        has_several = step is None and len(steps) > 1
+        page = run_text(path, steps, keys, trust=trust) if has_several else page_text(source, looks)
+        to = out or EXPLAIN_PAGE
         try:
             to.write_text(page, encoding="utf-8", errors="replace")
         except OSError as error:

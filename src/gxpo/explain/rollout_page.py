@@ -19,8 +19,11 @@ from gxpo.explain.rollout_source import Source, read
 from gxpo.methods.method import Method
 from gxpo.parts.definition import Stated
 from gxpo.training import config
+from gxpo.training.directory import METRICS
+from gxpo.training.metrics import read as read_metrics
 
 HERE = Path(__file__).parent
+MOST_STEPS = 12  # of a run on one page
 SCRIPTS = ("columns.js", "arithmetic.js", "tree.js", "view.js")
 
 
@@ -57,21 +60,58 @@ def looks_of(source: Source, methods: Mapping[str, Keys]) -> list[Outlook]:
 def page_text(
     source: Source, looks: Sequence[Outlook], *, rollouts: int = MOST_ROLLOUTS, tokens: int = MOST_TOKENS
 ) -> str:
-    """Write the page as HTML.
+    """Write the page of one step as HTML.
 
     Of more than `rollouts` or `tokens` some groups are chosen, and the heading says which are left out.
     """
+    body = _step_head(source, looks, rollouts, tokens)
+    return _document(source.title, body[0] + _skeleton() + body[1])
+
+
+def run_text(
+    path: Path, steps: Sequence[int], methods: Mapping[str, Keys], *, trust: bool = False, most: int = MOST_STEPS
+) -> str:
+    """Write the page of a run as HTML: a slider over its steps, with the curve of the reward where one was logged.
+
+    steps  with rollouts, in order; of more than `most` the first, the last and some evenly between are shown
+
+    The limits of one step's page are shared out among the steps.
+    """
+    chosen = steps
+    if len(steps) > most:
+        chosen = sorted({steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)})
+    heads, blobs, title = Html(""), Html(""), ""
+    for step in chosen:
+        source = read(path, step, trust=trust)
+        looks = looks_of(source, methods)
+        head, blob = _step_head(source, looks, MOST_ROLLOUTS // len(chosen), MOST_TOKENS // len(chosen), step)
+        heads += Html('<div id="head-{}" hidden>').format(step) + head + Html("</div>\n")
+        blobs += blob
+        title = source.title
+    rows = read_metrics(path / METRICS) if (path / METRICS).is_file() else []
+    curve = [(r["step"], r["reward_mean"]) for r in rows if isinstance(r.get("reward_mean"), int | float)]
+    overview = {"steps": chosen, "of": len(steps), "curve": curve}
+    return _document(title.rpartition(",")[0] or title, heads + _skeleton() + data("steps", overview) + blobs)
+
+
+def _step_head(
+    source: Source, looks: Sequence[Outlook], rollouts: int, tokens: int, step: int | None = None
+) -> tuple[Html, Html]:
+    """Heading of a step, and its rollouts as a script element."""
     group_figures = figures(source.forest, looks, source.recorded)
     groups = choose_groups(group_figures, rollouts, tokens)
-    body = (
+    head = (
         masthead(source.title, [*source.facts, *_left_out(group_figures, groups)])
         + _notes(source, looks)
         + key_figures(_key_figures(source, group_figures, looks))
-        + _skeleton()
-        + data("rollouts", columns(source, looks, group_figures, groups.tolist()))
     )
+    name = "rollouts" if step is None else f"rollouts-{step}"
+    return head, data(name, columns(source, looks, group_figures, groups.tolist()))
+
+
+def _document(title: str, body: Html) -> str:
     script, style = assets()
-    return page(source.title, body, f"'use strict';(()=>{{{script}}})();", style)
+    return page(title, body, f"'use strict';(()=>{{{script}}})();", style)
 
 
 def assets() -> tuple[str, str]:

@@ -7,7 +7,7 @@ const el = (name, attrs, ...kids) => {
   return e;
 };
 const COLOURS = ['advantage', 'weight', 'gradient', 'log-prob'];
-const state = {g: 0, r: -1, s: -1, p: -1, m: Math.max(0, M.findIndex(x => x.credit)), colour: 'advantage', sort: 'file', filter: 'all', numbers: false, beside: M.length > 1, all: false};
+const state = {g: 0, r: -1, s: -1, p: -1, m: Math.max(0, M.findIndex(x => x.credit)), colour: 'advantage', sort: 'file', filter: 'all', numbers: false, beside: M.length > 1, all: false, query: ''};
 let shown = [];
 
 // ---- colours
@@ -49,14 +49,22 @@ const FILTERS = {all: () => true, 'with signal': g => zeroSignalCount(g) === 0, 
 if (anyResidue) FILTERS.residue = g => G.residue(g) > 0;
 function zeroSignalCount(g) { let n = 0; for (const name in G.zero_signal) if (G.zero_signal[name](g)) n++; return n; }
 const LINE = 46;
+const texts = new Map(); // of a group: its prompt and all its tokens
+function textOf(g) {
+  if (!texts.has(g)) {
+    const prompt = R.prompt(members[g][0]);
+    texts.set(g, [prompt >= 0 ? D.texts[prompt] : '', ...members[g].map(r => steps(r).flatMap(entries).map(word).join(''))].join('\n').toLowerCase());
+  }
+  return texts.get(g);
+}
 function arrange() {
-  const key = ORDERS[state.sort] || ORDERS.file;
-  shown = Array.from({length: nG}, (_, g) => g).filter(FILTERS[state.filter] || FILTERS.all);
+  const key = ORDERS[state.sort] || ORDERS.file, query = state.query.toLowerCase();
+  shown = Array.from({length: nG}, (_, g) => g).filter(FILTERS[state.filter] || FILTERS.all).filter(g => !query || textOf(g).includes(query));
   const keys = new Map(shown.map(g => [g, key(g)]));
   shown.sort((a, b) => keys.get(a) - keys.get(b) || a - b);
   const box = $('groups');
   box.replaceChildren(el('div', {class: 'all', style: `height:${LINE * shown.length}px`}));
-  if (!shown.length) box.append(el('p', {class: 'soft'}, 'no group is ' + state.filter));
+  if (!shown.length) box.append(el('p', {class: 'soft'}, query ? 'no text has ' + state.query : 'no group is ' + state.filter));
   if (!shown.includes(state.g) && shown.length) choose({g: shown[0]});
   lines();
 }
@@ -218,6 +226,8 @@ function within(box, e) { // scroll the box alone, not the page, unless the page
 function address() {
   const q = new URLSearchParams({g: state.g, m: state.m, c: state.colour, sort: state.sort, filter: state.filter});
   if (state.r >= 0) { q.set('r', state.r); q.set('p', state.p); }
+  if (RUN.steps.length) q.set('step', CHOSEN_STEP);
+  if (state.query) q.set('q', state.query);
   try { history.replaceState(null, '', '#' + q); } catch (e) { /* a frame without an address */ }
 }
 function fromAddress() {
@@ -232,7 +242,17 @@ function fromAddress() {
     state.r = r; state.s = R.step(r); state.p = S.entry(state.s);
     for (const s of steps(r)) if (p !== null && p >= S.entry(s) && p < S.entry(s + 1)) { state.s = s; state.p = p; }
   }
+  state.query = SEARCH.value = q.get('q') || '';
+  if (!q.has('g') && !q.has('press')) choosePlainest();
   return q.get('press') || '';
+}
+function choosePlainest() { // what teaches: the group of the largest spread, and its largest advantage
+  const spread = g => G.high(g) - G.low(g) || 0, m = M[state.m];
+  for (let g = 0; g < nG; g++) if (spread(g) > spread(state.g)) state.g = g;
+  if (!nG || !m || !m.credit || !spread(state.g)) return;
+  const size = r => Math.abs(advantageOf(m, r)) || 0;
+  state.r = members[state.g].reduce((best, r) => size(r) > size(best) ? r : best);
+  state.s = R.step(state.r); state.p = S.entry(state.s);
 }
 const next = (list, at, d) => list[((list.indexOf(at) + d) % list.length + list.length) % list.length];
 function moveGroup(d) { const i = shown.indexOf(state.g) + d; if (i >= 0 && i < shown.length) choose({g: shown[i]}); }
@@ -262,6 +282,7 @@ const KEYS = {
   b: ['methods side by side', () => choose({beside: !state.beside})],
   '?': ['these keys', help],
 };
+if (RUN.steps.length > 1) Object.assign(KEYS, {']': ['next step', () => nextStep(1)], '[': ['step before', () => nextStep(-1)]});
 function help() {
   const box = $('help');
   if (box.open) { box.close(); return; }
@@ -279,16 +300,47 @@ document.addEventListener('keydown', e => {
 function select(name, options, at, change) {
   return el('label', {}, name + ' ', el('select', {on: {change: e => { change(e.target.value); }}}, options.map(o => el('option', {value: o, selected: o === at}, o))));
 }
+const SEARCH = el('input', {type: 'search', placeholder: 'search in texts', 'aria-label': 'Search in texts', on: {input: e => { state.query = e.target.value; arrange(); address(); }}});
+function goTo(step) { // another step's columns are decoded by loading the page again
+  const q = new URLSearchParams({step, m: state.m, c: state.colour, sort: state.sort, filter: state.filter, q: state.query});
+  location.hash = q;
+  location.reload();
+}
+const nextStep = d => { const i = RUN.steps.indexOf(CHOSEN_STEP) + d; if (i >= 0 && i < RUN.steps.length) goTo(RUN.steps[i]); };
+function curve() { // the reward over all steps; a dot for each step that has rollouts here
+  const points = RUN.curve, W = 220, H = 34, svg = (name, attrs) => { const e = document.createElementNS('http://www.w3.org/2000/svg', name); for (const k in attrs) e.setAttribute(k, attrs[k]); return e; };
+  if (points.length < 2) return null;
+  const xs = points.map(p => p[0]), ys = points.map(p => p[1]), low = Math.min(...ys), span = Math.max(...ys) - low || 1;
+  const x = v => 5 + (W - 10) * (v - xs[0]) / (xs[xs.length - 1] - xs[0] || 1), y = v => H - 5 - (H - 10) * (v - low) / span;
+  const box = svg('svg', {width: W, height: H, class: 'curve', role: 'img', 'aria-label': 'mean reward from ' + num(ys[0], 3) + ' to ' + num(ys[ys.length - 1], 3)});
+  box.append(svg('polyline', {points: points.map(p => x(p[0]) + ',' + y(p[1])).join(' ')}));
+  for (const [step, reward] of points) if (RUN.steps.includes(step)) {
+    const dot = svg('circle', {cx: x(step), cy: y(reward), r: step === CHOSEN_STEP ? 5 : 3.5, class: step === CHOSEN_STEP ? 'now' : ''}), title = svg('title', {});
+    title.textContent = 'step ' + step + ': mean reward ' + num(reward, 3);
+    dot.append(title);
+    dot.addEventListener('click', () => goTo(step));
+    box.append(dot);
+  }
+  return box;
+}
+function slider() {
+  if (RUN.steps.length < 2) return null;
+  const at = RUN.steps.indexOf(CHOSEN_STEP), shownOf = RUN.of > RUN.steps.length ? ` (${RUN.steps.length} of ${RUN.of} steps)` : '';
+  return el('label', {}, 'step ', el('input', {type: 'range', min: 0, max: RUN.steps.length - 1, value: at, 'aria-valuetext': 'step ' + CHOSEN_STEP, on: {change: e => goTo(RUN.steps[e.target.value])}}), ` ${CHOSEN_STEP}${shownOf} `, curve());
+}
 function bar() {
+  const typing = document.activeElement === SEARCH;
   const options = COLOURS.filter(c => c !== 'log-prob' || T.logprob);
   $('bar').replaceChildren(...[
+    slider(),
     el('span', {role: 'group', 'aria-label': 'Method'}, M.map((x, i) => el('button', {'aria-pressed': i === state.m ? 'true' : 'false', title: x.formula, on: {click: () => choose({m: i})}}, x.name))),
     select('colour', options, state.colour, v => choose({colour: v})),
     select('order', Object.keys(ORDERS), state.sort, v => { state.sort = v; arrange(); draw(); }),
     select('groups', Object.keys(FILTERS), state.filter, v => { state.filter = v; arrange(); draw(); }),
     el('button', {'aria-pressed': state.numbers ? 'true' : 'false', on: {click: () => choose({numbers: !state.numbers})}}, 'numbers'),
     M.length > 1 ? el('button', {'aria-pressed': state.beside ? 'true' : 'false', on: {click: () => choose({beside: !state.beside})}}, 'side by side') : null,
-    el('button', {'aria-label': 'Keys', on: {click: help}}, '?'), legend()].filter(x => x));
+    SEARCH, el('button', {'aria-label': 'Keys', on: {click: help}}, '?'), legend()].filter(x => x));
+  if (typing) SEARCH.focus();
 }
 function legend() {
   const m = M[state.m], name = {advantage: 'credit', weight: 'weight', gradient: 'pull'}[state.colour];
