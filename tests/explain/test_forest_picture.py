@@ -73,8 +73,8 @@ def test_a_fork_inside_an_action_is_drawn_once_up_to_the_fork():
     assert shared[0] < one[0] == other[0] and one[1] != other[1]
 
 
-def test_the_concepts_page_shows_pictures_that_are_there():
-    text = (ROOT / "docs/concepts.md").read_text()
+def test_pages_show_pictures_that_are_there():
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("concepts.md", "step.md"))
     linked = {
         line.split("](pictures/")[1].split(")")[0]
         for line in text.replace("![", "\n![").splitlines()
