@@ -4,6 +4,7 @@
     python scripts/checks/check_install.py core train                # these
     python scripts/checks/check_install.py core --python python3.12  # with another interpreter
     python scripts/checks/check_install.py core --without-torch      # pip may offer CUDA builds alone
+    python scripts/checks/check_install.py --beside ENV/bin/python   # would it move a version in that environment?
 
 torch comes first and stays, as the installation page says; gxpo comes from the wheel, and the extra by the line that
 an error of gxpo prints, `pip install 'gxpo[EXTRA]'`, with the extras that it is used with. Everything else is the
@@ -90,7 +91,7 @@ WITHOUT_TORCH = [
 CORE = [
     *WITHOUT_TORCH,
     Try(("-c", ADVANTAGES), "[0.5, 0.5, -0.5]"),
-    gxpo("methods", says="dr_grpo"),
+    gxpo("methods", says="baseline_and_scale"),
     gxpo("methods", "ngrpo", says="formula"),
     gxpo("methods", "--for", "all-wrong groups", says="evidence"),
     gxpo("parts", says="credit"),
@@ -150,7 +151,7 @@ TRIES = {
     "verifiers": [
         gxpo("check-env", "verifiers:no-such-module", says="no_such_module", code=2),
     ],
-    "docs": [Try((str(SCRIPTS / "make_site.py"), "--help"), "usage")],
+    "docs": [Try((str(SCRIPTS / "pages" / "make_site.py"), "--help"), "usage")],
     "dist": [
         Try(("-m", "build", "--outdir", "dist", str(ROOT)), "Successfully built"),
         Try(
@@ -158,7 +159,7 @@ TRIES = {
         ),
     ],
     "mutation": [Try((str(SCRIPTS / "mutation.py"), "--help"), "usage")],
-    "ray": [Try((str(SCRIPTS / "check_ray.py"),), "equal")],
+    "ray": [Try((str(SCRIPTS / "checks" / "check_ray.py"),), "equal")],
     "trl": [Try(("-c", "from gxpo.adapters.trl import GRPOTrainer; print(GRPOTrainer)"), "gxpo")],
     "verl": [Try(("-c", "import gxpo.adapters.verl as v; print(v.__name__)"), "verl")],
     "dev": [Try(("-m", "gxpo.conformance", "--collect-only", "-q"), "grpo")],
@@ -208,6 +209,25 @@ def wheel_of(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
+def moved_pins(python: str, wheel: Path, folder: Path) -> list[str]:
+    """List the packages of an environment that installing the wheel there would change: "name old -> new".
+
+    pip resolves and reports; nothing is installed.
+    """
+    report = folder / "report.json"
+    command = [python, "-m", "pip", "install", "-q", "--dry-run", "--report", str(report), str(wheel)]
+    subprocess.run(command, check=True)
+    listed = subprocess.run(
+        [python, "-m", "pip", "list", "--format", "json"], capture_output=True, text=True, check=True
+    )
+    version_by_name = {row["name"].lower().replace("_", "-"): row["version"] for row in json.loads(listed.stdout)}
+    new = {row["metadata"]["name"]: row["metadata"]["version"] for row in json.loads(report.read_text())["install"]}
+    new.pop("gxpo", None)
+    print(f"{python}: gxpo would add {', '.join(new) or 'nothing else'}")
+    names = {name: name.lower().replace("_", "-") for name in new}
+    return [f"{n} {version_by_name[k]} -> {new[n]}" for n, k in names.items() if k in version_by_name]
+
+
 def core(directory: Path, wheel: Path, python: str, torch: str | None) -> Environment:
     """An environment with the core, and with torch if it is given."""
     made = Environment(directory, python)
@@ -247,7 +267,13 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="interpreter of the environments")
     parser.add_argument("--torch", default=pinned and pinned[1], help="version to install; default: %(default)s")
     parser.add_argument("--without-torch", action="store_true", help="what runs without it; core only")
+    parser.add_argument("--beside", metavar="PYTHON", help="interpreter of an environment with another trainer")
     arguments = parser.parse_args()
+    if arguments.beside:
+        with tempfile.TemporaryDirectory() as folder:
+            if moved := moved_pins(arguments.beside, wheel_of(Path(folder)), Path(folder)):
+                raise SystemExit(f"{arguments.beside}: installing gxpo moves {'; '.join(moved)}")
+        return
     names = arguments.names or [name for name in ("core", *EXTRAS) if name not in ELSEWHERE]
     if unknown := set(names) - {"core", *EXTRAS}:
         parser.error(f"no extra {', '.join(sorted(unknown))}; there are core, {', '.join(EXTRAS)}")
