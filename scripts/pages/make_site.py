@@ -17,6 +17,7 @@ from pathlib import Path
 from sphinx.cmd.build import build_main
 
 import gxpo
+import lesson
 import make_docs
 from docs_site.check_links import broken
 from docs_site.stage import LINK, OUTSIDE, Site, sections, short, toctree
@@ -117,6 +118,7 @@ def main() -> None:
     strict = ["-W", "--keep-going", "-q", "-j", "auto"]
     if code := build_main(["-b", "html", "-c", str(HERE), *strict, str(source), str(html)]):
         raise SystemExit(code)
+    (html / "lesson.html").write_text(lesson.page(), encoding="utf-8")
     (html / "llms.txt").write_text(llms(Site(ROOT, source)), encoding="utf-8")
     if wrong := broken(html):
         raise SystemExit("\n".join(wrong))
