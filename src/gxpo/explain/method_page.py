@@ -22,6 +22,7 @@ from gxpo.explain.effect import (
     effect,
     surrogate_effect,
 )
+from gxpo.explain.family_page import families_page
 from gxpo.explain.measurements import effects_text
 from gxpo.explain.methods import EQUAL_GROUPS_MEANING, FORMULA_FROM, SECTIONS, count_line, merge_summary, sections
 from gxpo.explain.symptoms import SYMPTOMS
@@ -63,17 +64,19 @@ def pages(draw: Callable[[Any], str] = svg) -> dict[str, str]:
     base_effect, base_curve = effect(method("grpo")), surrogate_effect(method("grpo"))
     if isinstance(base_effect, str) or isinstance(base_curve, str):
         raise RuntimeError(f"grpo can't be tried on made-up rollouts: {base_effect}, {base_curve}")
+    effects: dict[str, Effect | str] = {}
+    curves_by_name: dict[str, SurrogateEffect | str] = {}
     for row in rows:
         name = row["name"]
         composed = method(name)
-        measured_effect = effect(composed)
+        measured_effect = effects[name] = effect(composed)
         # a method whose advantages are GRPO's links GRPO's picture, instead of a copy of it
         has_own_picture = name == "grpo" or (
             isinstance(measured_effect, Effect) and not measured_effect.same_as(base_effect)
         )
         if isinstance(measured_effect, Effect) and has_own_picture:
             text_by_name[f"{name}.svg"] = draw(effect_figure(measured_effect, base_effect, name))
-        curve = surrogate_effect(composed)
+        curve = curves_by_name[name] = surrogate_effect(composed)
         if isinstance(curve, SurrogateEffect) and (name == "grpo" or not curve.same_as(base_curve)):
             text_by_name[f"{name}_surrogate.svg"] = draw(surrogate_figure(curve, base_curve, name))
             curves = _surrogate(name, curve)
@@ -82,7 +85,7 @@ def pages(draw: Callable[[Any], str] = svg) -> dict[str, str]:
         text_by_name[f"{name}.md"] = _page(
             row, METHODS[name], composed, measured_effect, name if has_own_picture else "grpo", curves
         )
-    return text_by_name
+    return text_by_name | families_page(rows, effects, curves_by_name, draw)
 
 
 # ---------------------------------------------------------------- the index
@@ -102,7 +105,7 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
         "By what goes wrong (`gxpo methods --for`): " + ", ".join(f"`{name}`" for name in SYMPTOMS) + ".",
         "",
         "Here: those of rollouts, updates and advantages. Rewards, weights, objectives and reconstructions: "
-        "[more methods](more.md).",
+        "[more methods](more.md). By family, with a picture of how the members differ: [families](families.md).",
         "",
         *_table(rows, "index.md"),
     ]
