@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gxpo
-from gxpo.explain.catalogue import EVIDENCE_MEANING
+from gxpo.explain.catalogue import EVIDENCE_MEANING, families
 from gxpo.explain.effect import RATIOS, Effect, SurrogateEffect, effect, surrogate_effect
 from gxpo.explain.method_page import INDICES, effect_figure, number, pages, surrogate_figure, svg
 from gxpo.explain.reference_pages import reference
@@ -32,14 +32,15 @@ def test_make_docs_writes_pages_and_removes_old_ones(written, tmp_path, monkeypa
     assert {p.name: p.read_text(encoding="utf-8") for p in tmp_path.iterdir()} == {
         name: text for name, text in (written | reference()).items() if name.endswith(".md")
     }
-    assert f"{len(METHODS) + len(INDICES) + len(reference())} files" in capsys.readouterr().out
+    assert f"{len(METHODS) + len(INDICES) + 1 + len(families()) + len(reference())} files" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_every_method_has_a_page_and_the_index_leads_to_it(written):
     index = "".join(written[name] for name in INDICES)
-    assert set(re.findall(r"\]\((\w+)\.md\)", index)) - {"index", "more"} == set(METHODS)
-    assert {n for n in written if n.endswith(".md")} == {*INDICES, *(f"{name}.md" for name in METHODS)}
+    assert set(re.findall(r"\]\((\w+)\.md\)", index)) - {"index", "more", "families"} == set(METHODS)
+    pages = {n for n in written if n.endswith(".md") and not n.startswith("family_")}
+    assert pages == {*INDICES, "families.md", *(f"{name}.md" for name in METHODS)}
     assert f"{len(METHODS)} methods: " in index
 
 

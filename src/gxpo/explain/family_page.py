@@ -1,4 +1,4 @@
-"""Generated page of families: their methods, and one picture of how the members' advantages and losses differ."""
+"""Generated pages of families: their methods, and one picture of how the members' advantages and losses differ."""
 
 from __future__ import annotations
 
@@ -13,40 +13,52 @@ from gxpo.explain.effect import GROUP, RATIOS, Effect, SurrogateEffect
 MAX_ADVANTAGE = 4.0  # larger ones are drawn at the edge
 MOST_LINES = 9  # of a picture; further members are in the table alone
 FENCE = "```"
+CAPTION = (
+    f"By the number of right answers in a group of {GROUP}: the advantage of a right one. By the token's ratio: the weight "
+    "on the gradient, at a positive advantage. Members that equal GRPO (dashed) are not drawn there."
+)
 
 
-def families_page(
+def family_pages(
     rows: Sequence[Mapping[str, Any]],
     effects: Mapping[str, Effect | str],
     curves: Mapping[str, SurrogateEffect | str],
     draw: Callable[[Any], str],
 ) -> dict[str, str]:
-    """Generate families.md and its pictures, family_NAME.svg, by file name.
+    """Generate families.md, and for each family family_NAME.md with its picture family_NAME.svg, by file name.
 
     rows     entries of all methods
     effects  method -> advantage by the number of right answers in a group, or why there is none; `curves` likewise the
              weight on the gradient by ratio. Members that equal GRPO are not drawn
     draw     turns a matplotlib figure into the text of its file
     """
-    files, lines = {}, ["# Families of methods", "", f"{FENCE}bash", "gxpo methods --family clips", FENCE, ""]
-    lines += [
-        f"Each family changes one thing. Left in a picture: the advantage of a right answer in a group of {GROUP}, by "
-        "the number of right ones. Right: the weight on the gradient by the token's ratio, at a positive advantage. "
-        "Members that equal GRPO (dashed) in a panel are not drawn there.",
+    index = [
+        "# Families of methods",
+        "",
+        f"{FENCE}bash",
+        "gxpo methods",
+        FENCE,
+        "",
+        "Each family changes one thing.",
+        "",
     ]
+    files = {}
     for family, meaning in families().items():
+        title, name = family.replace("_", " ").replace(".", ": "), f"family_{family.replace('.', '_')}"
         members = [row for row in rows if row["family"] == family]
-        lines += ["", f"## {family.replace('_', ' ').replace('.', ': ')}", "", f"{meaning[0].upper()}{meaning[1:]}."]
+        index.append(f"- [{title}]({name}.md), {len(members)} methods: {meaning}")
+        page = [f"# {title[0].upper()}{title[1:]}", "", f"{FENCE}bash", f"gxpo methods --family {family}", FENCE, ""]
+        page += [f"{meaning[0].upper()}{meaning[1:]}. All: [families](families.md)."]
         figure = family_figure([row["name"] for row in members], effects, curves)
         if figure is not None:
-            name = f"family_{family.replace('.', '_')}.svg"
-            files[name] = draw(figure)
-            lines += ["", f"![how members of the family differ]({name})"]
-        lines += ["", "| method | idea | |", "|---|---|---|"]
+            files[f"{name}.svg"] = draw(figure)
+            page += ["", f"![how members of the family differ]({name}.svg)", "", CAPTION]
+        page += ["", "| method | idea | |", "|---|---|---|"]
         for row in members:
             idea = row["idea"].replace("|", "\\|")
-            lines.append(f"| [{row['name']}]({row['name']}.md) | {idea} | {EVIDENCE_MEANING[row['evidence']]} |")
-    return {"families.md": "\n".join([*lines, ""]), **files}
+            page.append(f"| [{row['name']}]({row['name']}.md) | {idea} | {EVIDENCE_MEANING[row['evidence']]} |")
+        files[f"{name}.md"] = "\n".join([*page, ""])
+    return {"families.md": "\n".join([*index, ""]), **files}
 
 
 def family_figure(
@@ -75,11 +87,11 @@ def family_figure(
         axes = figure.add_subplot(1, len(panels), number)
         axes.plot(x, _clamped(base), color="#8a8a8a", linestyle="--", linewidth=1, label="grpo")
         # members with one and the same line share its legend
-        names_by_line: dict[tuple[float, ...], list[str]] = {}
+        names_by_line: dict[str, list[str]] = {}
         for name, values in differing.items():
-            names_by_line.setdefault(tuple(round(v, 6) for v in _clamped(values)), []).append(name)
-        for line, sharing in list(names_by_line.items())[:MOST_LINES]:
-            axes.plot(x, line, linewidth=1.3, label=", ".join(sharing))
+            names_by_line.setdefault(" ".join(f"{v:.6f}" for v in _clamped(values)), []).append(name)
+        for sharing in list(names_by_line.values())[:MOST_LINES]:
+            axes.plot(x, _clamped(differing[sharing[0]]), linewidth=1.3, label=", ".join(sharing))
         axes.set_xlabel(label, fontsize=8)
         axes.tick_params(labelsize=8)
         axes.axhline(0, color="#333333", linewidth=0.8)

@@ -22,7 +22,7 @@ from gxpo.explain.effect import (
     effect,
     surrogate_effect,
 )
-from gxpo.explain.family_page import families_page
+from gxpo.explain.family_page import family_pages
 from gxpo.explain.measurements import effects_text
 from gxpo.explain.methods import EQUAL_GROUPS_MEANING, FORMULA_FROM, SECTIONS, count_line, merge_summary, sections
 from gxpo.explain.symptoms import SYMPTOMS
@@ -85,7 +85,7 @@ def pages(draw: Callable[[Any], str] = svg) -> dict[str, str]:
         text_by_name[f"{name}.md"] = _page(
             row, METHODS[name], composed, measured_effect, name if has_own_picture else "grpo", curves
         )
-    return text_by_name | families_page(rows, effects, curves_by_name, draw)
+    return text_by_name | family_pages(rows, effects, curves_by_name, draw)
 
 
 # ---------------------------------------------------------------- the index
