@@ -14,8 +14,8 @@ MAX_ADVANTAGE = 4.0  # larger ones are drawn at the edge
 MOST_LINES = 9  # of a picture; further members are in the table alone
 FENCE = "```"
 CAPTION = (
-    f"By the number of right answers in a group of {GROUP}: the advantage of a right one. By the token's ratio: the weight "
-    "on the gradient, at a positive advantage. Members that equal GRPO (dashed) are not drawn there."
+    f"By the number of right answers in a group of {GROUP}: the advantage of a right one. By the token's ratio: the "
+    "weight on the gradient, at a positive advantage. Members that equal GRPO (dashed) are not drawn there."
 )
 
 
