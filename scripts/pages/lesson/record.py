@@ -1,7 +1,7 @@
 """Record the run that the lesson plays: python scripts/pages/lesson/record.py writes run.json beside this file.
 
-`tiny:arithmetic` is trained for 30 steps on sums of two numbers, seed 0, groups of 16; the answers of seven steps and the
-held-out accuracy are kept.
+`tiny:arithmetic` is trained for 30 steps on sums of two numbers, seed 0, groups of 16; the answers of seven steps and
+the held-out accuracy are kept.
 """
 
 from __future__ import annotations
