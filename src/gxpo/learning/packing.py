@@ -273,13 +273,23 @@ class Packing:
 
     def _together(self, rows: list[Row], at_least: int = 1) -> list[list[Row]]:
         """Group rows of similar length into micro-batches of at most `limit` tokens, padding included, and `images`
-        pictures."""
+        pictures; of similar sizes, which takes the least memory."""
         # longest first: rows of a batch then need little padding
         rows = sorted(rows, key=lambda row: -row.tokens.numel())
-        limit = self.limit
+        limit, total = self.limit, sum(row.tokens.numel() for row in rows)
         # at least as many batches as processes, or some would have nothing to do
         if at_least > 1:
-            limit = min(limit, -(-sum(row.tokens.numel() for row in rows) // at_least))
+            limit = min(limit, -(-total // at_least))
+        batches = self._greedy(rows, limit)
+        if len(batches) > 1:
+            # with an even share and one row more, each batch that is full has at least the share
+            even = -(-total // len(batches)) + rows[0].tokens.numel() - 1
+            even_batches = self._greedy(rows, min(limit, even))
+            batches = even_batches if len(even_batches) == len(batches) else batches
+        return batches
+
+    def _greedy(self, rows: Sequence[Row], limit: int) -> list[list[Row]]:
+        """Group rows in order, each batch as large as `limit` and `images` allow."""
         batches: list[list[Row]] = []
         batch_tokens, pictures = 0, frozenset[int]()
         for row in rows:
