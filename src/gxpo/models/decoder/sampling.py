@@ -228,43 +228,42 @@ class KeyCache:
 
 
 class ProductCache(KeyCache):
-    """Keys [n, kv, D, room] and values [n, kv, room, D] of a layer, for attention by plain batched products."""
+    """Keys and values [2, n, kv, room, D] of a layer, for attention by batched matrix products."""
 
     def __init__(self, keys: Tensor, room: int) -> None:
         n, self.kv, _, size = keys.shape
         # products of fewer columns than `least` are slow: there are always as many, and those without tokens are hidden
         self.least = -(-LEAST_PRODUCT // size)
-        room = max(room, self.least)
-        self.keys, self.values = keys.new_empty(n, self.kv, size, room), keys.new_empty(n, self.kv, room, size)
-        self.keys[..., : self.least], self.values[:, :, : self.least] = 0.0, 0.0
+        self.x = keys.new_empty(2, n, self.kv, max(room, self.least), size)
+        self.x[:, :, :, : self.least] = 0.0
 
     def fill(self, keys: Tensor, values: Tensor) -> None:
-        self.keys[..., : keys.shape[2]] = keys.transpose(2, 3)
-        self.values[:, :, : keys.shape[2]] = values
+        self.x[0, :, :, : keys.shape[2]], self.x[1, :, :, : keys.shape[2]] = keys, values
 
     def write(self, column: int, keys_and_values: Tensor) -> None:
-        self.keys[..., column], self.values[:, :, column] = keys_and_values.chunk(2, 1)
+        self.x[:, :, :, column] = keys_and_values.unflatten(1, (2, self.kv)).transpose(0, 1)
 
     def attend(
         self, q: Tensor, first: int, end: int, heads: Heads, mask: Tensor | None, needs_sum: bool
     ) -> tuple[Tensor, Tensor | None]:
-        n, _, size = q.shape
+        n = q.shape[0]
         start = min(first, max(0, end - self.least))
         last = max(end, start + self.least)
-        keys, values = self.keys.flatten(0, 1)[:, :, start:last], self.values.flatten(0, 1)[:, start:last]
-        scores = torch.bmm(q.mul(heads.scale).view(n * self.kv, -1, size), keys)
+        keys, values = self.x.flatten(1, 2)[:, :, start:last]
+        # the heads that share keys are rows of one product
+        scores = torch.bmm(q.mul(heads.scale).view(n * self.kv, -1, q.shape[2]), keys.transpose(1, 2))
         if last - start > end - first:
             scores[..., : first - start] = scores[..., end - start :] = -torch.inf
         if mask is not None:
             scores = (scores.view(n, -1, last - start) + mask[:, None, start:last]).view(scores.shape)
-        out = torch.bmm(scores.softmax(-1), values).view(n, -1, size)
+        out = torch.bmm(scores.softmax(-1), values).view(n, -1, q.shape[2])
         return out, scores.logsumexp(-1).view(n, -1) if needs_sum else None
 
     def select(self, rows: Tensor) -> None:
-        self.keys, self.values = self.keys[rows], self.values[rows]
+        self.x = self.x[:, rows]
 
     def columns(self, row: int, first: int, end: int) -> Tensor:
-        return torch.cat([self.keys[row, ..., first:end].transpose(1, 2), self.values[row, :, first:end]])
+        return self.x[:, row, :, first:end].flatten(0, 1)
 
 
 @dataclass(frozen=True)
