@@ -16,6 +16,7 @@ from gxpo.forest.forest import Forest
 from gxpo.models.decoder.attention import Chain
 
 Layout = Literal["packed", "flat"]
+BISECTIONS = 6  # sizes that are tried to make micro-batches even
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,11 +282,15 @@ class Packing:
         if at_least > 1:
             limit = min(limit, -(-total // at_least))
         batches = self._greedy(rows, limit)
-        if len(batches) > 1:
-            # with an even share and one row more, each batch that is full has at least the share
-            even = -(-total // len(batches)) + rows[0].tokens.numel() - 1
-            even_batches = self._greedy(rows, min(limit, even))
-            batches = even_batches if len(even_batches) == len(batches) else batches
+        # the smallest size, about, for which they are no more: at least an even share, which one row more may exceed
+        low, high = -(-total // max(1, len(batches))), limit
+        for _ in range(BISECTIONS if len(batches) > 1 else 0):
+            size = (low + high) // 2
+            smaller = self._greedy(rows, size)
+            if len(smaller) > len(batches):
+                low = size + 1
+            else:
+                batches, high = smaller, size
         return batches
 
     def _greedy(self, rows: Sequence[Row], limit: int) -> list[list[Row]]:
