@@ -286,11 +286,11 @@ class Packing:
         low, high = -(-total // max(1, len(batches))), limit
         for _ in range(BISECTIONS if len(batches) > 1 else 0):
             size = (low + high) // 2
-            smaller = self._greedy(rows, size)
-            if len(smaller) > len(batches):
+            smaller_batches = self._greedy(rows, size)
+            if len(smaller_batches) > len(batches):
                 low = size + 1
             else:
-                batches, high = smaller, size
+                batches, high = smaller_batches, size
         return batches
 
     def _greedy(self, rows: Sequence[Row], limit: int) -> list[list[Row]]:

@@ -25,7 +25,7 @@ from gxpo.models.decoder.layer import (
 )
 
 COPIES = 1 << 30  # bytes of weights, laid side by side or converted, that may be held while samples are drawn
-TURNED = 32  # tokens whose rotary tables are computed together
+TURNS_AT_ONCE = 32  # tokens whose rotary tables are computed together
 LEAST_PRODUCT = 400  # multiplications below which torch's batched product runs a slow loop
 
 
@@ -146,7 +146,7 @@ class Stepper:
         """[n, V] logits of the last hidden states [n, H]."""
         return self.head(states, self.head_map, self.product)
 
-    def finished(self, x: Tensor) -> Tensor:
+    def last_states(self, x: Tensor) -> Tensor:
         """[n, H] last hidden states of the last layer's output."""
         return self.decoder.norm(x) if self.last_norm is None else as_dtype(self.last_norm(x), x.dtype)
 
@@ -388,20 +388,20 @@ class Branches:
             # written before attending: a token sees itself
             cache.write(self.filled, qkv[:, queries:])
             x = stepper.finish(i, x, self.attend(i, layer, qkv[:, :queries]).flatten(1))
-        self.logits, self.filled = stepper.logits(stepper.finished(x)), self.filled + 1
+        self.logits, self.filled = stepper.logits(stepper.last_states(x)), self.filled + 1
         return self
 
     def _next_turns(self, x: Tensor) -> dict[str, Turn]:
         """Rotary embeddings of the next token by key of `Decoder.tables`, computed for several tokens at once."""
         if not self.turns:
-            n, left = x.shape[0], self.begun + self.room - self.filled
+            n, room_left = x.shape[0], self.begun + self.room - self.filled
             # positions go on from the prompt's end, whatever its padding
-            ahead = torch.arange(max(1, min(TURNED, left)), device=x.device) + (self.filled - self.begun)
-            position = (self.start + ahead[:, None]).flatten()
+            offset = torch.arange(max(1, min(TURNS_AT_ONCE, room_left)), device=x.device) + (self.filled - self.begun)
+            position = (self.start + offset[:, None]).flatten()
             tables = self.stepper.decoder.tables(x.new_empty(position.numel(), 0), position)
-            turned = {key: Turn.of(cos.to(x.dtype), sin.to(x.dtype)) for key, (cos, sin) in tables.items()}
+            turn_by_key = {key: Turn.of(cos.to(x.dtype), sin.to(x.dtype)) for key, (cos, sin) in tables.items()}
             for start in range(position.numel() - n, -1, -n):
-                self.turns.append({key: turn.of_rows(slice(start, start + n)) for key, turn in turned.items()})
+                self.turns.append({key: turn.of_rows(slice(start, start + n)) for key, turn in turn_by_key.items()})
         return self.turns.pop()
 
     def attend(self, i: int, layer: Layer, q: Tensor) -> Tensor:
