@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tests.learning.llamas import clean_llama, random_forest, small_llama
 from gxpo.base.errors import ModelError
 from gxpo.forest.forest import ACTION, Forest
 from gxpo.learning.lora import LoraSettings
-from gxpo.learning.packing import Packing
+from gxpo.learning.packing import Packing, Row
 from gxpo.learning.torch import TorchLearner
 
 NAMES = ("logprob", "entropy")
@@ -138,6 +139,24 @@ def test_microbatches_keep_to_their_limit(limit):
     batches = Packing(forest, limit=limit).microbatches(torch.arange(forest.n_entries))
     assert all(b.stored <= limit or len(b.lengths) == 1 for b in batches)
     assert torch.cat([b.entries for b in batches]).sort().values.tolist() == list(range(forest.n_entries))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "limit", "expected"),
+    [
+        ([3] * 6, 15, [[3, 3, 3], [3, 3, 3]]),  # and not 15 and 3
+        ([6, 3, 3, 3, 1], 12, [[6, 3], [3, 3, 1]]),  # and not 12 and 4
+        ([3, 3], 6, [[3, 3]]),
+        ([9, 9, 9], 9, [[9], [9], [9]]),
+    ],
+)
+def test_microbatches_are_of_similar_sizes(lengths, limit, expected):
+    packing = SimpleNamespace(limit=limit, padded=False, _pictures_of_row=lambda row: frozenset())
+    packing._exceeds_images = lambda *_: False
+    packing._greedy = partial(Packing._greedy, packing)
+    rows = [Row(torch.zeros(n), torch.zeros(0)) for n in lengths]
+    batches = Packing._together(packing, rows)
+    assert [[row.tokens.numel() for row in batch] for batch in batches] == expected
 
 
 def test_padding_changes_nothing():

@@ -324,9 +324,9 @@ def reuse_freed() -> None:
         library.mallopt(-1, IDLE)  # M_TRIM_THRESHOLD
 
 
-def give_back() -> None:
-    """Return freed blocks to the system if they exceed `IDLE` bytes; does nothing without glibc."""
-    if (library := _glibc()) is not None and library.mallinfo2().fordblks > IDLE:
+def give_back(more_than: int = IDLE) -> None:
+    """Return freed blocks to the system if they exceed so many bytes; does nothing without glibc."""
+    if (library := _glibc()) is not None and library.mallinfo2().fordblks > more_than:
         library.malloc_trim(0)
 
 

@@ -68,6 +68,7 @@ COLUMNS: tuple[tuple[str, Callable[[Row], Any]], ...] = (
     ("GFLOP/s", lambda row: row.get("gflop_per_s")),
     ("GB/s", lambda row: row.get("gb_per_s")),
     ("us/token", lambda row: row.get("us_per_token")),
+    ("KB/token", lambda row: row.get("kb_per_token")),
     ("micro-batch", lambda row: row.get("micro_batch")),
     ("turns", lambda row: row.get("turns")),
     ("turns each", lambda row: row.get("turns_each")),

@@ -16,6 +16,7 @@ from gxpo.forest.forest import Forest
 from gxpo.models.decoder.attention import Chain
 
 Layout = Literal["packed", "flat"]
+BISECTIONS = 6  # sizes that are tried to make micro-batches even
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,13 +274,27 @@ class Packing:
 
     def _together(self, rows: list[Row], at_least: int = 1) -> list[list[Row]]:
         """Group rows of similar length into micro-batches of at most `limit` tokens, padding included, and `images`
-        pictures."""
+        pictures; of similar sizes, which takes the least memory."""
         # longest first: rows of a batch then need little padding
         rows = sorted(rows, key=lambda row: -row.tokens.numel())
-        limit = self.limit
+        limit, total = self.limit, sum(row.tokens.numel() for row in rows)
         # at least as many batches as processes, or some would have nothing to do
         if at_least > 1:
-            limit = min(limit, -(-sum(row.tokens.numel() for row in rows) // at_least))
+            limit = min(limit, -(-total // at_least))
+        batches = self._greedy(rows, limit)
+        # the smallest size, about, for which they are no more: at least an even share, which one row more may exceed
+        low, high = -(-total // max(1, len(batches))), limit
+        for _ in range(BISECTIONS if len(batches) > 1 else 0):
+            size = (low + high) // 2
+            smaller_batches = self._greedy(rows, size)
+            if len(smaller_batches) > len(batches):
+                low = size + 1
+            else:
+                batches, high = smaller_batches, size
+        return batches
+
+    def _greedy(self, rows: Sequence[Row], limit: int) -> list[list[Row]]:
+        """Group rows in order, each batch as large as `limit` and `images` allow."""
         batches: list[list[Row]] = []
         batch_tokens, pictures = 0, frozenset[int]()
         for row in rows:

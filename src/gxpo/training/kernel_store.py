@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from gxpo.base.runtime import processor_name
 from gxpo.models.cache import cache_directory
-from gxpo.models.decoder.choices import Sizes, class_of
+from gxpo.models.decoder.choices import PURPOSES, Sizes, class_of
 from gxpo.training.checkpoint import write_atomic
 
 # What the time of a kernel depends on in a model's configuration.
@@ -37,6 +37,7 @@ def case_of(config: Any, dtype: torch.dtype, sizes: Sizes, **further: Any) -> di
         "threads": torch.get_num_threads(),
         "model": {name: getattr(config, name, None) for name in DIMENSIONS},
         "dtype": str(dtype),
+        "kernels": {name: list(purpose.kernels) for name, purpose in PURPOSES.items()},
         "classes": [class_of(n) for n in (sizes.prompt, sizes.action, sizes.group, sizes.samples)],
         **further,
     }

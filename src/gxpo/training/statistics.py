@@ -1,11 +1,10 @@
-"""Intervals and pass@k: pure functions of numbers, in float64; quantiles by scipy."""
+"""Intervals and pass@k: pure functions of numbers, in float64; Student's quantiles by scipy."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-from scipy.special import ndtri, stdtrit
+from statistics import NormalDist
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -33,7 +32,7 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
     """
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes among {n}")
-    z = float(ndtri(_upper(confidence)))
+    z = NormalDist().inv_cdf(_upper(confidence))
     p, spread = successes / n, z * z / n
     middle = p + spread / 2
     half = z * math.sqrt((p * (1 - p) + spread / 4) / n)
@@ -61,14 +60,16 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
 
     A single value gives (nan, nan): its spread is unknown. ValueError where there is none.
     """
-    n = len(values)
-    t = float(stdtrit(n - 1, _upper(confidence))) if n > 1 else math.nan
+    n, upper = len(values), _upper(confidence)
     if not n:
         raise ValueError("no values")
     mean = math.fsum(values) / n
     if n == 1:
         return math.nan, math.nan
-    half = t * math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    # imported here: runs whose evaluations draw one sample a task need no scipy, which takes 16 MB
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(n - 1, upper)) * math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
     return mean - half, mean + half
 
 

@@ -84,8 +84,11 @@ def test_a_model_unlike_its_configuration_is_noticed():
 
 
 @pytest.mark.parametrize("name", FAMILY)
-@pytest.mark.parametrize(("copied", "weights"), [(False, "laid out"), (True, "plain")])
-def test_token_by_token_is_what_the_whole_gives(name, copied, weights):
+@pytest.mark.parametrize(
+    ("attention", "weights"),
+    [("shared", "laid out"), ("copied", "plain"), ("shared matmul", "plain"), ("copied matmul", "plain")],
+)
+def test_token_by_token_is_what_the_whole_gives(name, attention, weights):
     """Two prompts of different length, three and one samples; one leaves after the first token."""
     model = made(name)
     decoder = Decoder(model, choices={"sampling weights": weights})
@@ -103,7 +106,7 @@ def test_token_by_token_is_what_the_whole_gives(name, copied, weights):
             padded.append(tuple(wide.transpose(1, 2).chunk(2, 1)))
         stepper = Stepper(decoder)
         first = stepper.logits(states[[3, 5]])
-        branches = Branches.of(stepper, Prompts(padded, mask), owner, first, 3, copied=copied)
+        branches = Branches.of(stepper, Prompts(padded, mask), owner, first, 3, attention)
 
         def whole(sample, steps):
             rows = [[*prompts[int(owner[sample])], *drawn[:steps, sample].tolist()]]

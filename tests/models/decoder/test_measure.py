@@ -37,7 +37,10 @@ def test_kernels_of_sampling_are_timed_by_class_of_prompt():
         "sampling products", "sampling prompts 16", "sampling prompts 32",
     ]  # fmt: skip
     for purpose, trial in trials.items():
-        assert set(trial.seconds) == set(PURPOSES[base_of(purpose)].kernels)
+        # plain products would round the scores of 16 bits
+        assert tuple(trial.seconds) == tuple(x for x in PURPOSES[base_of(purpose)].kernels if "matmul" not in x)
+    trials = dict(TorchEngine(small_llama(), stop_ids=[]).trials(SIZES, {}))
+    assert tuple(trials["sampling prompts 32"].seconds) == ("shared", "copied", "shared matmul", "copied matmul")
 
 
 def test_what_is_chosen_already_is_not_timed():

@@ -35,12 +35,10 @@ PURPOSES: dict[str, Purpose] = {
     "attention gradient": Purpose(("float32", "native"), gain=1.1),
     "head": Purpose(("whole", "blocks"), gain=1.1),  # log-probs from all logits of a token, or by parts of them
     "sampling products": Purpose(("float32", "native"), gain=1.1),  # `sampling.products`
-    "sampling weights": Purpose(
-        ("plain", "laid out"), gain=1.1
-    ),  # as torch holds them, or in the order in which oneDNN reads
-    "sampling prompts": Purpose(
-        ("shared", "copied"), gain=1.1, sizes=True
-    ),  # keys of a prompt: once, or for every sample
+    # as torch holds them, or in the order in which oneDNN reads
+    "sampling weights": Purpose(("plain", "laid out"), gain=1.1),
+    # keys of a prompt once or for every sample; attention to a sample's tokens by the fused kernel or by products
+    "sampling prompts": Purpose(("shared", "copied", "shared matmul", "copied matmul"), sizes=True),
 }
 KEYS = {"products": "learner.products", "sampling products": "sampling.products"}  # choices with a key of their own
 LEAST_CLASS = 16  # the smallest class of sizes

@@ -14,7 +14,7 @@ from gxpo.models.decoder.attention import HALF, Chain, Plan, attend, attend_back
 from gxpo.models.decoder.choices import LEAST_CLASS, Runs, Sizes, Trial, class_of, timed
 from gxpo.models.decoder.forward import Decoder
 from gxpo.models.decoder.layer import times, times_backward
-from gxpo.models.decoder.sampling import Branches, Placement, Prompts, Stepper, copies_fit, map_of, packing_works
+from gxpo.models.decoder.sampling import Branches, Prompts, Stepper, copies_fit, map_of, packing_works, prompt_kernels
 
 ROWS = 256  # tokens that go through a matrix together, at most
 WORK = 1e9  # floating point operations of a piece, at most: wider matrices are cut to fit
@@ -73,7 +73,8 @@ def sampling_trials(
     size = LEAST_CLASS
     while size <= min(class_of(sizes.prompt), WIDEST_CLASS):
         if (purpose := f"sampling prompts {size}") not in choices:
-            yield purpose, timed(purpose, _prompts(decoder, size, rows, sizes), clock=clock)
+            columns = max(1, min(size, sizes.prompt))
+            yield purpose, timed(purpose, _prompts(decoder, columns, rows, sizes), clock=clock)
         size *= 2
 
 
@@ -167,16 +168,21 @@ def _prompts(decoder: Decoder, columns: int, rows: int, sizes: Sizes) -> Runs:
     layer, kv = decoder.layers[0], _kv_heads(decoder)
     prompts, group, size = max(1, rows // sizes.group), min(sizes.group, rows), layer.heads.size
     keys = _random((prompts, kv, columns, size), decoder.dtype)
-    of_layers = Prompts([(keys, keys)], torch.ones(prompts, columns, dtype=torch.int64))
+    of_layers = Prompts([(keys, keys)] * len(decoder.layers), torch.ones(prompts, columns, dtype=torch.int64))
     owner = torch.arange(prompts).repeat_interleave(group)
-    q, logits = _random((owner.numel(), layer.heads.queries, size), decoder.dtype), torch.zeros(prompts, 1)
+    qkv = _random((owner.numel(), layer.heads.queries + 2 * kv, size), decoder.dtype)
     # in the middle of its action a sample has half of its tokens in the cache
     n_drawn = max(1, min(sizes.action, LONGEST) // 2)
-    runs: dict[str, list[Callable[[], object]]] = {}
     stepper = Stepper(decoder)  # which lays out no weights before it is asked for them
-    for name in ("shared", "copied"):
-        branches = Branches.of(stepper, of_layers, owner, logits, n_drawn + 1, copied=name == "copied")
-        branches = branches.after(n_drawn)
-        place = None if branches.prompts is None else Placement.of(owner, of_layers.mask, decoder.dtype)
-        runs[name] = [lambda branches=branches, place=place: branches.attend(0, layer, q, place)]
+
+    def attend(branches: Branches) -> None:
+        branches.caches[0].write(branches.filled, qkv[:, layer.heads.queries :])
+        branches.attend(0, layer, qkv[:, : layer.heads.queries])
+
+    runs: dict[str, list[Callable[[], object]]] = {}
+    for name in prompt_kernels(decoder.dtype, layer.heads):
+        branches = Branches.of(stepper, of_layers, owner, torch.zeros(prompts, 1), n_drawn + 1, name)
+        # as if these had been drawn: whatever stands in the cache, it takes as long
+        branches.filled += n_drawn
+        runs[name] = [lambda branches=branches: attend(branches)]
     return runs

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache as remember
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm
 
 from gxpo.models.decoder.architecture import Layer, are_plain_linears
-from gxpo.models.decoder.attention import forward
-from gxpo.models.decoder.choices import kernel
+from gxpo.models.decoder.attention import HALF, Heads, forward
+from gxpo.models.decoder.choices import PURPOSES, kernel
 from gxpo.models.decoder.forward import Decoder
 from gxpo.models.decoder.layer import (
     add_attention,
@@ -26,6 +25,8 @@ from gxpo.models.decoder.layer import (
 )
 
 COPIES = 1 << 30  # bytes of weights, laid side by side or converted, that may be held while samples are drawn
+TURNS_AT_ONCE = 32  # tokens whose rotary tables are computed together
+LEAST_PRODUCT = 400  # multiplications below which torch's batched product runs a slow loop
 
 
 @dataclass(frozen=True)
@@ -96,16 +97,19 @@ class Stepper:
         return [self._fused(layer) for layer in self.decoder.layers]
 
     @cached_property
-    def norms(self) -> list[tuple[Tensor | None, Tensor | None]]:
-        """Weights of the norms before attention and MLP, in float32, where they are stock ones."""
-        x = self.decoder.embedding.weight
-        return [
-            tuple(  # type: ignore[misc]
-                weight_of(layer, norm).detach().to(torch.float32) if is_stock_norm(layer, norm, x) else None
-                for norm in (layer.norm(0), layer.norm(2))
-            )
-            for layer in self.decoder.layers
-        ]
+    def norms(self) -> list[tuple[Norm | None, Norm | None]]:
+        """Norms before attention and MLP of each layer, where they are stock ones."""
+        return [(self._stock(layer, layer.norm(0)), self._stock(layer, layer.norm(2))) for layer in self.decoder.layers]
+
+    @cached_property
+    def last_norm(self) -> Norm | None:
+        """Norm before the head, where it is a stock one."""
+        return self._stock(self.decoder.layers[-1], getattr(self.decoder.model, self.decoder.family.norm))
+
+    def _stock(self, layer: Layer, norm: Any) -> Norm | None:
+        if not is_stock_norm(layer, norm, self.decoder.embedding.weight):
+            return None
+        return Norm(weight_of(layer, norm).detach().to(torch.float32), eps_of(norm))
 
     @cached_property
     def head_map(self) -> Map | None:
@@ -142,32 +146,124 @@ class Stepper:
         """[n, V] logits of the last hidden states [n, H]."""
         return self.head(states, self.head_map, self.product)
 
+    def last_states(self, x: Tensor) -> Tensor:
+        """[n, H] last hidden states of the last layer's output."""
+        return self.decoder.norm(x) if self.last_norm is None else as_dtype(self.last_norm(x), x.dtype)
+
     def qkv(self, i: int, x: Tensor) -> Tensor:
         """[n, (heads + 2 kv) * D] queries, keys and values of layer i."""
-        layer, times_w = self.decoder.layers[i], self.layers[i].qkv
-        if times_w is None:
-            return queries_keys_values(layer, x, self.product)
-        return times_w(self._normed(x, self.norms[i][0], layer.norm(0))).to(x.dtype)
-
-    def _normed(self, x: Tensor, weight: Tensor | None, norm: Any) -> Tensor:
-        """[n, H] in the dtype of products."""
-        return rms_norm(x.to(torch.float32), x.shape[1:], weight, eps_of(norm)).to(self.product)
+        times_w, norm = self.layers[i].qkv, self.norms[i][0]
+        if times_w is None or norm is None:
+            return queries_keys_values(self.decoder.layers[i], x, self.product)
+        return as_dtype(times_w(as_dtype(norm(x), self.product)), x.dtype)
 
     def finish(self, i: int, x: Tensor, attended: Tensor) -> Tensor:
         """[n, H] output of layer i, from its input and the attention result [n, heads * D]."""
-        layer, w, before = self.decoder.layers[i], self.layers[i], x
+        layer, w, norm, before = self.decoder.layers[i], self.layers[i], self.norms[i][1], x
         if not layer.sequential:
             return add_mlp(layer, add_attention(layer, x, attended, self.product), self.product, before)
         if w.out is None:  # no copies, or adapters
             x = add_linear(layer.out, x, attended, self.product)
         else:
-            x = w.out(attended.to(self.product), x.to(self.product)).to(x.dtype)
+            x = as_dtype(w.out(as_dtype(attended, self.product), as_dtype(x, self.product)), x.dtype)
         # without copies (adapters, or no memory for them) the layer's modules are used
-        if w.inner is None or w.down is None:
+        if w.inner is None or w.down is None or norm is None:
             return add_mlp(layer, x, self.product, before)
         assert layer.act is not None
-        gate, up = w.inner(self._normed(x, self.norms[i][1], layer.norm(2))).chunk(2, 1)
-        return w.down(layer.act.value(gate).mul_(up), x.to(self.product)).to(x.dtype)
+        gate, up = w.inner(as_dtype(norm(x), self.product)).chunk(2, 1)
+        return as_dtype(w.down(layer.act.value(gate).mul_(up), as_dtype(x, self.product)), x.dtype)
+
+
+class Norm(NamedTuple):
+    """RMSNorm with a factor [H] in float32: [n, H] float32 of x [n, H]."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.rms_norm(as_dtype(x, torch.float32), x.shape[1:], self.weight, self.eps)
+
+
+def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in a dtype; quicker than `Tensor.to` where it is of it already."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+# ---------------------------------------------------------------- keys and values
+class KeyCache:
+    """Keys and values [n, room, 2 kv, D] of a layer, for the fused attention kernel."""
+
+    def __init__(self, keys: Tensor, room: int) -> None:
+        self.kv = keys.shape[1]
+        self.x = keys.new_empty(keys.shape[0], room, 2 * self.kv, keys.shape[3])
+
+    def fill(self, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values [n, kv, columns, D] into the first columns."""
+        self.x[:, : keys.shape[2]] = torch.cat([keys, values], 1).transpose(1, 2)
+
+    def write(self, column: int, keys_and_values: Tensor) -> None:
+        """Write those of one token, [n, 2 kv, D]."""
+        self.x[:, column] = keys_and_values
+
+    def attend(
+        self, q: Tensor, first: int, end: int, heads: Heads, mask: Tensor | None, needs_sum: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """[n, heads, D] attention of queries to the columns from `first` to `end`, and log-sum-exp [n, heads]."""
+        n, _, size = q.shape
+        visible = self.x[:, first:end].transpose(1, 2)
+        # the heads that share keys are queries of one block
+        mask = None if mask is None else mask[:, None, None, first:end].expand(-1, 1, heads.queries // self.kv, -1)
+        out, log_sum = forward(
+            q.reshape(n, self.kv, -1, size), visible[:, : self.kv], visible[:, self.kv :], heads.scale,
+            mask=mask, cap=heads.cap,
+        )  # fmt: skip
+        return out.reshape(n, -1, size), log_sum.reshape(n, -1)
+
+    def select(self, rows: Tensor) -> None:
+        self.x = self.x[rows]
+
+    def columns(self, row: int, first: int, end: int) -> Tensor:
+        """[2 kv, tokens, D] keys and values of a row."""
+        return self.x[row, first:end].transpose(0, 1)
+
+
+class ProductCache(KeyCache):
+    """Keys and values [2, n, kv, room, D] of a layer, for attention by batched matrix products."""
+
+    def __init__(self, keys: Tensor, room: int) -> None:
+        n, self.kv, _, size = keys.shape
+        # products of fewer columns than `least` are slow: there are always as many, and those without tokens are hidden
+        self.least = -(-LEAST_PRODUCT // size)
+        self.x = keys.new_empty(2, n, self.kv, max(room, self.least), size)
+        self.x[:, :, :, : self.least] = 0.0
+
+    def fill(self, keys: Tensor, values: Tensor) -> None:
+        self.x[0, :, :, : keys.shape[2]], self.x[1, :, :, : keys.shape[2]] = keys, values
+
+    def write(self, column: int, keys_and_values: Tensor) -> None:
+        self.x[:, :, :, column] = keys_and_values.unflatten(1, (2, self.kv)).transpose(0, 1)
+
+    def attend(
+        self, q: Tensor, first: int, end: int, heads: Heads, mask: Tensor | None, needs_sum: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        n = q.shape[0]
+        start = min(first, max(0, end - self.least))
+        last = max(end, start + self.least)
+        keys, values = self.x.flatten(1, 2)[:, :, start:last]
+        # the heads that share keys are rows of one product
+        scores = torch.bmm(q.mul(heads.scale).view(n * self.kv, -1, q.shape[2]), keys.transpose(1, 2))
+        if last - start > end - first:
+            scores[..., : first - start] = scores[..., end - start :] = -torch.inf
+        if mask is not None:
+            scores = (scores.view(n, -1, last - start) + mask[:, None, start:last]).view(scores.shape)
+        out = torch.bmm(scores.softmax(-1), values).view(n, -1, q.shape[2])
+        return out, scores.logsumexp(-1).view(n, -1) if needs_sum else None
+
+    def select(self, rows: Tensor) -> None:
+        self.x = self.x[:, rows]
+
+    def columns(self, row: int, first: int, end: int) -> Tensor:
+        return self.x[:, row, :, first:end].flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -184,14 +280,20 @@ class Prompts:
         return Prompts([(k[rows], v[rows]) for k, v in self.layers], self.mask[rows], after)
 
 
-@dataclass(frozen=True)
+def prompt_kernels(dtype: torch.dtype, heads: Heads) -> tuple[str, ...]:
+    """Kernels of "sampling prompts" that can run: plain products would round scores of 16 bits, and cap none."""
+    kernels = PURPOSES["sampling prompts"].kernels
+    return tuple(k for k in kernels if "matmul" not in k or (dtype not in HALF and heads.cap is None))
+
+
+@dataclass
 class Branches:
     """Samples between two tokens: next-token logits [n, V], their prompts, and their own tokens.
 
     owner   [n] ascending: the prompt of each sample; start [n]: the position of the token after it
-    caches  per layer [n, room, 2 kv, D] keys and values of the `filled` tokens of its own: those drawn so far, and
-            behind `begun` of them those of the prompt where prompts are short
-    mask    [n, room] of what of them counts; None: everything
+    caches  per layer: keys and values of the `filled` tokens of its own: those drawn so far, and behind `begun` of them
+            those of the prompt where prompts are copied; at most `room`
+    mask    [n, room] to be added to scores; None: everything counts
     """
 
     stepper: Stepper
@@ -199,58 +301,65 @@ class Branches:
     owner: Tensor
     start: Tensor
     logits: Tensor
-    caches: list[Tensor]
+    caches: list[KeyCache]
     filled: int
     begun: int
+    room: int
     mask: Tensor | None
+    place: Placement | None
+    turns: list[dict[str, Turn]]  # of the next tokens, the last one first
 
     @staticmethod
     def of(
-        stepper: Stepper, prompts: Prompts, owner: Tensor, logits: Tensor, room: int, *, copied: bool | None = None
+        stepper: Stepper, prompts: Prompts, owner: Tensor, logits: Tensor, room: int, kernel_name: str | None = None
     ) -> Branches:
-        """Samples without tokens of their own yet; logits [C, V] after the prompts. copied: every sample has a copy of
-        its prompt, so that there is one attention over both, and not two that are joined (None: as was measured)."""
+        """Samples without tokens of their own yet; logits [C, V] after the prompts.
+
+        kernel_name  "shared": attention to a prompt and to a sample's own tokens is joined; "copied": every sample has
+                     a copy of its prompt; each may be followed by "matmul", else the fused kernel attends (None: as
+                     was measured)
+        """
         n, columns = owner.numel(), prompts.mask.shape[1]
-        if copied is None:
-            copied = kernel(stepper.decoder.choices, "sampling prompts", columns) == "copied"
+        decoder, dtype = stepper.decoder, prompts.layers[0][0].dtype
+        if kernel_name is None:
+            kernel_name = kernel(decoder.choices, "sampling prompts", columns)
+        copied = kernel_name.startswith("copied")
         begun = columns if copied else 0
         caches = []
         # one cache of keys and values for each layer: a step appends one column at the same place for all samples
-        for keys, values in prompts.layers:
-            cache = keys.new_empty(n, begun + room, 2 * keys.shape[1], keys.shape[3])
+        for layer, (keys, values) in zip(decoder.layers, prompts.layers, strict=True):
+            by_products = "matmul" in kernel_name and kernel_name in prompt_kernels(dtype, layer.heads)
+            cache = (ProductCache if by_products else KeyCache)(keys[:1].expand(n, -1, -1, -1), begun + room)
             if copied:
-                cache[:, :columns] = torch.cat([keys, values], 1).transpose(1, 2)[owner]
+                cache.fill(keys[owner], values[owner])
             caches.append(cache)
-        mask = None
+        mask = place = None
         # right-aligned prompts have padding at the left, which must not be attended to
         if copied and not bool(prompts.mask.all()):
-            low = torch.finfo(caches[0].dtype).min
-            mask = caches[0].new_zeros(n, 1, 1, begun + room)
-            mask[:, 0, 0, :columns].masked_fill_(~prompts.mask.bool()[owner], low)
+            # as wide as the widest cache
+            mask = prompts.layers[0][0].new_zeros(n, begun + room + LEAST_PRODUCT)
+            mask[:, :columns].masked_fill_(~prompts.mask.bool()[owner], torch.finfo(dtype).min)
+        elif not copied:
+            place = Placement.of(owner, prompts.mask, dtype)
         start = (prompts.mask.sum(1) if prompts.after is None else prompts.after)[owner]
-        return Branches(stepper, None if copied else prompts, owner, start, logits[owner], caches, begun, begun, mask)
-
-    def after(self, tokens: int) -> Branches:
-        """Branches as if so many tokens had been drawn, whatever stands in the caches."""
-        return replace(self, filled=self.filled + tokens)
+        kept_prompts = None if copied else prompts
+        return Branches(stepper, kept_prompts, owner, start, logits[owner], caches, begun, begun, room, mask, place, [])
 
     def select(self, rows: Tensor) -> Branches:
-        """Subset of samples; prompts without samples are dropped."""
+        """Keep these samples alone; prompts without samples are dropped."""
         owner, prompts = self.owner[rows], self.prompts
         if prompts is not None:
             # prompts of which all samples have ended need not be attended to any more
             prompt_rows, new_owner = torch.unique(owner, return_inverse=True)
             if prompt_rows.numel() < prompts.mask.shape[0]:
                 prompts, owner = prompts.select(prompt_rows), new_owner
-        return replace(
-            self,
-            prompts=prompts,
-            owner=owner,
-            start=self.start[rows],
-            logits=self.logits[rows],
-            caches=[x[rows] for x in self.caches],
-            mask=None if self.mask is None else self.mask[rows],
-        )
+            self.place = Placement.of(owner, prompts.mask, prompts.layers[0][0].dtype)
+        for cache in self.caches:
+            cache.select(rows)
+        self.prompts, self.owner, self.start, self.logits = prompts, owner, self.start[rows], self.logits[rows]
+        self.mask = None if self.mask is None else self.mask[rows]
+        self.turns = []
+        return self
 
     def columns(self, row: int, prompt: int, tokens: int) -> list[tuple[Tensor, Tensor]]:
         """Copies of keys and values [kv, tokens, D] of a sample, from the first of its `prompt` tokens on."""
@@ -258,50 +367,50 @@ class Branches:
         for i, cache in enumerate(self.caches):
             # copied prompts are right-aligned in the cache, just before the samples' own tokens
             if self.prompts is None:
-                keys_and_values = cache[row, self.begun - prompt : self.begun - prompt + tokens].transpose(0, 1)
+                keys_and_values = cache.columns(row, self.begun - prompt, self.begun - prompt + tokens)
             else:
                 shared = torch.cat([x[self.owner[row], :, x.shape[2] - prompt :] for x in self.prompts.layers[i]])
-                keys_and_values = torch.cat([shared, cache[row, : tokens - prompt].transpose(0, 1)], 1)
+                keys_and_values = torch.cat([shared, cache.columns(row, 0, tokens - prompt)], 1)
             keys, values = keys_and_values.chunk(2, 0)
             # clones, since the cache is written on, and a view would keep all of it in memory
             out.append((keys.clone(), values.clone()))
         return out
 
     def advance(self, token: Tensor) -> Branches:
-        """Branches after one more token [n] of each sample."""
+        """Append one more token [n] to each sample."""
         stepper, decoder = self.stepper, self.stepper.decoder
         x = decoder.embed(token)
-        # positions go on from the prompt's end, whatever its padding
-        tables = decoder.tables(x, self.start + self.filled - self.begun)
-        rotations = {key: Turn.of(cos.to(x.dtype), sin.to(x.dtype)) for key, (cos, sin) in tables.items()}
-        place = None if self.prompts is None else Placement.of(self.owner, self.prompts.mask, x.dtype)
+        turns = self._next_turns(x)
         for i, (layer, cache) in enumerate(zip(decoder.layers, self.caches, strict=True)):
-            kv, size = cache.shape[2] // 2, cache.shape[3]
-            qkv = stepper.qkv(i, x).view(token.numel(), -1, size)
-            rotated, values = rotations[layer.rope](qkv[:, :-kv]), qkv[:, -kv:]
-            q, keys = rotated.split([layer.heads.queries, kv], 1)
+            queries, kv = layer.heads.queries, cache.kv
+            qkv = stepper.qkv(i, x).view(token.numel(), queries + 2 * kv, -1)
+            turns[layer.rope](qkv[:, : queries + kv])
             # written before attending: a token sees itself
-            cache[:, self.filled, :kv] = keys
-            cache[:, self.filled, kv:] = values
-            x = stepper.finish(i, x, self.attend(i, layer, q, place).flatten(1))
-        return replace(self, logits=stepper.logits(decoder.norm(x)), filled=self.filled + 1)
+            cache.write(self.filled, qkv[:, queries:])
+            x = stepper.finish(i, x, self.attend(i, layer, qkv[:, :queries]).flatten(1))
+        self.logits, self.filled = stepper.logits(stepper.last_states(x)), self.filled + 1
+        return self
 
-    def attend(self, i: int, layer: Layer, q: Tensor, place: Placement | None) -> Tensor:
+    def _next_turns(self, x: Tensor) -> dict[str, Turn]:
+        """Rotary embeddings of the next token by key of `Decoder.tables`, computed for several tokens at once."""
+        if not self.turns:
+            n, room_left = x.shape[0], self.begun + self.room - self.filled
+            # positions go on from the prompt's end, whatever its padding
+            offset = torch.arange(max(1, min(TURNS_AT_ONCE, room_left)), device=x.device) + (self.filled - self.begun)
+            position = (self.start + offset[:, None]).flatten()
+            tables = self.stepper.decoder.tables(x.new_empty(position.numel(), 0), position)
+            turn_by_key = {key: Turn.of(cos.to(x.dtype), sin.to(x.dtype)) for key, (cos, sin) in tables.items()}
+            for start in range(position.numel() - n, -1, -n):
+                self.turns.append({key: turn.of_rows(slice(start, start + n)) for key, turn in turn_by_key.items()})
+        return self.turns.pop()
+
+    def attend(self, i: int, layer: Layer, q: Tensor) -> Tensor:
         """[n, heads, D] attention of queries [n, heads, D] to their samples' tokens within the layer's window."""
-        cache, heads, end = self.caches[i], layer.heads, self.filled + 1
-        n, kv, size = q.shape[0], cache.shape[2] // 2, q.shape[2]
+        heads, end, place = layer.heads, self.filled + 1, self.place
         first = 0 if layer.window is None else max(0, end - layer.window)
-        mask = None
-        if self.mask is not None:
-            mask = self.mask[..., first:end].expand(-1, -1, heads.queries // kv, -1)
-        visible = cache[:, first:end].transpose(1, 2)
-        # the heads that share keys are queries of one block
-        out, log_sum = forward(
-            q.reshape(n, kv, -1, size), visible[:, :kv], visible[:, kv:], heads.scale, mask=mask, cap=heads.cap
-        )
-        out, log_sum = out.reshape(n, -1, size), log_sum.reshape(n, -1)
+        out, log_sum = self.caches[i].attend(q, first, end, heads, self.mask, place is not None)
         # the prompt is in the cache already, as a copy
-        if place is None or self.prompts is None:
+        if place is None or self.prompts is None or log_sum is None:
             return out
         keys, values = self.prompts.layers[i]
         # prompts are right-aligned: the same columns are beyond the window of every sample
@@ -317,8 +426,7 @@ class Branches:
         return torch.lerp(place.back(prompt_out), out, weight)
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """Rotary embeddings of single tokens: cos, and sin with the sign of its half, [n, 1, R]."""
 
     cos: Tensor
@@ -331,12 +439,15 @@ class Turn:
         sin[:, : sin.shape[1] // 2].neg_()
         return Turn(cos[:, None], sin[:, None])
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [n, heads, D] with positions in its first R numbers."""
+    def of_rows(self, rows: slice) -> Turn:
+        return Turn(self.cos[rows], self.sin[rows])
+
+    def __call__(self, x: Tensor) -> None:
+        """Turn x [n, heads, D], with positions in its first R numbers, in place."""
         size = self.cos.shape[2]
-        if size < x.shape[2]:
-            return torch.cat([self(x[..., :size]), x[..., size:]], 2) if size else x
-        return torch.addcmul(x * self.cos, x.roll(size // 2, 2), self.sin)
+        if size:
+            x = x if size == x.shape[2] else x[..., :size]
+            torch.addcmul(x * self.cos, x.roll(size // 2, 2), self.sin, out=x)
 
 
 @dataclass(frozen=True)

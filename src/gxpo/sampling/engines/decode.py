@@ -248,13 +248,16 @@ def _inverse_cdf(scaled: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     Probabilities are summed in float64, by blocks of columns first, so that only one block of a row is searched.
     """
     max_logit = scaled.amax(1, keepdim=True)
+    z = scaled - max_logit
     # Unnormalised probabilities; the target is scaled by their sum instead of dividing each of them.
-    mass = (scaled - max_logit).exp_()
-    if mass.shape[1] <= BLOCK:
-        cumulative = mass.cumsum(1, dtype=torch.float64)
-        token = _first_above(cumulative, uniform.to(cumulative)[:, None] * cumulative[:, -1:])
-        logprob = (scaled.gather(1, token) - max_logit).to(torch.float64) - cumulative[:, -1:].log()
-        return token.squeeze(1), logprob.squeeze(1)
+    if z.shape[1] <= BLOCK:
+        cumulative = z.exp().cumsum(1, dtype=torch.float64)
+        total = cumulative[:, -1:]
+        # A uniform below 1 times the sum is below the sum in float64, too, so that some column is above the target.
+        token = torch.searchsorted(cumulative, uniform.to(cumulative)[:, None] * total, right=True)
+        token.clamp_max_(z.shape[1] - 1)
+        return token.squeeze(1), (z.gather(1, token).to(torch.float64) - total.log()).squeeze(1)
+    mass = z.exp_()
     block_mass = _by_block(mass)
     cumulative = block_mass.cumsum(1)
     target = (uniform.to(cumulative) * cumulative[:, -1])[:, None]
@@ -323,8 +326,15 @@ class Stopping:
         self.strings, self.tokenizer = tuple(strings), tokenizer
         self.may_complete = self._completing_tokens(vocabulary) if strings else None
 
+    @property
+    def is_never(self) -> bool:
+        """True if nothing ends a sample but its length."""
+        return not self.strings and not self.ids.numel()
+
     def done(self, token: Tensor, history: Tensor) -> Tensor:
         """Finished rows [n] bool. token [n]: the newest; history [n, k]: the action so far, `token` included."""
+        if self.may_complete is None and self.ids.numel() == 1:
+            return token == self.ids
         finished = (token[:, None] == self.ids).any(1)
         if self.may_complete is not None:
             for row in (self.may_complete[token] & ~finished).nonzero().squeeze(1).tolist():
@@ -436,34 +446,38 @@ def decode(
     at least all but the last token of its action. `interrupted` is called after every token; if it returns True,
     decoding ends and the rows still running count as interrupted.
     """
-    n, longest = streams.shape
-    uniform = torch.from_numpy(streams.T.copy()).to(state.logits.device)
+    (n, longest), device = streams.shape, state.logits.device
+    uniform = torch.from_numpy(streams.T.copy()).to(device).unbind()
     actions = Actions.empty(n, longest)
-    # which sample each row of the batch is: all of them (a slice is cheaper than an index) until some have ended
-    rows: slice | Tensor = slice(None)
+    # which sample each row of the batch is: None, all of them, until some have been removed
+    rows: Tensor | None = None
     samples, running, step = torch.arange(n), torch.ones(n, dtype=torch.bool), 0
     for step in range(longest):
         # Finished rows are sampled along until they are removed; `length` keeps what they draw out of their actions.
-        draws = draw(state.logits, uniform[step][rows], sampling)
-        token = draws.token.cpu()
-        actions.tokens[rows, step], actions.logprobs[rows, step] = token, draws.logprob.cpu()
+        draws = draw(state.logits, uniform[step] if rows is None else uniform[step][rows], sampling)
+        token, at = draws.token.cpu(), slice(None) if rows is None else rows
+        actions.tokens[at, step], actions.logprobs[at, step] = token, draws.logprob.cpu()
         if draws.support is not None:
             actions.supports.append((samples, draws.support.cpu()))
-        ended = stopping.done(token, actions.tokens[rows, : step + 1]).logical_and_(running)
-        has_ended = bool(ended.any())
-        if has_ended:
-            actions.length[samples[ended]], actions.stopped[samples[ended]] = step + 1, True
-            running = running & ~ended
-        if step + 1 == longest or not bool(running.any()) or (interrupted is not None and interrupted()):
+        ended = None if stopping.is_never else stopping.done(token, actions.tokens[at, : step + 1])
+        has_ended = False
+        if ended is not None:
+            ended.logical_and_(running)
+            has_ended = bool(ended.any())
+            if has_ended:
+                actions.length[samples[ended]], actions.stopped[samples[ended]] = step + 1, True
+                running = running & ~ended
+        is_over = step + 1 == longest or (has_ended and not bool(running.any()))
+        if is_over or (interrupted is not None and interrupted()):
             break
         # Remove finished rows in bulk: selecting rows copies the caches.
         if has_ended and int(running.sum()) <= KEEP_UNTIL * samples.numel():
             _report_done(actions, samples, ~running, state, on_done)
             running_rows = running.nonzero().squeeze(1)
             rows = samples = samples[running_rows]
-            token, state = token[running_rows], state.select(running_rows.to(uniform.device))
+            token, state = token[running_rows], state.select(running_rows.to(device))
             running = torch.ones_like(samples, dtype=torch.bool)
-        state = state.advance(token.to(uniform.device))
+        state = state.advance(token.to(device))
     actions.length[samples[running]] = step + 1
     _report_done(actions, samples, torch.ones_like(samples, dtype=torch.bool), state, on_done)
     return actions

@@ -167,7 +167,7 @@ def action(*pieces: Completion) -> dict[str, Any]:
         extras["support"] = torch.cat([pad(b.to(torch.int64), (0, width - b.shape[1]), value=-1) for b in supports])
     return {
         "action": [token for piece in pieces for token in piece.tokens],
-        "logprob": [None if math.isnan(x) else x for piece in pieces for x in piece.logprobs],
+        "logprob": [x if x == x else None for piece in pieces for x in piece.logprobs],  # nan is unknown
         "finish": last.finish,
         "policy_version": last.policy_version,
         "extras": extras,
