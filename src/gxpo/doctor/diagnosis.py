@@ -11,8 +11,7 @@ import numpy as np
 
 from gxpo.doctor import checks  # noqa: F401  # registers them
 from gxpo.doctor.finding import LEAST_POINTS, Diagnosis, Finding, Unchecked
-from gxpo.doctor.readers.keys import lookalikes
-from gxpo.doctor.readers.trainers import UNKNOWN, trainer
+from gxpo.doctor.readers.keys import UNKNOWN, lookalikes, trainer
 from gxpo.doctor.remedies import SCORE_SUSPECTS, remedies
 from gxpo.doctor.rollouts import Rollouts
 from gxpo.doctor.runlog import RunLog
