@@ -103,9 +103,9 @@ def test_levels_of_a_sum_go_with_their_methods_credit():
 
 
 def test_a_stage_key_as_in_a_method_brings_its_parameters():
-    made = gxpo.method("gigpo", {"credit": "reinforce_pp_baseline"})
-    assert made.credit.center == "mean" and show(made.credit) == "batch_whiten"
-    assert made.keys["credit.center"].origin == "override (as in reinforce_pp_baseline)"
+    method = gxpo.method("gigpo", {"credit": "reinforce_pp_baseline"})
+    assert method.credit.center == "mean" and show(method.credit) == "batch_whiten"
+    assert method.keys["credit.center"].origin == "override (as in reinforce_pp_baseline)"
 
 
 def test_a_single_key_as_in_a_method():
@@ -200,14 +200,14 @@ def test_a_function_as_credit_from_python_and_from_a_file(tmp_path):
     f = forest((1.0, 0.0, 1.0, 1.0, 0.0))
     expected = [1.0, 1, -1, 1, 1, 1, 1, 1, -1]
     assert gxpo.method("grpo", {"credit": f"{path}:signed"}).advantages(f).tolist() == expected
-    own = gxpo.method("grpo", {"credit": lambda forest, signals, step: forest.to_path(2 * forest.outcome - 1, "R")})
-    assert own.advantages(f).tolist() == expected
+    method = gxpo.method("grpo", {"credit": lambda forest, signals, step: forest.to_path(2 * forest.outcome - 1, "R")})
+    assert method.advantages(f).tolist() == expected
 
 
 def test_a_callers_part_drops_the_methods_parameters():
     """dr_grpo's credit.scale belongs to the part that was replaced; a part that has it takes it."""
-    own = gxpo.method("dr_grpo", {"credit": lambda forest, signals, step: forest.to_path(forest.outcome, "R")})
-    assert "credit.scale" not in own.keys and own.terms["policy"].aggregate == "sequence_sum"
+    method = gxpo.method("dr_grpo", {"credit": lambda forest, signals, step: forest.to_path(forest.outcome, "R")})
+    assert "credit.scale" not in method.keys and method.terms["policy"].aggregate == "sequence_sum"
     assert gxpo.method("dr_grpo", {"credit": "pseudo_rollouts"}).credit.scale == "none"
     with pytest.raises(ConfigError, match=r"unknown key 'credit\.scale'"):
         gxpo.method("grpo", {"credit": "set_relative", "credit.scale": "none"})
@@ -372,12 +372,12 @@ def test_repr_shows_formula_and_origins():
     ],
 )
 def test_repr_notes_a_callers_credit_in_the_formulas_place(spec, keys, said):
-    made = gxpo.method(f"{spec}+gspo", dict.fromkeys(keys, lambda forest, signals, step: forest.path_token * 0.0))
-    name, other = repr(made).splitlines()[1:3]
+    method = gxpo.method(f"{spec}+gspo", dict.fromkeys(keys, lambda forest, signals, step: forest.path_token * 0.0))
+    name, other = repr(method).splitlines()[1:3]
     assert name.strip().startswith(said) and "[override]" in name
-    assert gxpo.method(spec).definitions[0].formula not in repr(made)
+    assert gxpo.method(spec).definitions[0].formula not in repr(method)
     assert other.strip() == f"gspo: {gxpo.method('gspo').definitions[0].formula}"
-    assert made.without == [name.strip()]
+    assert method.without == [name.strip()]
     assert name.endswith("left of it: objective.aggregate") == (spec == "dr_grpo")
 
 
@@ -396,8 +396,8 @@ def test_a_method_is_whole_as_published_and_with_other_numbers():
 def test_left_over_options_make_no_part():
     """What another run's configuration states of a part that this method does not add is left out, with a warning."""
     with pytest.warns(UserWarning, match=r"credit.add.state.discount=0.9 is left out"):
-        made = gxpo.method("grpo", {"credit.add.state.discount": Stated(0.9, "run.yaml:1", optional=True)})
-    assert made.credit == gxpo.method("grpo").credit
+        method = gxpo.method("grpo", {"credit.add.state.discount": Stated(0.9, "run.yaml:1", optional=True)})
+    assert method.credit == gxpo.method("grpo").credit
 
 
 def test_the_field_s_words_are_accepted():

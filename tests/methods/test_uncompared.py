@@ -13,8 +13,8 @@ from gxpo.methods import METHODS
 @pytest.mark.slow
 @pytest.mark.parametrize("names", cover_in_lists(sorted(METHODS), kinds_of_parts))
 def test_an_unscored_trajectory_changes_nothing(names):
-    whole = battery(4, unscored=("0.2", "2.1"))
-    differing = {name: what for name in names if (what := what_unscored_trajectories_change(name, whole))}
+    grown_forest = battery(4, unscored=("0.2", "2.1"))
+    differing = {name: what for name in names if (what := what_unscored_trajectories_change(name, grown_forest))}
     assert differing == {}
 
 
