@@ -18,6 +18,7 @@ SEARCHED := tests/forest tests/learning/test_pack.py tests/algorithms/credit tes
 WHOLE_RUNS := killed or resumed or stop or export
 # no other files: to import them all takes as long as some of the tests
 MARKED_SLOW = $(sort $(shell grep -rlE --include='test_*.py' 'mark\.slow|SLOW|import .*cover' tests))
+LESSER ?= not thorough
 # torch's kernel for half precision refuses processors with AMX that are told to be lesser ones
 REFUSED := in_bfloat16_sampler
 
@@ -73,7 +74,7 @@ processors: processor-default processor-avx2
 processor-default: export MKL_CBWR = COMPATIBLE
 processor-avx2: export MKL_CBWR = AVX2
 processor-default processor-avx2: processor-%: .venv/.dev
-	ATEN_CPU_CAPABILITY=$* $(BIN)/pytest -q -m "not thorough" $(TWO_WAYS) -k "not ($(WHOLE_RUNS) or $(REFUSED))"
+	ATEN_CPU_CAPABILITY=$* $(BIN)/pytest -q -m "$(LESSER)" $(TWO_WAYS) -k "not ($(WHOLE_RUNS) or $(REFUSED))"
 
 docs: .venv/.docs
 	$(BIN)/python scripts/pages/make_site.py

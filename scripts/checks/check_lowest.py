@@ -23,6 +23,7 @@ TESTS = ("pytest", "hypothesis", "scipy")  # what the chosen tests import, in an
 CORE = [
     *(f"tests/forest/{name}.py" for name in ("test_forest", "test_columns", "test_reshape", "test_grouped")),
     "tests/methods/test_compose.py",
+    "tests/methods/test_uncompared.py",
     "tests/algorithms/credit",
 ]
 TRAIN = [

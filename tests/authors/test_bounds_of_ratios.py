@@ -24,8 +24,8 @@ def of_method(spec: str, **overrides: object) -> tuple[float, list[float]]:
     policy = gxpo.PolicyTokens(
         new, torch.tensor(SAMPLER, dtype=torch.float64), proximal_logprob=torch.tensor(OLD, dtype=torch.float64)
     )
-    made = gxpo.method(spec, {f"objective.{k}": v for k, v in overrides.items()})
-    value = made.loss(forest, policy, advantages=torch.tensor(CREDIT, dtype=torch.float64)).value
+    method = gxpo.method(spec, {f"objective.{k}": v for k, v in overrides.items()})
+    value = method.loss(forest, policy, advantages=torch.tensor(CREDIT, dtype=torch.float64)).value
     (slope,) = torch.autograd.grad(value, new)
     return float(value.detach()), slope.tolist()
 

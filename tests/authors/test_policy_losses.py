@@ -27,9 +27,9 @@ def graded(method, forest, log_ratio, credit=None, keys=None, entropy=None, beha
     below = old if behaviour is None else torch.tensor(behaviour, dtype=F64)
     given = None if entropy is None else torch.tensor(entropy, dtype=F64)
     policy = gxpo.PolicyTokens(x, below, entropy=given, proximal_logprob=old)
-    own = m.advantages(forest) if credit is None else torch.tensor(credit, dtype=F64)
-    value = m.loss(forest, policy, advantages=own).value
-    return float(value.detach()), torch.autograd.grad(value, x)[0].tolist(), own.tolist()
+    advantage_P = m.advantages(forest) if credit is None else torch.tensor(credit, dtype=F64)
+    value = m.loss(forest, policy, advantages=advantage_P).value
+    return float(value.detach()), torch.autograd.grad(value, x)[0].tolist(), advantage_P.tolist()
 
 
 # Three answers of unequal lengths: moved up and down by more and less than each bound, one beyond 3, one beyond 10.

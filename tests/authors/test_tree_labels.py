@@ -191,7 +191,7 @@ def test_hrm_judges_single_steps() -> None:
         d = forest.path_token[forest.path_of(3)]  # t, then d
         table[d[:2]] += 1.0
         after = part.compute(forest, {}, tools)["piece_reward"]
-        own = forest.path_of(3)
-        assert bool((before[own][:2] != after[own][:2]).all())
-        assert bool((before[own][2:] != after[own][2:]).all()) == moves
+        entries = forest.path_of(3)
+        assert bool((before[entries][:2] != after[entries][:2]).all())
+        assert bool((before[entries][2:] != after[entries][2:]).all()) == moves
     assert gxpo.method("hrm").signals["merged_steps"].scored == "step"

@@ -41,9 +41,9 @@ MADE: dict[tuple[str, str], list[str]] = {
     ("models/chat/plain.py", "'|'.join(map(re.escape, longest_first))"): [f"{TERM}|<think>"],
     ("models/chat/template.py", 'f"\\\\s*({\'|\'.join(map(re.escape, words))})"'): [],
     ("doctor/checks/scored.py", "f'<{tag}>\\\\s*$'"): [r"<think>\s*$"],
-    # of keys of metrics, which are not looked up from `readers.trainers.LONGEST` characters on
-    ("doctor/readers/trainers.py", "pattern"): [],
-    ("doctor/readers/trainers.py", "table.get('own_keys', '(?!)')"): [],
+    # of keys of metrics, which are not looked up from `readers.keys.LONGEST` characters on
+    ("doctor/readers/keys.py", "pattern"): [],
+    ("doctor/readers/keys.py", "table.get('own_keys', '(?!)')"): [],
     ("doctor/html.py", "f'(?<![\\\\w/]){re.escape(series.key)}(?![\\\\w/])'"): [r"(?<![\w/])loss(?![\w/])"],
     ("doctor/rollout_answers.py", "f'(?<!\\\\w){re.escape(answer)}(?!\\\\w)'"): [r"(?<!\w)aaa(?!\w)"],
     ("environments/envs/actions.py", "f'<{name}>((?:(?!<{name}>).)*?)</{name}>'"): [

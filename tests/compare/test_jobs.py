@@ -80,9 +80,10 @@ def test_failed_run_costs_itself_alone_and_is_not_retried(tmp_path, keys):
     good = Job(tmp_path / "good", keys, keep=False)
     runner = Local(1)
     try:
-        (cost,) = runner.probe([keys])
-        actual = {job.path.name: trouble for job, trouble in runner([bad, good])}
-        again = {job.path.name: trouble for job, trouble in runner([bad, good])}
+        with started.forking(processes):
+            (cost,) = runner.probe([keys])
+            actual = {job.path.name: trouble for job, trouble in runner([bad, good])}
+            again = {job.path.name: trouble for job, trouble in runner([bad, good])}
     finally:
         runner.close()
     assert "optim.lr" in actual["bad"] and "greater than 0" in actual["bad"]

@@ -118,11 +118,11 @@ def test_fewer_than_two_evaluations_are_said(tmp_path: Path) -> None:
 def test_a_run_of_the_trainer(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def short(tokens):\n    return -float(len(tokens))\n")
     reward = f"{tmp_path / 'mine.py'}:short"
-    made = gxpo.train("tiny:cold", "arithmetic", "grpo", 3, reward, seed=1, out=tmp_path / "run", set=KEYS)
-    run = read_run(made.path, "grpo", 1)
+    trained_run = gxpo.train("tiny:cold", "arithmetic", "grpo", 3, reward, seed=1, out=tmp_path / "run", set=KEYS)
+    run = read_run(trained_run.path, "grpo", 1)
     assert [p.step for p in run.points] == [0, 2, 3] and not run.trouble
-    assert [p.value for p in run.points] == [row["eval_accuracy"] for row in made.evaluations]
-    texts = [file.read_text().splitlines() for file in sorted((made.path / "rollouts").glob("step-*.jsonl"))]
+    assert [p.value for p in run.points] == [row["eval_accuracy"] for row in trained_run.evaluations]
+    texts = [file.read_text().splitlines() for file in sorted((trained_run.path / "rollouts").glob("step-*.jsonl"))]
     lengths = [sum(len(turn["action"]) for line in lines for turn in json.loads(line)["turns"]) for lines in texts]
     assert [p.tokens for p in run.points] == [0, sum(lengths[:2]), sum(lengths)]
     assert len(run.before) == len(run.after) == 5 and run.before.keys() == run.after.keys()

@@ -7,7 +7,7 @@ import pytest
 from tests.doctor.logs import groups, healthy, log, noise, rise, rollouts
 
 from gxpo.doctor import Finding, RunLog, Series, diagnose, diagnosis
-from gxpo.doctor.diagnosis import progress, signal_by_method, unchecked
+from gxpo.doctor.diagnosis import progress, unchecked
 
 
 def series(values: list[float], key: str, steps: list[float] | None = None) -> Series:
@@ -163,10 +163,14 @@ def test_a_consequence_stands_after_its_cause_and_names_no_other():
 
 
 def test_methods_that_give_equal_groups_a_signal_are_counted():
-    """Four groups of four, two of them all wrong, one all right: NGRPO's virtual answer learns from the wrong ones."""
-    score = [[0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 1]]
-    sample = rollouts(groups(4, 4, lambda g, m: {"completion": f"{g} {m}", "score": score[g][m], "step": 1}))
-    assert signal_by_method(sample, ("grpo", "ngrpo")) == {"grpo": (0, 3), "ngrpo": (2, 3)}
+    score = [[0, 0]] * 10 + [[0, 1]] * 2
+    sample = rollouts(groups(12, 2, lambda g, m: {"completion": f"{g} {m}", "score": score[g][m], "step": 1 + g}))
+    pairs = log(**healthy(reward=0.1 + noise(0.03), zero_signal=0.8 + noise(0.05)), rows=sample)
+    counts = {"grpo": (0, 10), "ngrpo": (10, 10)}
+    [first] = diagnose(pairs, recompute=lambda rollouts: counts).findings
+    assert first.ids == ("group_too_small",)
+    line = "computed on these rollouts: ngrpo would give a signal to 10 of 10 zero-signal groups (100%)"
+    assert [x for x in first.remedy if x.startswith("computed")] == [line]
 
 
 def test_progress_of_one_metric_stays_in_one_line():

@@ -11,7 +11,7 @@ import pytest
 from tests.doctor.logs import log
 
 from gxpo.doctor import RunLog, diagnosis
-from gxpo.doctor.readers.trainers import trainers
+from gxpo.doctor.readers.keys import trainers
 from gxpo.doctor.remedies import FOLDER, SOURCES, foremost, lines_for, remedies, remedy_table
 from gxpo.doctor.sickness import SICKNESSES
 from gxpo.methods.compose import method

@@ -10,10 +10,9 @@ from gxpo.doctor.sickness import SICKNESSES, STAGES, Sickness, finding, sickness
 
 assert diagnosis  # registers the checks
 MODULES = (
+    "correspondence",
     "credit",
-    "credit_shape",
     "evaluation",
-    "off_policy",
     "outcome",
     "reward_variance",
     "sampled",

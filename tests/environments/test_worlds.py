@@ -43,11 +43,11 @@ def test_checkpoint_without_source_state_keeps_its_task_ids():
     """A checkpoint of 0.1.0 says nothing of its source: its tasks' ids began with the path as it was typed."""
     source = worlds.make(STEPS, seed=0, workers=0, options={"pool": 2}).source
     now = [t.id for t in source.pool_tasks]
-    kept = source.state_dict()
+    state = source.state_dict()
     source.load_state_dict({})
     assert [t.id for t in source.pool_tasks] == [i.replace("countdown_env.py", STEPS.rpartition(":")[0]) for i in now]
     assert source.state_dict() == {}
-    source.load_state_dict(kept)
+    source.load_state_dict(state)
     assert [t.id for t in source.pool_tasks] == now
 
 

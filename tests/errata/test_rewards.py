@@ -62,12 +62,12 @@ def test_a_kl_that_no_baseline_sees() -> None:
     assert theirs == pytest.approx([1.45, -0.55, -0.55, -0.55], abs=1e-6)
     forest = Forest.from_completions([[1]], [[[2], [3], [4], [5]]], rewards, logprobs=[[[-1.0]] * 4])
     signals = {"reference_logprob": torch.full((4,), -1.5, dtype=torch.float64)}
-    made = gxpo.method(
+    method = gxpo.method(
         "grpo", {"objective.kl.coef": coef, "objective.kl.place": "reward", "objective.kl.estimator": "k1"}
     )
-    assert isinstance(made.kl_reward, KLReward)
+    assert isinstance(method.kl_reward, KLReward)
     # the same KL for all: a constant, which the group's mean takes away
-    assert made.advantages(forest, signals).tolist() == pytest.approx([1.499997] + [-0.499999] * 3, abs=1e-6)
+    assert method.advantages(forest, signals).tolist() == pytest.approx([1.499997] + [-0.499999] * 3, abs=1e-6)
 
 
 def test_rewards_of_other_prompts_in_a_diversity() -> None:

@@ -133,9 +133,9 @@ def learns_in_silence(name):
     ],
 )
 def test_weights_by_ratio(spec, rising, falling):
-    made = gxpo.method(spec)
-    assert gradient_weights(made, TABLE_RATIOS, 1.0) == pytest.approx(rising, abs=1e-12)
-    assert gradient_weights(made, TABLE_RATIOS, -1.0) == pytest.approx(falling, abs=1e-12)
+    method = gxpo.method(spec)
+    assert gradient_weights(method, TABLE_RATIOS, 1.0) == pytest.approx(rising, abs=1e-12)
+    assert gradient_weights(method, TABLE_RATIOS, -1.0) == pytest.approx(falling, abs=1e-12)
 
 
 def test_dapos_bound_is_between_the_plain_one_and_1_3():
@@ -148,9 +148,9 @@ def test_dapos_bound_is_between_the_plain_one_and_1_3():
 def test_every_method_is_drawn_or_says_why_not():
     wrong = []
     for name in METHODS:
-        made = gxpo.method(name)
-        effect = surrogate_effect(made)
-        if type(made.terms["policy"]) is PolicyGradient and made.terms["policy"].read_scope != "step":
+        method = gxpo.method(name)
+        effect = surrogate_effect(method)
+        if type(method.terms["policy"]) is PolicyGradient and method.terms["policy"].read_scope != "step":
             is_drawn = isinstance(effect, SurrogateEffect)
             right = is_drawn and all(math.isfinite(x) for curve in (effect.rising, effect.falling) for x in curve)
         else:

@@ -65,8 +65,8 @@ def test_users_of_a_part_are_methods_whose_composition_has_it():
     """Against what the methods resolve to, not against their definitions."""
     by_name = {row["name"]: row for row in entries() if row["stage"] == "rollout"}
     for name in METHODS:
-        made = gxpo.method(name)
-        used = by_name[show(made.rollout)]
+        method = gxpo.method(name)
+        used = by_name[show(method.rollout)]
         assert used["default"] or name in used["methods"], name
 
 

@@ -8,10 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.cli.small_run import SMALL, run
+from tests.doctor import logs
 from tests.explain.rollout_pages import record, write
 
 from gxpo.base.errors import ConfigError, RecordError
-from gxpo.explain.run_signal import MOST_STEPS, as_data, signal_of_run
+from gxpo.explain.run_signal import MOST_STEPS, as_data, signal_in_equal_groups, signal_of_run
 
 
 def _run(folder, *steps, names=("g0", "g1", "g2")):
@@ -136,6 +137,18 @@ def test_recorded_advantages_are_held_against_the_base(tmp_path, advantage, note
     assert any(note in x for x in result.notes), result.notes
     assert any("own method is not known: the base is grpo" in x for x in result.notes)
     assert (result.groups["mixed"], result.groups["all_wrong"]) == (1, 1)
+
+
+def test_methods_that_give_equal_groups_a_signal_are_counted():
+    """Four groups of four, two of them all wrong, one all right: NGRPO's virtual answer learns from the wrong ones."""
+    score = [[0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 1]]
+    sample = logs.rollouts(
+        logs.groups(4, 4, lambda g, m: {"completion": f"{g} {m}", "score": score[g][m], "step": 1 + g % 2})
+    )
+    assert signal_in_equal_groups(sample, ("grpo", "ngrpo")) == {"grpo": (0, 3), "ngrpo": (2, 3)}
+    # PSR-NSR reads verdicts, which these rollouts lack
+    assert signal_in_equal_groups(sample, ("psr_nsr",)) == {}
+    assert signal_in_equal_groups(sample.select(sample.score == 2)) == {}
 
 
 def test_the_command(tmp_path):

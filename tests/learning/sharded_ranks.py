@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from tests import strategies
 from tests.learning.llamas import VOCABULARY, clean_llama, small_llama
-from tests.learning.test_accumulate import NAMES, losses
+from tests.learning.test_base import NAMES, losses
 from torch import nn
 
 from gxpo.base import runtime

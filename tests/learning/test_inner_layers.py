@@ -75,8 +75,10 @@ def test_the_gradient_reaches_lower_layers_norm_and_head_alone(kernels):
     forest = Forest.from_completions([[3, 4, 5]], [[[6, 7]]], [[1.0]])
     for name, pick in (("logprob@2", lambda x: x[2, 6] + x[3, 7]), ("mean_logprob@2", lambda x: x[2:4].mean(1).sum())):
         expected = pick(by_hand(model, [3, 4, 5, 6, 7], 2))
-        own = dict(model.named_parameters())
-        dense = dict(zip(own, torch.autograd.grad(expected, list(own.values()), allow_unused=True), strict=True))
+        parameters = dict(model.named_parameters())
+        dense = dict(
+            zip(parameters, torch.autograd.grad(expected, list(parameters.values()), allow_unused=True), strict=True)
+        )
         actual = learner.gradient(forest, lambda x, name=name: x[name].sum(), names=("logprob", name))
         for n, g in dense.items():
             if g is None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 def work(folder: Path) -> None:
     """What each process does; alone, it gives what the two are measured against."""
     from tests.learning.llamas import clean_llama, random_forest
-    from tests.learning.test_accumulate import NAMES, losses
+    from tests.learning.test_base import NAMES, losses
 
     from gxpo.base import runtime
     from gxpo.learning.torch import TorchLearner

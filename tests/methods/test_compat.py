@@ -34,8 +34,8 @@ def credit(spec: str, rows: Sequence[Row], components: Sequence[dict[str, float]
     # the policy is its own reference: a KL in the reward is 0
     same_everywhere = torch.full((forest.n_entries,), -1.0)
     where: dict[str, torch.Tensor] = {"proximal_logprob": same_everywhere, "reference_logprob": same_everywhere}
-    made = gxpo.method(spec)
-    actual = made.advantages(forest, where if "reference_logprob" in made.needs else None)
+    method = gxpo.method(spec)
+    actual = method.advantages(forest, where if "reference_logprob" in method.needs else None)
     return [float(actual[forest.path_of(r)[0]]) for r in range(len(rows))]
 
 
@@ -252,9 +252,9 @@ def test_every_entry_names_a_method_and_states_only_differences() -> None:
             for key, value in keys.items():
                 stated = plain[key].value if key in plain else None  # a bound of a gate that the method has not
                 assert name in METHODS and not same(stated, value), f"{name}@{system} repeats {key}"
-            made = gxpo.method(f"{name}@{system}")
+            method = gxpo.method(f"{name}@{system}")
             for key, value in keys.items():
-                assert same(made.keys[key].value, value) and made.keys[key].origin == f"{name}@{system}"
+                assert same(method.keys[key].value, value) and method.keys[key].origin == f"{name}@{system}"
 
 
 def test_objectives() -> None:
@@ -273,8 +273,8 @@ def test_objectives() -> None:
 
 
 def test_a_system_for_a_whole_composition() -> None:
-    made = gxpo.method("grpo+gdpo_multi", compat="verl")
-    assert (made.credit.over, made.credit.eps, made.credit.singleton) == ("tokens", 1e-6, "raw")
+    method = gxpo.method("grpo+gdpo_multi", compat="verl")
+    assert (method.credit.over, method.credit.eps, method.credit.singleton) == ("tokens", 1e-6, "raw")
     assert gxpo.method("grpo+dapo", compat="areal").credit.eps == 1e-5
 
 

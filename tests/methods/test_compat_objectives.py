@@ -36,8 +36,8 @@ def of_method(
     policy = gxpo.PolicyTokens(
         new, old, proximal_logprob=old, reference_logprob=torch.tensor(REFERENCE, dtype=torch.float64), entropy=entropy
     )
-    made = gxpo.method(spec, {"objective.kl.coef": 0.0, **(overrides or {})}).fill(horizon=4.0)
-    value = made.loss(forest, policy, advantages=torch.tensor(credit, dtype=torch.float64)).value
+    method = gxpo.method(spec, {"objective.kl.coef": 0.0, **(overrides or {})}).fill(horizon=4.0)
+    value = method.loss(forest, policy, advantages=torch.tensor(credit, dtype=torch.float64)).value
     value.backward()
     assert new.grad is not None
     return float(value.detach()), new.grad.tolist()
@@ -299,13 +299,13 @@ def test_a_kl_that_is_on_by_default(spec: str, coef: float, each: Each, mean: st
 def test_the_kl_of_nemo_rl_has_the_gradient_of_the_sampling_too(name: str) -> None:
     """loss_functions.py: exp(l - stop(l)) k3, whose slope is that of k3 and k3 itself; on policy, where both weights
     are 1."""
-    made = gxpo.method(f"{name}@nemo-rl")
+    method = gxpo.method(f"{name}@nemo-rl")
     forest = Forest.from_completions([[1]], [[[2, 3], [4, 5, 6]]], [1.0, 0.0], logprobs=[[OLD[:2], OLD[2:]]])
     live, old = torch.tensor(OLD, dtype=torch.float64, requires_grad=True), torch.tensor(OLD, dtype=torch.float64)
     policy = gxpo.PolicyTokens(
         live, old, proximal_logprob=old, reference_logprob=torch.tensor(REFERENCE, dtype=torch.float64)
     )
-    made.loss(forest, policy, advantages=torch.zeros(5, dtype=torch.float64)).value.backward()
+    method.loss(forest, policy, advantages=torch.zeros(5, dtype=torch.float64)).value.backward()
     expected = []
     for x, r in zip(OLD, REFERENCE, strict=True):
         estimate, slope = math.exp(r - x) - 1 - (r - x), 1 - math.exp(r - x)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.battery import ON_BATTERY, battery, kinds_of_parts, made_up, policy_of
-from tests.thorough import cover_in_lists
+from tests.methods.five_answers import forest
 
 import gxpo
 from gxpo.algorithms.credit import CreditPart, advantage
@@ -18,16 +17,6 @@ from gxpo.methods import METHODS
 from gxpo.parts import registry
 from gxpo.parts.definition import Stated, show
 from gxpo.parts.registry import RATIOS
-
-
-def forest(rewards=(1.0, 0.0, None, 1.0, 0.0), **fields):
-    made = Forest.from_completions(
-        [[1, 2], [3]],
-        [[[4, 5], [6], [7, 7]], [[7, 8, 9], [1]]],
-        list(rewards),
-        logprobs=[[[-0.1, -0.2], [-0.3], [-1.0, -1.0]], [[-1.0, -1.0, -1.0], [-2.0]]],
-    )
-    return made.replace(**fields) if fields else made
 
 
 @dataclass(frozen=True)
@@ -114,9 +103,9 @@ def test_levels_of_a_sum_go_with_their_methods_credit():
 
 
 def test_a_stage_key_as_in_a_method_brings_its_parameters():
-    made = gxpo.method("gigpo", {"credit": "reinforce_pp_baseline"})
-    assert made.credit.center == "mean" and show(made.credit) == "batch_whiten"
-    assert made.keys["credit.center"].origin == "override (as in reinforce_pp_baseline)"
+    method = gxpo.method("gigpo", {"credit": "reinforce_pp_baseline"})
+    assert method.credit.center == "mean" and show(method.credit) == "batch_whiten"
+    assert method.keys["credit.center"].origin == "override (as in reinforce_pp_baseline)"
 
 
 def test_a_single_key_as_in_a_method():
@@ -211,14 +200,14 @@ def test_a_function_as_credit_from_python_and_from_a_file(tmp_path):
     f = forest((1.0, 0.0, 1.0, 1.0, 0.0))
     expected = [1.0, 1, -1, 1, 1, 1, 1, 1, -1]
     assert gxpo.method("grpo", {"credit": f"{path}:signed"}).advantages(f).tolist() == expected
-    own = gxpo.method("grpo", {"credit": lambda forest, signals, step: forest.to_path(2 * forest.outcome - 1, "R")})
-    assert own.advantages(f).tolist() == expected
+    method = gxpo.method("grpo", {"credit": lambda forest, signals, step: forest.to_path(2 * forest.outcome - 1, "R")})
+    assert method.advantages(f).tolist() == expected
 
 
 def test_a_callers_part_drops_the_methods_parameters():
     """dr_grpo's credit.scale belongs to the part that was replaced; a part that has it takes it."""
-    own = gxpo.method("dr_grpo", {"credit": lambda forest, signals, step: forest.to_path(forest.outcome, "R")})
-    assert "credit.scale" not in own.keys and own.terms["policy"].aggregate == "sequence_sum"
+    method = gxpo.method("dr_grpo", {"credit": lambda forest, signals, step: forest.to_path(forest.outcome, "R")})
+    assert "credit.scale" not in method.keys and method.terms["policy"].aggregate == "sequence_sum"
     assert gxpo.method("dr_grpo", {"credit": "pseudo_rollouts"}).credit.scale == "none"
     with pytest.raises(ConfigError, match=r"unknown key 'credit\.scale'"):
         gxpo.method("grpo", {"credit": "set_relative", "credit.scale": "none"})
@@ -306,97 +295,6 @@ def test_credits_add_in_strings_and_in_python():
     assert torch.allclose(python.advantages(f), expected, atol=1e-15)
 
 
-# ---------------------------------------------------------------- unscored and uncompared trajectories (E9)
-@pytest.mark.slow
-@pytest.mark.parametrize("names", cover_in_lists(sorted(METHODS), kinds_of_parts))
-def test_an_unscored_trajectory_changes_nothing(names):
-    whole = battery(4, unscored=("0.2", "2.1"))
-    differing = {name: what for name in names if (what := what_unscored_trajectories_change(name, whole))}
-    assert differing == {}
-
-
-def what_unscored_trajectories_change(name, whole):
-    """Names of what differs for a method between this forest and that of its scored trajectories."""
-    m = gxpo.method(name, ON_BATTERY.get(name)).fill(horizon=8.0, max_length=8)
-    kept = whole.scored.nonzero().squeeze(1)
-    without, entries = whole.select(kept), whole.entries_of(kept)
-    shift = torch.linspace(-0.3, 0.3, whole.n_entries, dtype=torch.float64)
-    signals = made_up(m, whole, 4)
-
-    def run(f, pick, held):
-        logprob = (f.path_behaviour_logprob + shift[pick]).requires_grad_()
-        others = {n: 1.0 + 0.1 * shift[pick] + 0.25 * logprob for n in m.outputs}
-        x = {**others, "logprob": logprob, "value": 0.1 * shift[pick]}
-        out = m.loss(f, policy_of(f, x, held), signals=held)
-        (gradient,) = torch.autograd.grad(out.value, logprob)
-        return m.advantages(f, held), out.value.detach(), gradient
-
-    everything = torch.arange(whole.n_entries)
-    credit, value, gradient = run(whole, everything, signals)
-    credit_without, value_without, gradient_without = run(without, entries, signals.select(whole, kept))
-    gone = torch.ones(whole.n_entries, dtype=torch.bool)
-    gone[entries] = False
-    right = {
-        "credit of what is unscored": bool((credit[gone] == 0).all()),
-        "gradient of what is unscored": bool((gradient[gone] == 0).all()),
-        "credit": torch.equal(credit[entries], credit_without),
-        "loss": torch.equal(value, value_without),
-        "gradient": torch.equal(gradient[entries], gradient_without),
-    }
-    return [what for what, equal in right.items() if not equal]
-
-
-def test_weights_do_not_see_unscored_trajectories():
-    def share(forest, credit, signals, step):  # each entry's share of the batch: depends on how many there are
-        return torch.full((forest.n_entries,), 1.0 / forest.n_entries, dtype=torch.float64)
-
-    f = forest((1.0, 0.0, None, 1.0, 0.0))  # 9 entries, 2 of them of the unscored trajectory
-    m = gxpo.method("grpo", {"weight.share": share})
-    weight = m.token_weights(f, m.advantages(f))
-    assert weight[f.path_of(2)].tolist() == [0.0, 0.0]
-    assert weight[f.path_of(0)].tolist() == pytest.approx([1 / 7, 1 / 7])
-
-
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "gigpo", "reinforce_pp_baseline"])
-def test_an_uncompared_trajectory_is_in_no_statistic(name):
-    m = gxpo.method(name)
-    scores = [1.0, 0.0, 0.5, 1.0, 0.0]
-    compared = torch.tensor([True, True, False, True, True])
-    whole = forest(scores, compared=compared)
-    changed = forest([1.0, 0.0, 99.0, 1.0, 0.0], compared=compared)
-    others = whole.entries_of(compared)
-    assert torch.equal(m.advantages(whole)[others], m.advantages(changed)[others])
-    assert torch.equal(m.advantages(whole)[others], m.advantages(whole.select(compared)))
-
-
-def test_an_uncompared_trajectory_is_measured_against_others():
-    f = forest([1.0, 0.0, 0.5, 1.0, 0.0], compared=torch.tensor([True, True, False, True, True]))
-    a = gxpo.method("dr_grpo").advantages(f)
-    assert a[f.path_of(2)].tolist() == [0.0, 0.0]  # 0.5 - mean(1, 0)
-    b = gxpo.method("dr_grpo").advantages(
-        f.replace(outcome=torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0], dtype=torch.float64))
-    )
-    assert b[f.path_of(2)].tolist() == [1.5, 1.5]  # 2 - mean(1, 0)
-
-
-def test_weight_zero_counts_in_denominators_only():
-    f = forest([1.0, 0.0, 1.0, 1.0, 0.0])
-    silenced = f.replace(weight=torch.tensor([1.0, 0, 1, 1, 1], dtype=torch.float64))
-    m = gxpo.method("grpo")
-
-    def gradient(x):
-        logprob = x.path_behaviour_logprob.clone().requires_grad_()
-        m.loss(x, gxpo.PolicyTokens(logprob, x.path_behaviour_logprob)).value.backward()
-        return logprob.grad
-
-    full, partial = gradient(f), gradient(silenced)
-    mine = f.path_of(1)
-    assert bool((partial[mine] == 0).all()) and bool((full[mine] != 0).all())
-    others = torch.ones(f.n_entries, dtype=torch.bool)
-    others[mine] = False
-    assert torch.equal(full[others], partial[others])
-
-
 # ---------------------------------------------------------------- KL in the reward, signals
 def test_kl_in_the_reward_is_subtracted_before_group_statistics():
     f = forest([1.0, 0.0, 0.0, 1.0, 0.0])
@@ -474,12 +372,12 @@ def test_repr_shows_formula_and_origins():
     ],
 )
 def test_repr_notes_a_callers_credit_in_the_formulas_place(spec, keys, said):
-    made = gxpo.method(f"{spec}+gspo", dict.fromkeys(keys, lambda forest, signals, step: forest.path_token * 0.0))
-    name, other = repr(made).splitlines()[1:3]
+    method = gxpo.method(f"{spec}+gspo", dict.fromkeys(keys, lambda forest, signals, step: forest.path_token * 0.0))
+    name, other = repr(method).splitlines()[1:3]
     assert name.strip().startswith(said) and "[override]" in name
-    assert gxpo.method(spec).definitions[0].formula not in repr(made)
+    assert gxpo.method(spec).definitions[0].formula not in repr(method)
     assert other.strip() == f"gspo: {gxpo.method('gspo').definitions[0].formula}"
-    assert made.without == [name.strip()]
+    assert method.without == [name.strip()]
     assert name.endswith("left of it: objective.aggregate") == (spec == "dr_grpo")
 
 
@@ -498,8 +396,8 @@ def test_a_method_is_whole_as_published_and_with_other_numbers():
 def test_left_over_options_make_no_part():
     """What another run's configuration states of a part that this method does not add is left out, with a warning."""
     with pytest.warns(UserWarning, match=r"credit.add.state.discount=0.9 is left out"):
-        made = gxpo.method("grpo", {"credit.add.state.discount": Stated(0.9, "run.yaml:1", optional=True)})
-    assert made.credit == gxpo.method("grpo").credit
+        method = gxpo.method("grpo", {"credit.add.state.discount": Stated(0.9, "run.yaml:1", optional=True)})
+    assert method.credit == gxpo.method("grpo").credit
 
 
 def test_the_field_s_words_are_accepted():

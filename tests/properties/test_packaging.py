@@ -53,7 +53,7 @@ from gxpo.compare import suites, trial_arms
 from gxpo.conformance.golden import golden, names
 from gxpo.conformance.losses import losses, objectives
 from gxpo.doctor import evidence, remedies
-from gxpo.doctor.readers.trainers import trainers
+from gxpo.doctor.readers.keys import trainers
 from gxpo.explain import measurements
 from gxpo.explain import rollout_page
 from gxpo.explain.symptoms import SYMPTOMS

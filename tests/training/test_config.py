@@ -351,15 +351,15 @@ def test_keys_over_a_method_that_was_composed_in_python():
     def own(forest, signals, step):
         return forest.to_path(forest.outcome, "R")
 
-    made = gxpo.method("dr_grpo+gspo", {"objective.clip_low": 0.1, "rollout.group_size": 4})
+    method = gxpo.method("dr_grpo+gspo", {"objective.clip_low": 0.1, "rollout.group_size": 4})
     given = {"credit": own, "rollout.group_size": 2, "optim.lr": 1e-3}
-    actual = config.resolve({k: Stated(v, "argument") for k, v in given.items()}, composed=made)
+    actual = config.resolve({k: Stated(v, "argument") for k, v in given.items()}, composed=method)
     origins = {k: (s.value, s.origin) for k, s in actual.keys.items()}
     assert origins["rollout.group_size"] == (2, "argument") and origins["credit"] == (own, "argument")
     assert origins["objective.clip_low"] == (0.1, "override") and origins["objective.ratio"][1] == "gspo"
     assert origins["optim.lr"] == (1e-3, "argument") and "credit.scale" not in origins
-    assert actual.method.name == "dr_grpo+gspo" and made.rollout.group_size == 4  # the caller's stays as it is
-    assert gxpo.method(made) is made and gxpo.method(made, {"rollout.group_size": 8}).rollout.group_size == 8
+    assert actual.method.name == "dr_grpo+gspo" and method.rollout.group_size == 4  # the caller's stays as it is
+    assert gxpo.method(method) is method and gxpo.method(method, {"rollout.group_size": 8}).rollout.group_size == 8
     assert config.resolve({"compat": Stated("verl", "argument")}, composed=gxpo.method("grpo")).method.keys == (
         gxpo.method("grpo", compat="verl").keys
     )

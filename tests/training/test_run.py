@@ -134,7 +134,7 @@ def test_a_kill_while_a_run_is_extended_leaves_one_that_resumes(tmp_path, monkey
     """`steps` changes both the configuration and the checkpoint, one after the other."""
     out = tmp_path / "run"
     gxpo.train("tiny:cold", "arithmetic", steps=1, out=out, set=KEYS)
-    kept = (out / "config.yaml").read_text()
+    text = (out / "config.yaml").read_text()
 
     class Killed(BaseException):
         pass
@@ -156,5 +156,5 @@ def test_a_kill_while_a_run_is_extended_leaves_one_that_resumes(tmp_path, monkey
     with pytest.raises(Killed):
         gxpo.resume(out, steps=2)
     monkeypatch.undo()
-    assert ((out / "config.yaml").read_text() == kept) == (place != "after")
+    assert ((out / "config.yaml").read_text() == text) == (place != "after")
     assert gxpo.resume(out, steps=2).trainer.step_number == 2

@@ -33,12 +33,12 @@ class Letters:
 
 def session(**source):
     rewards = Lengths()
-    made = Session(
+    rollout_session = Session(
         source=SimpleNamespace(draw=lambda n, step: [], **source), engine=None, rewards=rewards, tokenizer=Letters(),
         sampling=Sampling(), seed=0, step=1, chat=SimpleNamespace(stop_ids=()),
     )  # fmt: skip
-    made.know([Task("q", "?", answer="1")])
-    return made, rewards
+    rollout_session.know([Task("q", "?", answer="1")])
+    return rollout_session, rewards
 
 
 def three(outcomes=(None, 0.5, None)):

@@ -66,9 +66,9 @@ def test_an_older_checkpoint_and_no_need_of_it_later(old: gxpo.Run, tmp_path: Pa
     shutil.copytree(old.path, copied)
     at = copied / "checkpoints" / "step-000001"
     options: dict[str, Any] = {"from_run": at, "out": tmp_path / "new", "set": {"trainer.steps": 3}}
-    whole = gxpo.train(**options)
-    assert equal(parameters_of(whole.path, 0), parameters_of(old.path, 1))
-    shutil.move(whole.path, tmp_path / "whole")
+    run = gxpo.train(**options)
+    assert equal(parameters_of(run.path, 0), parameters_of(old.path, 1))
+    shutil.move(run.path, tmp_path / "whole")
     stopped = gxpo.train(**options, watch=lambda row: row["step"] == 1)
     shutil.rmtree(copied)
     again = gxpo.resume(stopped.path)

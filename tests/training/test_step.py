@@ -152,8 +152,8 @@ def test_a_saved_model_is_loaded_by_transformers(tmp_path, reward):
     run = train(tmp_path, reward)
     run.save_pretrained(tmp_path / "model")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    own = dict(run.trainer.learner.model.named_parameters())
-    assert all(torch.equal(p, own[name]) for name, p in loaded.named_parameters())
+    parameters = dict(run.trainer.learner.model.named_parameters())
+    assert all(torch.equal(p, parameters[name]) for name, p in loaded.named_parameters())
     again = gxpo.train(
         str(tmp_path / "model"), "arithmetic", "grpo", 1, f"{reward}:parity", out=tmp_path / "on", set=SMALL
     )

@@ -31,7 +31,7 @@ from gxpo.algorithms.segments import SegmentTools
 from gxpo.algorithms.signals import Signals
 from gxpo.base.errors import ConfigError, need
 from gxpo.forest.forest import Forest
-from gxpo.learning.accumulate import gradient_of
+from gxpo.learning.base import gradient_of
 from gxpo.methods.compose import method as compose
 from gxpo.methods.method import Method, controls, zero_signal_groups
 from gxpo.parts.protocols import Output, PolicyTokens

@@ -183,8 +183,7 @@ def signal(
 
 
 def _signal_of_run(run: Path, methods: list[str] | None, step: int | None, as_json: bool) -> None:
-    from gxpo.doctor.diagnosis import RECOMPUTED
-    from gxpo.explain.run_signal import as_data, show, signal_of_run
+    from gxpo.explain.run_signal import RECOMPUTED, as_data, show, signal_of_run
 
     result = signal_of_run(run, RECOMPUTED if methods is None else methods, step)
     if as_json:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gxpo.cli.options import Json, app, fail, say
+
+if TYPE_CHECKING:
+    from gxpo.doctor.rollouts import Rollouts
 
 EXPLAIN_PAGE = Path("explain.html")  # written where neither --out nor --json is given
 
@@ -81,7 +85,7 @@ def doctor(
         rejection, line = check(log, reward)
         further = [] if rejection is None else [rejection]
         log.notes.append(line)
-    diagnosis = diagnose(log, recompute=True, further=further)
+    diagnosis = diagnose(log, recompute=_signal_in_equal_groups, further=further)
     if html is not None:
         from gxpo.doctor.html import html as page
 
@@ -91,6 +95,13 @@ def doctor(
             fail(f"--html {html}: {error.strerror}; give a file in a directory that exists and can be written")
     say(json.dumps(diagnosis.as_json(), indent=1) if as_json else text(diagnosis))
     raise typer.Exit(diagnosis.exit_code)
+
+
+def _signal_in_equal_groups(rollouts: Rollouts) -> Mapping[str, tuple[int, int]]:
+    """Count signals in groups of equal rewards; a run without such groups needs no torch."""
+    from gxpo.explain.run_signal import signal_in_equal_groups
+
+    return signal_in_equal_groups(rollouts)
 
 
 def _mapping(pairs: list[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from gxpo.compare.discovery import Group, RunDirectory, differing, distinguishes
 from gxpo.compare.jobs import Job
 from gxpo.compare.reading import figures_of, read_run
 from gxpo.compare.results import Arm, Budget, RunResult, Unit
-from gxpo.doctor.readers.trainers import trainer
+from gxpo.doctor.readers.keys import trainer
 from gxpo.training import metrics
 from gxpo.training.directory import EVALUATIONS, METRICS
 

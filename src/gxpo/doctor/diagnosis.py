@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,7 @@ import numpy as np
 
 from gxpo.doctor import checks  # noqa: F401  # registers them
 from gxpo.doctor.finding import LEAST_POINTS, Diagnosis, Finding, Unchecked
-from gxpo.doctor.readers.keys import lookalikes
-from gxpo.doctor.readers.trainers import UNKNOWN, trainer
+from gxpo.doctor.readers.keys import UNKNOWN, lookalikes, trainer
 from gxpo.doctor.remedies import SCORE_SUSPECTS, remedies
 from gxpo.doctor.rollouts import Rollouts
 from gxpo.doctor.runlog import RunLog
@@ -55,17 +54,22 @@ MISSING = {
 CLOCKS = re.compile(
     r"time|timing|perf|memory|runtime|per_sec|tflops|_timestamp|_runtime|epoch|step$|num_tokens|gpu", re.I
 )
-RECOMPUTED = ("ngrpo", "psr_nsr", "reinforce_pp")  # methods that may give a signal to groups of equal scores
-RECOMPUTED_STEPS, LONGEST = 8, 64  # steps that are recomputed, tokens of a stand-in completion
 NEVER_UNCHECKED = {"kl_too_high"}  # a KL that is not logged is no term of the loss, so it can't be too strong
 
 
-def diagnose(log: RunLog, *, recompute: bool = False, further: Sequence[Finding] = ()) -> Diagnosis:
+# Method -> (groups of equal scores in which it gives some answer an advantage, all of them).
+SignalInEqualGroups = Callable[[Rollouts], Mapping[str, tuple[int, int]]]
+
+
+def diagnose(
+    log: RunLog, *, recompute: SignalInEqualGroups | None = None, further: Sequence[Finding] = ()
+) -> Diagnosis:
     """Run every check that the log has data for.
 
     The first finding is the diagnosis. Findings that another one explains come after it, with `follows_from`.
 
-    recompute   compute other methods' advantages on the rollouts of zero-signal groups, too (imports torch)
+    recompute   counts the zero-signal groups to which other methods give a signal, as
+                `gxpo.explain.run_signal.signal_in_equal_groups` does
     further     findings of checks outside, which are put in order with the others
     """
     if not log.series and log.rollouts is None:
@@ -80,8 +84,8 @@ def diagnose(log: RunLog, *, recompute: bool = False, further: Sequence[Finding]
     findings = [replace(f, remedy=remedies(f.ids, log, with_methods=not is_suspect)) for f in findings]
     # below a half, the run's own method gave equal groups a signal: another method is no remedy
     has_signal = is_suspect or (log.has("zero_signal") and log.mean("zero_signal") < 0.5)
-    if recompute and log.training_rollouts is not None and not has_signal:
-        findings = [_with_signal(f, log.training_rollouts) for f in findings]
+    if recompute is not None and log.training_rollouts is not None and not has_signal:
+        findings = _with_signal(findings, recompute, log.training_rollouts)
     missing = unchecked(log)
     reason = doubt(log)
     evidence = _evidence(log)
@@ -168,65 +172,17 @@ def _lines(source: str) -> Mapping[str, str]:
     return {k: v for k, v in lines.items() if "gxpo" not in v} if source == "unsloth" else lines
 
 
-def _with_signal(finding: Finding, rollouts: Rollouts) -> Finding:
-    """Add to a finding of zero-signal groups how many of them other methods would give a signal."""
-    if not SILENT & set(finding.ids) or finding.severity == "note":
-        return finding
+def _with_signal(findings: list[Finding], recompute: SignalInEqualGroups, rollouts: Rollouts) -> list[Finding]:
+    """Add to findings of zero-signal groups how many of these other methods would give a signal."""
+    silent = [bool(SILENT & set(f.ids)) and f.severity != "note" for f in findings]
+    if not any(silent):
+        return findings
     lines = [
         f"computed on these rollouts: {name} would give a signal to {n} of {total} zero-signal groups ({n / total:.0%})"
-        for name, (n, total) in signal_by_method(rollouts).items()
+        for name, (n, total) in recompute(rollouts).items()
         if n
     ]
-    return replace(finding, remedy=(*finding.remedy, *lines))
-
-
-def signal_by_method(rollouts: Rollouts, names: tuple[str, ...] = RECOMPUTED) -> dict[str, tuple[int, int]]:
-    """Count the groups of equal scores in which a method gives some answer an advantage other than 0.
-
-    Returns method -> (count, all groups of equal scores). Completions are stand-ins of the same number of words, since
-    texts have no token ids; methods that need more than scores and lengths are left out. Imports torch.
-    """
-    import torch
-
-    from gxpo.base.errors import GxpoError
-    from gxpo.forest.forest import Forest
-    from gxpo.methods.compose import method
-
-    signal: dict[str, tuple[int, int]] = {}
-    is_scored = np.isfinite(rollouts.score) & (rollouts.group >= 0)
-    steps = np.unique(rollouts.step[is_scored])
-    # a sample of the steps bounds the time: the method is composed anew for each
-    picked = np.linspace(0, len(steps) - 1, min(RECOMPUTED_STEPS, len(steps))).astype(int)
-    for name in names:
-        with_signal = silent = 0
-        for step in steps[picked] if len(steps) else ():
-            rows = np.flatnonzero(is_scored & (rollouts.step == step))
-            # in the order of their first rows, so that rows of the forest are rows of the concatenated groups
-            groups = [rows[rollouts.group[rows] == g] for g in dict.fromkeys(rollouts.group[rows].tolist())]
-            is_equal = [np.ptp(rollouts.score[g]) == 0 for g in groups]
-            reward_R = torch.tensor(np.concatenate([rollouts.score[g] for g in groups]), dtype=torch.float64)
-            # the largest score of the whole sample, not of the step: an all-wrong step must have no successes
-            top = float(np.nanmax(rollouts.score))
-            forest = Forest.from_completions(
-                [[i + 1] for i in range(len(groups))],
-                [[[9] * min(LONGEST, 1 + len(rollouts.completion[i].split())) for i in g] for g in groups],
-                groups=[str(i) for i in range(len(groups))],
-            ).with_rewards(reward_R, components={"correct": reward_R}, success=reward_R >= top)
-            try:
-                composed = method(name).fill(horizon=float(LONGEST), max_length=LONGEST)
-                advantage_P = composed.advantages(composed.shaped(forest))
-            except GxpoError:
-                break
-            has_advantage_R = torch.zeros(forest.n_trajectories, dtype=torch.bool)
-            has_advantage_R[forest.path_trajectory[advantage_P != 0]] = True
-            begin = 0
-            for group, same in zip(groups, is_equal, strict=True):
-                silent += bool(same)
-                with_signal += bool(same) and bool(has_advantage_R[begin : begin + len(group)].any())
-                begin += len(group)
-        if silent:
-            signal[name] = (with_signal, silent)
-    return signal
+    return [replace(f, remedy=(*f.remedy, *lines)) if s else f for f, s in zip(findings, silent, strict=True)]
 
 
 def _rank(finding: Finding) -> tuple[int, int, int]:

@@ -158,7 +158,7 @@ def of_run(path: Path) -> tuple[str, str | None, str]:
     """
     from gxpo.doctor import diagnose, read
 
-    diagnosis = diagnose(read(path), recompute=True)
+    diagnosis = diagnose(read(path))
     findings = [f for f in diagnosis.findings if f.severity != "note"]
     if not findings:
         raise ConfigError(f"{path}: no cause is found in this run: gxpo doctor {path} shows what was read and checked")

@@ -10,21 +10,25 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 import gxpo
+from gxpo.doctor.rollouts import Rollouts
 from gxpo.explain.group_figures import figures
 from gxpo.explain.outlook import Outlook
 from gxpo.explain.rollout_page import looks_of
-from gxpo.explain.rollout_source import Source, read, steps_of
+from gxpo.explain.rollout_source import Source, from_rows, read, steps_of
 from gxpo.forest import grouped
 from gxpo.forest.forest import Forest
 
 Floats = NDArray[np.float64]
+S = TypeVar("S")
+RECOMPUTED = ("ngrpo", "psr_nsr", "reinforce_pp")  # methods that may give a signal to groups of equal rewards
+EQUAL = ("all_right", "all_wrong", "equal")  # kinds of such groups
 MOST_STEPS = 8  # steps of a run that are recomputed, evenly through it
 ASSUMED = "grpo"  # base where the run's own method is not known
 AGREES = 0.95  # share of recorded advantages whose sign an assumed base must have
@@ -144,7 +148,29 @@ def signal_of_run(path: Path, methods: Sequence[str], step: int | None = None) -
     return RunSignal(str(path), base, is_own, tuple(steps), rollouts, n_groups, groups, tuple(rows), tuple(notes))
 
 
-def _spread(steps: Sequence[int | None]) -> list[int | None]:
+def signal_in_equal_groups(rollouts: Rollouts, methods: Sequence[str] = RECOMPUTED) -> dict[str, tuple[int, int]]:
+    """Count the groups of equal rewards in which a method gives some answer an advantage, for `gxpo.doctor.diagnose`.
+
+    Returns method -> (count, all groups of equal rewards), without methods that need what the rollouts lack.
+    """
+    rows = rollouts.select(np.isfinite(rollouts.score) & (rollouts.group >= 0))
+    steps = _spread(np.unique(rows.step).tolist())
+    sources = [from_rows(rows.select(rows.step == step), "", []) for step in steps]
+    looks = [looks_of(source, {name: {"method": name} for name in methods}) for source in sources]
+    tables = [_columns(source, of_step) for source, of_step in zip(sources, looks, strict=True)]
+    if not tables:
+        return {}
+    kinds = _kinds(tables)
+    method_rows = [_row(i, looks, tables, kinds, "") for i in range(len(methods))]
+    n_equal = sum(int(kinds[kind].sum()) for kind in EQUAL)
+    return {
+        row.method: (sum(row.of[kind][1] for kind in EQUAL if kind in row.of), n_equal)
+        for row in method_rows
+        if n_equal and not row.missing
+    }
+
+
+def _spread(steps: Sequence[S]) -> list[S]:
     picked = np.linspace(0, len(steps) - 1, min(MOST_STEPS, len(steps))).round().astype(int)
     return [steps[i] for i in picked]
 

@@ -14,8 +14,7 @@ from gxpo.base import runtime
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.forest.columns import last_before
 from gxpo.forest.forest import ACTION, Forest
-from gxpo.learning.accumulate import outputs_of
-from gxpo.learning.base import InProcess
+from gxpo.learning.base import InProcess, outputs_of
 from gxpo.learning.optimiser import Optimiser, Schedule
 
 OUTPUTS = ("logprob", "entropy")

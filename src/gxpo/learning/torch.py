@@ -17,9 +17,8 @@ from gxpo.base import media, runtime
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.base.runtime import memory_is_short
 from gxpo.forest.forest import Forest
-from gxpo.learning.accumulate import outputs_of
 from gxpo.learning.architecture import layout_for, states_after, untrained_loss, why_not_blocks
-from gxpo.learning.base import InProcess, acting
+from gxpo.learning.base import InProcess, acting, outputs_of
 from gxpo.learning.block_mask import FLEX_FROM, KERNEL, Attention
 from gxpo.learning.head import head_trials
 from gxpo.learning.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora

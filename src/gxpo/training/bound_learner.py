@@ -17,7 +17,7 @@ from torch import Tensor
 from gxpo.algorithms.signals import Signals
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
-from gxpo.learning.accumulate import gradient_of
+from gxpo.learning.base import gradient_of
 from gxpo.methods.method import Loss, Method
 from gxpo.parts.protocols import PolicyTokens, StepInfo
 from gxpo.sampling.rollouts.logged import LOGGED

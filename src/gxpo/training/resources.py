@@ -24,6 +24,7 @@ from gxpo.learning.torch import TorchLearner
 from gxpo.methods.method import Method
 from gxpo.models.chat.plain import decoder, raw_decoder
 from gxpo.models.decoder.choices import KEYS, Sizes
+from gxpo.models.decoder.vision import picture_grid_of
 from gxpo.parts.definition import Stated
 from gxpo.parts.protocols import EnvFailure, Envs, Message, Reply, TaskSource, TimeStep
 from gxpo.parts.settings import RunSettings
@@ -278,16 +279,17 @@ class Resources:
         self.envs = envs if envs is None or runtime.world() == 1 else SharedEnvs(envs)
         longest = s.sampling.max_new_tokens * max(self.episode.max_turns, getattr(method.rollout, "max_turns", 1))
         self.method = method.fill(horizon=float(longest), max_length=longest, total_steps=now.steps)
-        tools = SignalTools(
+        # What signal parts are lent in every step; a step adds what is its own, `bind` the frozen models.
+        self.signal_tools = SignalTools(
             self.learner,
             decoder(self.tokenizer, self.chat),
             self.tokenizer.pad_token_id,
-            0,
-            s.seed,
-            external=lambda name: external.teacher(name, self.learner, self.tokenizer),
+            seed=s.seed,
+            picture_grid=picture_grid_of(getattr(self.learner, "model", None)),
         )
+        lent = replace(self.signal_tools, external=lambda name: external.teacher(name, self.learner, self.tokenizer))
         for part in self.method.signals.values():
-            part.bind(tools)
+            part.bind(lent)
 
     def _fit_prompts(self, s: RunSettings, method: Method, policy: setup.Policy) -> None:
         """Refuse or leave out tasks whose prompts are too long (`tasks.too_long`), before the first step."""
@@ -356,7 +358,7 @@ class Resources:
         runtime.first("")  # the files are there for all processes
         # Two policies would not fit into memory: the old one goes before the new one is loaded.
         self._exit_stack.close()
-        del self.learner, self.engine, self.method
+        del self.learner, self.engine, self.method, self.signal_tools
         give_back()
         tracker.enter(step, spent, updates)
         start = self.settings.init_from if tracker.phase.weights == "reset" else path

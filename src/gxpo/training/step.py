@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from gxpo.base.judges import meter
 from gxpo.base.runtime import Clock, give_back, peak_megabytes
 from gxpo.forest.forest import Forest
 from gxpo.models.chat.plain import decoder
-from gxpo.models.decoder.vision import picture_grid_of
 from gxpo.parts.definition import show
 from gxpo.parts.functions import naming
 from gxpo.parts.protocols import Budget, Sampling
@@ -212,11 +212,10 @@ class Stages(Resources):
 
     def tools(self, step: int, session: Session | None = None) -> SignalTools:
         """Build the services for signal parts; prompts in other words and answers need the session of a step."""
-        services: dict[str, Any] = {"picture_grid": picture_grid_of(getattr(self.learner, "model", None))}
-        if session is not None:
-            services |= {"encode": session.tokenize, "answers": session.answers, "asked": session.reword}
-        pad, seed = self.tokenizer.pad_token_id, self.settings.seed
-        return SignalTools(self.learner, decoder(self.tokenizer, self.chat), pad, step, seed, **services)
+        tools = replace(self.signal_tools, step=step)
+        if session is None:
+            return tools
+        return replace(tools, encode=session.tokenize, answers=session.answers, asked=session.reword)
 
     def signals(self, forest: Forest, tools: SignalTools) -> Signals:
         """Compute the quantities that the method's parts read, once, with the policy at the start of the step."""

@@ -174,10 +174,10 @@ def test_equal_outcomes_and_answers_alone_have_nothing():
 
 
 def test_a_cut_that_no_branch_is_left_of_is_no_point():
-    whole = Forest.from_records(tree(CARD[0], ("c", 0.0, 5, None)))
+    forest = Forest.from_records(tree(CARD[0], ("c", 0.0, 5, None)))
     cut = Forest.from_records(tree(CARD[0], CARD[1], ("c", 0.0, 5, None))).select([0, 2])
-    assert cut.n_nodes > whole.n_nodes
-    assert torch.equal(BRANCH()(cut, {}, 0), BRANCH()(whole, {}, 0))
+    assert cut.n_nodes > forest.n_nodes
+    assert torch.equal(BRANCH()(cut, {}, 0), BRANCH()(forest, {}, 0))
 
 
 # ---------------------------------------------------------------- errata

@@ -37,13 +37,13 @@ def forest():
 
 
 def test_keyword_parameters_are_options_of_the_part():
-    made = gxpo.method("grpo", {"credit": "pairwise_auc", "credit.tau": 0.3})
-    assert made.credit == advantage(pairwise_auc, tau=0.3) and made.credit != advantage(pairwise_auc)
-    assert (show(made.credit), show(pairwise_auc), repr(made.credit)) == (
+    method = gxpo.method("grpo", {"credit": "pairwise_auc", "credit.tau": 0.3})
+    assert method.credit == advantage(pairwise_auc, tau=0.3) and method.credit != advantage(pairwise_auc)
+    assert (show(method.credit), show(pairwise_auc), repr(method.credit)) == (
         "pairwise_auc", "pairwise_auc", "pairwise_auc(tau=0.3)",
     )  # fmt: skip
-    assert made.keys["credit.tau"].value == 0.3
-    assert gxpo.method("grpo", {"credit": pairwise_auc, "credit.tau": 0.3}).credit == made.credit
+    assert method.keys["credit.tau"].value == 0.3
+    assert gxpo.method("grpo", {"credit": pairwise_auc, "credit.tau": 0.3}).credit == method.credit
     with pytest.raises(ConfigError, match=r"credit\.tau is -1.0; it is above 0"):
         gxpo.method("grpo", {"credit": "pairwise_auc", "credit.tau": -1.0})
     with pytest.raises(ConfigError, match=r"unknown key 'credit\.tua'; did you mean 'credit\.tau'"):
@@ -51,10 +51,10 @@ def test_keyword_parameters_are_options_of_the_part():
 
 
 def test_a_function_with_statistic_has_its_options():
-    made = gxpo.method(
+    method = gxpo.method(
         "grpo", {"credit.add.negative_groups": "negative_groups", "credit.scale": "none", "credit.eps": 1.0}
     )
-    added = made.credit.parts[1]  # type: ignore[union-attr]
+    added = method.credit.parts[1]  # type: ignore[union-attr]
     assert added == advantage(negative_groups, scale="none", eps=1.0)
     with pytest.raises(ConfigError, match=r"credit\.eps"):
         advantage(negative_groups, scale="median_absolute", eps=0.0)
@@ -63,9 +63,9 @@ def test_a_function_with_statistic_has_its_options():
 def test_of_a_users_file_by_the_names_of_its_columns(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     keys = {"credit": f"{tmp_path}/mine.py:times", "credit.factor": 3}
-    made = gxpo.method("grpo", keys)
-    assert made.advantages(forest()).tolist() == [3.0, 0.0, 0.0, 1.5, 0.75]
-    assert made.keys["credit"].value == keys["credit"] and show(made.credit).endswith("mine.py:times")
+    method = gxpo.method("grpo", keys)
+    assert method.advantages(forest()).tolist() == [3.0, 0.0, 0.0, 1.5, 0.75]
+    assert method.keys["credit"].value == keys["credit"] and show(method.credit).endswith("mine.py:times")
     with pytest.raises(ConfigError, match=r"credit\.factor is 0.0; it is above 0"):
         gxpo.method("grpo", {**keys, "credit.factor": 0.0})
     other = gxpo.method("grpo", {"credit": f"{tmp_path}/mine.py:plain"})

@@ -132,11 +132,11 @@ def test_a_resumed_part_gives_the_same_from_then_on(grow):
         grow([(f"q{q}", float(torch.randint(0, 3, (1,), generator=g)), [1]) for q in range(6) for _ in range(3)])
         for _ in range(4)
     ]
-    whole = gxpo.method("riskpo", {"credit.size": 3})
+    method = gxpo.method("riskpo", {"credit.size": 3})
     expected = []
     for forest in steps:
-        expected.append(whole.advantages(forest))
-        whole.observe(forest)
+        expected.append(method.advantages(forest))
+        method.observe(forest)
     assert not torch.equal(expected[1], gxpo.method("riskpo", {"credit.size": 3}).advantages(steps[1]))  # it remembers
     first, second = (gxpo.method("riskpo", {"credit.size": 3}) for _ in range(2))
     for forest in steps[:2]:
@@ -145,7 +145,7 @@ def test_a_resumed_part_gives_the_same_from_then_on(grow):
     for forest, credit in zip(steps[2:], expected[2:], strict=True):
         assert torch.equal(second.advantages(forest), credit)
         second.observe(forest)
-    assert second.state_dict() == whole.state_dict()
+    assert second.state_dict() == method.state_dict()
     assert first.fill(horizon=1.0).state_dict() == {"credit": {}}  # a run of its own starts afresh
 
 

@@ -140,11 +140,11 @@ def test_columns_go_through_a_selection_of_rollouts() -> None:
     part, tools = bound(policy())
     held = Signals.of(forest, part.compute(forest, Signals.of(forest), tools))
     rows = torch.tensor([8, 9, 2])
-    own = held.select(forest, rows)
+    subset = held.select(forest, rows)
     for name in part.provides:
         kept = held[name][forest.entries_of(rows)]
-        assert torch.equal(own[name].nan_to_num(nan=-1.0), kept.nan_to_num(nan=-1.0))
-    assert own["teacher_ids"].shape[1] == 4 and own["teacher_logprob"].shape[1] == 5
+        assert torch.equal(subset[name].nan_to_num(nan=-1.0), kept.nan_to_num(nan=-1.0))
+    assert subset["teacher_ids"].shape[1] == 4 and subset["teacher_logprob"].shape[1] == 5
 
 
 def test_nobody_to_learn_from() -> None:
@@ -249,7 +249,7 @@ def test_two_steps_move_the_policy_and_the_teacher_after_it(name, tmp_path) -> N
 
 # ---------------------------------------------------------------- a task in other words
 def session(**fields: Any) -> Session:
-    made = Session(
+    rollout_session = Session(
         source=SimpleNamespace(draw=lambda n, step: []), engine=None, rewards=None, tokenizer=None, sampling=Sampling(),  # type: ignore[arg-type]  # it needs none of them
         seed=0, step=1, chat=Letters(), **fields,
     )  # fmt: skip
@@ -258,8 +258,8 @@ def session(**fields: Any) -> Session:
         {"role": "assistant", "content": "."},
         {"role": "user", "content": "q"},
     )
-    made.know([Task("text", "1+2="), Task("chat", chat), Task("ids", (5, 6))])
-    return made
+    rollout_session.know([Task("text", "1+2="), Task("chat", chat), Task("ids", (5, 6))])
+    return rollout_session
 
 
 def test_a_task_is_asked_in_other_words() -> None:

@@ -149,9 +149,9 @@ def test_nothing_a_rollout_did_is_in_its_own_baseline(size: int) -> None:
     warm(part)
     tools = tools_of(Hidden(seed=5))
     before = part.compute(forest, {"entropy": entropy}, tools)["baseline"]
-    own = forest.path_of(0)
-    tools.learner.added = dict.fromkeys(forest.path_token[own].tolist(), 2.5)
-    moved = part.compute(forest, {"entropy": entropy.index_fill(0, own, 7.0)}, tools)["baseline"]
+    entries = forest.path_of(0)
+    tools.learner.added = dict.fromkeys(forest.path_token[entries].tolist(), 2.5)
+    moved = part.compute(forest, {"entropy": entropy.index_fill(0, entries, 7.0)}, tools)["baseline"]
     assert float(moved[0]) == pytest.approx(float(before[0]), rel=1e-12, abs=0)
     assert bool((moved[1:size] != before[1:size]).all()) and torch.equal(moved[size:], before[size:])
     outcome = forest.outcome.index_fill(0, torch.tensor([0]), -3.0)

@@ -120,10 +120,10 @@ def test_several_runs_of_trackio_are_chosen_from(tmp_path):
 
 @pytest.mark.parametrize("size", [20, 100, 5000])
 def test_a_torn_store_is_a_note(tmp_path, size):
-    whole = trackio_file(tmp_path / "whole.db", [{"reward": 0.5, "note": "x" * 200}] * 50).read_bytes()
+    content = trackio_file(tmp_path / "whole.db", [{"reward": 0.5, "note": "x" * 200}] * 50).read_bytes()
     (tmp_path / "torn").mkdir()
     path = tmp_path / "torn" / "project.db"
-    path.write_bytes(whole[:size])
+    path.write_bytes(content[:size])
     log = read(path)
     assert diagnose(log).exit_code == 2
     assert log.notes[0].startswith("project.db: can't be read: ")

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from gxpo.doctor.diagnosis import MISSING
-from gxpo.doctor.readers.keys import OPERATIONS, source
-from gxpo.doctor.readers.trainers import trainer, trainers
+from gxpo.doctor.readers.keys import OPERATIONS, source, trainer, trainers
 from gxpo.doctor.runlog import NAMES, SETTINGS
 
 TRAINERS = sorted(trainers())

@@ -18,6 +18,7 @@ def task_of(a: int, operation: str, b: int) -> Task:
         (37, "+", 48, "7+8=15,3+4+1=8#85"),
         (59, "+", 48, "9+8=17,5+4+1=10#107"),
         (10, "+", 20, "0+0=0,1+2=3#30"),
+        (7, "+", 48, "7+8=15,0+4+1=5#55"),
         (123, "+", 989, "3+9=12,2+8+1=11,1+9+1=11#1112"),
         (83, "-", 37, "13-7=6,8-3-1=4#46"),
         (50, "-", 50, "0-0=0,5-5=0#0"),
@@ -69,6 +70,9 @@ def test_an_author_who_errs_goes_on_from_what_was_written():
     author = {"7+8": 9}
     text = worked_example(task_of(37, "+", 48), lambda question, value: author.get(question, value))
     assert text == "7+8=9,3+4=7#79"
+    # written as 25, it carries one ten, as on paper
+    text = worked_example(task_of(37, "+", 48), lambda question, value: 25 if question == "7+8" else value)
+    assert text == "7+8=25,3+4+1=8#85"
 
 
 @pytest.mark.parametrize(("digits", "operations"), [(1, "+"), (2, "+-"), (3, "+-*"), (5, "*")])

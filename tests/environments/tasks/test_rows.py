@@ -70,8 +70,8 @@ def test_columns_by_dotted_names(tmp_path):
     for name, message in wrong.items():
         with pytest.raises(TaskError, match=message):
             answers(name)
-    kept = make(path, seed=0, options={"prompt": "q.text", "answer": "a.b.c"}).training[0]
-    assert kept.info["a"]["b"]["c"] == kept.answer  # what is read from within a column stays there
+    task_source = make(path, seed=0, options={"prompt": "q.text", "answer": "a.b.c"}).training[0]
+    assert task_source.info["a"]["b"]["c"] == task_source.answer  # what is read from within a column stays there
 
 
 @pytest.mark.filterwarnings("ignore:.*tasks held out")

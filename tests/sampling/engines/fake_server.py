@@ -65,8 +65,8 @@ class Loader(gxpo_vllm.WeightLoader):
     """A worker of vLLM with the extension, whose model is a small Llama. A restart: another one."""
 
     def __init__(self, model: Any) -> None:
-        own = dict(model.named_parameters())
-        model.load_weights = lambda weights: [own[name].data.copy_(x) for name, x in weights]
+        parameters = dict(model.named_parameters())
+        model.load_weights = lambda weights: [parameters[name].data.copy_(x) for name, x in weights]
         self.model_runner = SimpleNamespace(model=model)
         self.boot = uuid.uuid4().hex
 

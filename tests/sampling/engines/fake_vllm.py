@@ -115,13 +115,13 @@ class LLM:
         )
 
     def _load(self, weights: Any) -> None:
-        own = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         forms = () if self.eyes is None else FORMS[self.eyes.kind]
         if self.eyes is not None:
             self.eyes.loads += 1
         for name, x in weights:
             form = next(((a, b) for a, b in forms if name.startswith(a)), ("", ""))
-            own[form[1] + name.removeprefix(form[0])].copy_(x)
+            parameters[form[1] + name.removeprefix(form[0])].copy_(x)
 
     def reset_prefix_cache(self) -> bool:
         return True

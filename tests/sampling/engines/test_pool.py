@@ -393,8 +393,8 @@ def test_another_model_is_noticed_before_its_first_sample(tmp_path):
 
         def __init__(self, model):
             super().__init__(model)
-            own = dict(model.named_parameters())
-            model.load_weights = lambda weights: [own[n].data.copy_(x) for n, x in weights if x.dim() == 1]
+            parameters = dict(model.named_parameters())
+            model.load_weights = lambda weights: [parameters[n].data.copy_(x) for n, x in weights if x.dim() == 1]
 
     with updated(1, tmp_path, learner) as (engine, (how,)):
         how.loader = Half(how.model)

@@ -44,8 +44,8 @@ def model(seed: int = 0) -> LlamaForCausalLM:
 
 def grown(run, tasks=TASKS, group_size=2, say=lambda read, key: "yes", **given):
     options = {k: given.pop(k) for k in list(given) if k in AgentEpisodes.__dataclass_fields__}
-    made = session(say if "model" not in given else None, **given)
-    return AgentEpisodes(run, group_size=group_size, **options).grow(tasks, made), made
+    rollout_session = session(say if "model" not in given else None, **given)
+    return AgentEpisodes(run, group_size=group_size, **options).grow(tasks, rollout_session), rollout_session
 
 
 # ---------------------------------------------------------------- what is trained
@@ -83,9 +83,9 @@ def test_tool_conversation_contexts_keep_the_sampled_ids():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["grpo", "gigpo"])
 def test_methods_train_on_it(method, tmp_path):
-    made = gxpo.method(method, {"rollout": "agent", "rollout.run": two_turns, "rollout.group_size": 4})
+    composed_method = gxpo.method(method, {"rollout": "agent", "rollout.run": two_turns, "rollout.group_size": 4})
     small = {"tasks.per_step": 2, "sampling.max_new_tokens": 8, "eval.tasks": 2, "trainer.rollouts_every": 1}
-    run = gxpo.train("tiny:cold", "arithmetic", made, steps=2, out=tmp_path / "run", set=small)
+    run = gxpo.train("tiny:cold", "arithmetic", composed_method, steps=2, out=tmp_path / "run", set=small)
     assert run.metrics[-1]["agent_calls_mean"] == 3 and run.metrics[-1]["optimiser_steps"] == 1
     assert run.metrics[0]["sampler_gap"] < 1e-5 and run.metrics[0]["zero_signal_groups"] < 1
     turns = run.samples[0]["turns"]
@@ -212,11 +212,11 @@ def test_a_failure_costs_its_episode_alone(run, end, said, failed):
 
 @pytest.mark.slow
 def test_a_run_says_what_broke(tmp_path):
-    made = gxpo.method("grpo", {"rollout": "agent", "rollout.run": fails, "rollout.group_size": 2})
+    method = gxpo.method("grpo", {"rollout": "agent", "rollout.run": fails, "rollout.group_size": 2})
     source = tmp_path / "t.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"1+1 {i}", "answer": "2"}) + "\n" for i in range(20)))
     with pytest.warns(UserWarning, match=r"unscored \(agent: KeyError: 'tool' \(test_agent.py line"):
-        run = gxpo.train("tiny:cold", str(source), made, steps=1, out=tmp_path / "run",
+        run = gxpo.train("tiny:cold", str(source), method, steps=1, out=tmp_path / "run",
                          set={"tasks.per_step": 1, "sampling.max_new_tokens": 3, "eval.tasks": 1})  # fmt: skip
     assert run.metrics[0]["agent_raised"] == 2 and run.metrics[0]["unscored"] == 2
 
@@ -275,9 +275,9 @@ def test_a_run_with_malformed_calls_goes_on(tmp_path):
         malformed("", attempt, base_url, api_key)
         return [10**400, 0.0, 1.0, 1.0][attempt]
 
-    made = gxpo.method("grpo", {"rollout": "agent", "rollout.run": run, "rollout.group_size": 4})
+    method = gxpo.method("grpo", {"rollout": "agent", "rollout.run": run, "rollout.group_size": 4})
     small = {"tasks.per_step": 1, "sampling.max_new_tokens": 3, "eval.tasks": 1, "eval.samples": 4}
-    done = gxpo.train("tiny:cold", "arithmetic", made, steps=2, out=tmp_path / "run", set=small)
+    done = gxpo.train("tiny:cold", "arithmetic", method, steps=2, out=tmp_path / "run", set=small)
     assert [row["agent_nonsense"] for row in done.metrics] == [1, 1]
     assert [row["optimiser_steps"] for row in done.metrics] == [1, 1]
 
@@ -462,7 +462,7 @@ def test_an_evaluation_is_the_agents(tmp_path):
         once(base_url, api_key)
         return True
 
-    made = gxpo.method("grpo", {"rollout": "agent", "rollout.run": run, "rollout.group_size": 2})
+    method = gxpo.method("grpo", {"rollout": "agent", "rollout.run": run, "rollout.group_size": 2})
     small = {"tasks.per_step": 1, "sampling.max_new_tokens": 2, "eval.tasks": 3, "eval.samples": 2}
-    done = gxpo.train("tiny:cold", "arithmetic", made, steps=1, out=tmp_path / "run", set=small)
+    done = gxpo.train("tiny:cold", "arithmetic", method, steps=1, out=tmp_path / "run", set=small)
     assert done.evaluations[0]["eval_accuracy"] == 1.0 and seen.count(True) == 12 and seen.count(False) == 2

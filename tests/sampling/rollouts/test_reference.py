@@ -103,16 +103,16 @@ def gold_forest() -> tuple[Forest, torch.Tensor, list[float]]:
 
 def test_sequence_ratio_starts_at_one_drifts_and_is_clipped() -> None:
     forest, start, (_, credit) = gold_forest()
-    own = forest.path_of(1)
+    entries = forest.path_of(1)
     on_start = start.clone().requires_grad_()
     # s = 1: -A / 2 rows / 5 tokens each
     assert gold_loss(on_start, forest, proximal_logprob=start).tolist() == pytest.approx([-credit / 10] * 5)
     drift = torch.zeros_like(start)
-    drift[own] = torch.tensor([0.3, 0.0, 0.1, 0.2, -0.1], dtype=torch.float64)  # mean 0.1: s = e^0.1 for each token
+    drift[entries] = torch.tensor([0.3, 0.0, 0.1, 0.2, -0.1], dtype=torch.float64)  # mean 0.1: s = e^0.1 for each token
     moved = (start + drift).requires_grad_()
     expected = [-credit * math.exp(0.1) / 10] * 5
     assert gold_loss(moved, forest, proximal_logprob=start).tolist() == pytest.approx(expected)
-    drift[own] += 0.1  # mean 0.2: e^0.2 > 1.2
+    drift[entries] += 0.1  # mean 0.2: e^0.2 > 1.2
     assert not gold_loss((start + drift).requires_grad_(), forest, proximal_logprob=start).any()
 
 

@@ -119,11 +119,11 @@ def test_its_companions_are_in_no_denominator() -> None:
     logprob = (behaviour + 0.05).requires_grad_()
     value = m.loss(forest, gxpo.PolicyTokens(logprob, behaviour), advantages=credit).value
     (gradient,) = torch.autograd.grad(value, logprob)
-    own = forest.path_of(row)
+    entries = forest.path_of(row)
     # five rows count: four fresh ones without credit, and this one
-    expected = -credit[own] * torch.tensor(0.05).double().exp() / len(own) / 5
-    assert gradient[own].tolist() == pytest.approx(expected.tolist(), rel=1e-6)
-    gradient[own] = 0
+    expected = -credit[entries] * torch.tensor(0.05).double().exp() / len(entries) / 5
+    assert gradient[entries].tolist() == pytest.approx(expected.tolist(), rel=1e-6)
+    gradient[entries] = 0
     assert not bool(gradient.any())
 
 

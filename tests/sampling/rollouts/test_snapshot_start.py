@@ -71,9 +71,9 @@ def test_a_group_begins_in_one_state_of_the_experts_way(doors: EnvPool, rules: E
 
 def test_from_its_place_on_the_policy_acts_and_is_paid_alone(steps: EnvPool, tmp_path: Path) -> None:
     """A stored way of another run: "abcd"; a student that counts well from there has as many turns as are left."""
-    made = acting(steps, lambda text, key: "abcd"[key.turn], step=1)
-    teacher = gxpo.method("grpo", {"rollout.group_size": 2}).rollout.grow(seeded(made, 0), made)
-    teacher = made.score(teacher)
+    session = acting(steps, lambda text, key: "abcd"[key.turn], step=1)
+    teacher = gxpo.method("grpo", {"rollout.group_size": 2}).rollout.grow(seeded(session, 0), session)
+    teacher = session.score(teacher)
     (tmp_path / "step-1.jsonl").write_text("\n".join(json.dumps(r) for r in teacher.to_records()))
     part, seen = SnapshotStart(2, teacher=str(tmp_path)), set()
     for step in range(1, 9):

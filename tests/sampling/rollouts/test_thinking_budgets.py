@@ -32,8 +32,8 @@ PART = ThinkingBudgets(2, budgets=3, summaries=2, summary_tokens=3, closing=CLOS
 
 
 def grow(name="20-4", part=PART, **options):
-    held = session(**options)
-    return part.grow(tasks(name), held), held
+    rollout_session = session(**options)
+    return part.grow(tasks(name), rollout_session), rollout_session
 
 
 def test_where_it_is_cut():
@@ -106,8 +106,8 @@ def test_random_numbers_are_keyed():
 
 
 def test_a_task_drawn_twice_is_two_groups():
-    held = session()
-    forest = PART.grow(tasks("4-4", "4-4"), held)
+    rollout_session = session()
+    forest = PART.grow(tasks("4-4", "4-4"), rollout_session)
     assert set(forest.group) == {"s3/4-4", "s3/4-4#1"} and len(set(forest.id)) == forest.n_trajectories
 
 

@@ -63,7 +63,7 @@ class Script:
 def session(say: Say | None = None, *, model: Any = None, reward: Any = None, seed: int = 0, **given: Any) -> Session:
     source = Arithmetic()
     engine = Script(say) if say is not None else TorchEngine(model, TOKENIZER)
-    made = Session(
+    rollout_session = Session(
         source=source,
         engine=engine,
         rewards=RewardSet.make(reward, source=source, given=("agent",)),
@@ -75,8 +75,8 @@ def session(say: Say | None = None, *, model: Any = None, reward: Any = None, se
         episode=EpisodeRules(max_context=given.pop("max_context", 4096)),
         **given,
     )
-    made.know(TASKS)
-    return made
+    rollout_session.know(TASKS)
+    return rollout_session
 
 
 HTTP = httpx2.Client(timeout=30)

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.thorough
 
 
 def played(run: Any, say: Any, tasks: Any = TASKS, size: int = 2) -> tuple[Any, Any]:
-    made = session(say)
-    return AgentEpisodes(run, group_size=size).grow(tasks, made), made
+    rollout_session = session(say)
+    return AgentEpisodes(run, group_size=size).grow(tasks, rollout_session), rollout_session
 
 
 def read(forest: Any, step: int) -> str:

@@ -26,21 +26,21 @@ from gxpo.sampling.serve.request import Refused
 def serving(say, **given):
     """The base URL, and the one attempt, under the key "sk-1"."""
     hosts = given.pop("hosts", frozenset())
-    made = session(say, **given)
+    rollout_session = session(say, **given)
     queue = CallQueue(patience=0.0, most_calls=10_000)
-    history = History(made.chat, TOKENIZER, limit=made.episode.max_context)
+    history = History(rollout_session.chat, TOKENIZER, limit=rollout_session.episode.max_context)
     attempt = Attempt("sk-1", 0, "one/0", StreamKey(0, 1, "one", 0), history)
     queue.open(attempt)
-    server, over = Server(queue, made.decode, hosts=hosts), threading.Event()
+    server, over = Server(queue, rollout_session.decode, hosts=hosts), threading.Event()
 
     def answer() -> None:
         while not over.is_set():
-            respond(queue, queue.take(time.monotonic() + 0.05), made, action)
+            respond(queue, queue.take(time.monotonic() + 0.05), rollout_session, action)
 
     thread = threading.Thread(target=answer)
     thread.start()
     try:
-        yield server.base_url, attempt, made.engine
+        yield server.base_url, attempt, rollout_session.engine
     finally:
         over.set()
         thread.join()
@@ -192,11 +192,11 @@ def test_a_reply_fits_into_the_context_and_into_max_tokens():
 
 
 def test_a_client_that_goes_away_is_not_sampled_for():
-    made = session(lambda read, key: "x")
+    rollout_session = session(lambda read, key: "x")
     queue = CallQueue(patience=0.0, most_calls=9)
-    attempt = Attempt("sk-1", 0, "one/0", StreamKey(0, 1, "one", 0), History(made.chat, TOKENIZER))
+    attempt = Attempt("sk-1", 0, "one/0", StreamKey(0, 1, "one", 0), History(rollout_session.chat, TOKENIZER))
     queue.open(attempt)
-    server = Server(queue, made.decode)
+    server = Server(queue, rollout_session.decode)
     try:
         with pytest.raises(Exception, match="timed out"):
             HTTP.post(

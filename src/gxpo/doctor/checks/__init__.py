@@ -2,10 +2,9 @@
 
 from gxpo.doctor.checks import (
     collapse,
+    correspondence,
     credit,
-    credit_shape,
     evaluation,
-    off_policy,
     outcome,
     reward_variance,
     sampled,
@@ -15,10 +14,9 @@ from gxpo.doctor.checks import (
 
 __all__ = [
     "collapse",
+    "correspondence",
     "credit",
-    "credit_shape",
     "evaluation",
-    "off_policy",
     "outcome",
     "reward_variance",
     "sampled",

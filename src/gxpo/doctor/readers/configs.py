@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gxpo.base.errors import GxpoError
+from gxpo.doctor.readers.keys import trainer as trainer_of
+from gxpo.doctor.readers.keys import trainers
 from gxpo.doctor.readers.table import Table, flat
-from gxpo.doctor.readers.trainers import trainer as trainer_of
-from gxpo.doctor.readers.trainers import trainers
 
 LARGEST = 2_000_000  # characters of a file that may be a configuration
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.doctor.readers import keys
-from gxpo.doctor.readers.table import STEP_KEYS, Row, Table, figures, flat, number, step_of
+from gxpo.doctor.readers.table import STEP_KEYS, Row, Table, flat, number, split_rows
 
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity)"
 _MESSAGE = re.compile(r"\"message\": \"(.*?[^\\])\"")
@@ -45,7 +45,6 @@ _EQUALS = re.compile(
     r"([A-Za-z_][\w./@-]{0,120}(?: [A-Za-z][\w./@-]{0,120}){0,2}?)"
     rf"\s{{0,8}}[:=]\s{{0,8}}({_NUMBER})(%?)(?=[\s,;|)\]]|$)"
 )
-_STEPS = STEP_KEYS
 _LABEL = re.compile(r"\b(?:rollout|perf|eval|passrate|multi_turn) (\d{1,12}): $")  # slime's, before a dict
 _STEP_ALONE = re.compile(r"\bStep (\d{1,12}):\s*$")  # SkyRL's, above a dict
 _SECTION = re.compile(r"\b(Training Results|Validation Results):")  # NeMo-RL's
@@ -235,6 +234,8 @@ class Console:
     settings: PrintedSettings = field(default_factory=PrintedSettings)
     open: list[str] = field(default_factory=list)  # lines of a dict that has not ended
     prefix: str = ""  # what stood before it on its first line
+    dicts: list[tuple[dict[str, Any], str, str]] = field(default_factory=list)  # not yet rows: values, text, `prefix`
+    bars: list[tuple[int, int, int]] = field(default_factory=list)  # among them: place, step, length
     rows: int = 0  # dict rows of training so far: steps where none are printed
     broken_line: tuple[float, str] | None = None  # a line of verl that may go on in the next
     is_rounded: bool = False
@@ -259,6 +260,7 @@ class Console:
                 end = chunk.index("\n", at)
                 self._line(chunk[at:end])
                 at = end + 1
+            self._add_dicts()
         self._end()
         return self.table
 
@@ -289,6 +291,7 @@ class Console:
             return
         # a dict that is a value of another, or holds one, is no row of figures
         if line.rstrip().endswith(":") and (heading := _STEP_ALONE.search(line)) is not None:
+            self._add_dicts()
             self.step_alone = float(heading[1])
         start = _DICT.search(line) if "{" in line else None
         if start is not None and not line[: start.start()].rstrip().endswith(("':", '":')):
@@ -312,7 +315,8 @@ class Console:
             self.open = [line[start:]]
             self.prefix = line[:start]
             return
-        self._row(line[start : end + 1], line[:start])
+        text = line[start : end + 1]
+        self.dicts.append((_pairs(text), text, line[:start]))
 
     def _go_on(self, line: str) -> None:
         """Read a line of an open dict; another row or a hundred lines mean that it was cut."""
@@ -328,16 +332,23 @@ class Console:
         self.open.append(line if end < 0 else line[: end + 1])
         if end >= 0:
             text, self.open = "\n".join(self.open), []
-            self._row(text, self.prefix)
+            self.dicts.append((_pairs(text), text, self.prefix))
 
-    def _row(self, text: str, before: str) -> None:
+    def _add_dicts(self) -> None:
+        """Add the dicts since the last line of another form as rows, and the progress bars among them."""
+        rows_at = [self.rows]  # rows of training before each dict
+        split = split_rows([texts for texts, _, _ in self.dicts])
+        for (texts, text, before), (step, _, values) in zip(self.dicts, split, strict=True):
+            self._row(step, self._without_lost_rates(values, texts), text, before)
+            rows_at.append(self.rows)
+        self.table.bars += [(rows_at[place], step, length) for place, step, length in self.bars if rows_at[place]]
+        self.dicts, self.bars = [], []
+
+    def _row(self, step: float | None, values: dict[str, float], text: str, before: str) -> None:
         """Add a dict's figures as a row, if it is of training; `before`: what stands before it in its line."""
-        texts = _pairs(text)
-        step, _ = step_of(texts, _STEPS)
-        values = self._without_lost_rates(figures(texts), texts)
         if "train_runtime" in values:
             return
-        for key in _STEPS:
+        for key in STEP_KEYS:
             values.pop(key, None)
         if not any(map(keys.is_metric, values)):
             logged = _MESSAGE.search(text)  # prime-rl's `json_sink`: the line is inside an object
@@ -378,6 +389,7 @@ class Console:
         """Add figures to the row of the step that a heading named last."""
         if not any(map(keys.is_metric, values)):
             return
+        self._add_dicts()
         step = float(self.rows) if self.last_step is None else self.last_step
         if self.table.rows and self.table.rows[-1][0] == step:
             self.table.rows[-1][1].update(values)
@@ -412,6 +424,7 @@ class Console:
                 continue
             values[pair[1]] = float(pair[2])
         if values:
+            self._add_dicts()
             self.table.is_numbered = True
             self.table.hints.add("verl")
             if self.broken_line is not None:
@@ -436,8 +449,8 @@ class Console:
         """Read a line of words and numbers: "Step 3 | Loss 0.01 | ...", or a progress bar."""
         if "%|" in line:
             bar = _BAR.search(line)
-            if bar is not None and self.rows and int(bar[2]) > 1:
-                self.table.bars.append((self.rows, int(bar[1]), int(bar[2])))
+            if bar is not None and int(bar[2]) > 1:
+                self.bars.append((len(self.dicts), int(bar[1]), int(bar[2])))
             return
         # prime-rl's line of an evaluation names its data set before the step
         evaluated = _EVALUATED.search(line)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gxpo.base.errors import MissingExtra, need
-from gxpo.doctor.readers import configs, console, delimited, json_files, keys, stores
+from gxpo.doctor.readers import configs, console, keys, rows, stores
 from gxpo.doctor.readers.table import Table, flat
 
 MOST_FILES = 20_000
@@ -102,12 +102,12 @@ def _read_text(path: Path, start: str, run: str | None) -> Table | None:
         if not more:  # the line is longer than the head
             first = next((line for line in _lines(path, []) if line.strip()), "").strip("\ufeff \t")
         # a dump of rollouts is read by `rollout_files`, as far as the sample needs
-        if json_files.is_dump(first):
+        if rows.is_dump(first):
             return None
         if len(first) > 2 and first[0] == "{":
-            table = json_files.from_lines(_lines(path, notes))
+            table = rows.from_lines(_lines(path, notes))
         if table is None:
-            table = json_files.from_text(_text_of(path))
+            table = rows.from_text(_text_of(path))
         if table is not None and table.kind == "config":
             return configs.from_settings(table.settings)
         if table is not None and (not table.rows or _has_figures(table)):
@@ -115,7 +115,7 @@ def _read_text(path: Path, start: str, run: str | None) -> Table | None:
             return table
         unknown = table
     if size <= 50_000_000 and any(mark in start for mark in ("\t", ",", "|", ";")):
-        table = delimited.read(_text_of(path), path.name, run)
+        table = rows.from_delimited(_text_of(path), path.name, run)
         if table is not None and table.rows and table.is_known:
             return table
         unknown = unknown or table
@@ -145,7 +145,7 @@ def _read_events(path: Path) -> Table:
         event_pb2 = need("tensorboard.compat.proto.event_pb2", "tensorboard")
     except MissingExtra as error:
         return Table("events", notes=[str(error)])
-    rows: dict[int, dict[str, float]] = {}
+    row_by_step: dict[int, dict[str, float]] = {}
     table = Table("events")
     with path.open("rb") as stream:
         # length, its checksum, the record, its checksum: tensorflow's record_writer.h
@@ -166,12 +166,12 @@ def _read_events(path: Path) -> Table:
                     table.settings = _arguments(value.tensor.string_val[0])
                 figure = _scalar(value)
                 if figure is not None:
-                    rows.setdefault(event.step, {})[value.tag] = figure
-    table.rows = [(float(step), row) for step, row in rows.items()]
-    if any("rollouts/zero_signal_groups" in row or "update/weights_crc" in row for row in rows.values()):
+                    row_by_step.setdefault(event.step, {})[value.tag] = figure
+    table.rows = [(float(step), row) for step, row in row_by_step.items()]
+    if any("rollouts/zero_signal_groups" in row or "update/weights_crc" in row for row in row_by_step.values()):
         # gxpo's own files: names behind the word that TensorBoard groups them by
         table.rows = [(step, {key.partition("/")[2]: v for key, v in row.items()}) for step, row in table.rows]
-    elif any("zero/signal_groups" in row or "weights/crc" in row for row in rows.values()):
+    elif any("zero/signal_groups" in row or "weights/crc" in row for row in row_by_step.values()):
         # gxpo's of before: the first underline is a stroke there
         table.rows = [(step, {key.replace("/", "_", 1): v for key, v in row.items()}) for step, row in table.rows]
     return table

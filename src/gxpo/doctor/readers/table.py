@@ -137,6 +137,11 @@ def figures(row: Mapping[Any, Any], leave: str | None = None) -> dict[str, float
     return figures_of_row
 
 
+def split_rows(rows: Sequence[Mapping[Any, Any]]) -> list[tuple[float | None, str | None, dict[str, float]]]:
+    """Split each row into its step, the step's key and all figures, the step's among them."""
+    return [(*step_of(row), figures(row)) for row in rows]
+
+
 def flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
     """Flatten nested mappings, keys joined by dots; levels deeper than 12 are dropped."""
     flattened: dict[str, Any] = {}

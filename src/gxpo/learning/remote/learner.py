@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gxpo.base.errors import CheckpointError, ConfigError, ModelError
 from gxpo.forest.forest import Forest
-from gxpo.learning.accumulate import constants, gradient_of
+from gxpo.learning.base import constants, gradient_of
 from gxpo.learning.optimiser import Schedule
 from gxpo.learning.remote.rows import Rows
 from gxpo.parts.protocols import LossFunction, Output, StepInfo, TrainEngine

@@ -1,20 +1,33 @@
-"""Checks of sampler and learner: each is the first finding on a log written by hand."""
+"""Checks of what belongs together: each is the first finding on a log written by hand."""
 
 from __future__ import annotations
 
 import pytest
 from tests.doctor.logs import (
     FLAT,
+    WORDS,
     check_first_finding,
+    groups,
     healthy,
     log,
     noise,
     rise,
+    rollouts,
 )
 
 from gxpo.doctor import RunLog
 
 CASES: dict[str, RunLog] = {
+    "advantage_sign": log(
+        **healthy(reward=rise(0.5, 0.2) + noise(0.02)),
+        rows=rollouts(
+            groups(10, 4, lambda g, m: {"completion": WORDS[m], "score": m % 2, "advantage": 1.0 - 2 * (m % 2)})
+        ),
+    ),
+    "wrong_groups": log(
+        source="verl",
+        **healthy(advantage_min=0.0, advantage_max=1.0, advantage_mean=rise(0.3, 0.7) + noise(0.03)),
+    ),
     "too_off_policy": log(
         **healthy(reward=rise(0.5, 0.3) + noise(0.02), clip_fraction=0.4 + noise(0.05), grad_norm=None),
         config={"epochs": 16},
