@@ -250,7 +250,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = []
     for checkout in options.checkouts:
-        with tempfile.TemporaryDirectory() as name:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name)
             folder.chmod(0o755)
             copy, programs, record = sandbox(checkout.resolve(), folder)
