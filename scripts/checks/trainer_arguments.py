@@ -54,6 +54,11 @@ def config_class(name: str, changes: dict[str, Any]) -> type:
     return built
 
 
+def _fields_class(cls: type) -> Any:
+    """Return the class of TRL's fields that a configuration's class is or derives from, if it does."""
+    return next((vars(c)["TRL"] for c in cls.__mro__ if "TRL" in vars(c)), None)
+
+
 class Trainer(Base):
     """A trainer, which tells what it was given and ends the run."""
 
@@ -78,9 +83,7 @@ def tell(arguments: dict[str, Any]) -> None:
         arguments.get("train_dataset"),
     )
     fields = {k: v for k, v in vars(args).items() if not k.startswith("_")} if args is not None else {}
-    defaults = (
-        {f.name: f.default for f in dataclasses.fields(kind)} if (kind := getattr(type(args), "TRL", None)) else {}
-    )
+    defaults = {f.name: f.default for f in dataclasses.fields(kind)} if (kind := _fields_class(type(args))) else {}
     fields = {
         k: v for k, v in fields.items() if not (k in defaults and type(v) is type(defaults[k]) and v == defaults[k])
     }
@@ -156,7 +159,9 @@ def trl_class(name: str) -> Any:
 
 
 class Parser:
-    """A parser of dataclasses, at their defaults."""
+    """A parser of dataclasses, at their defaults; `is_given` sets what has none, but for TRL's configuration."""
+
+    is_given = False
 
     def __init__(self, classes: Any = (), **keywords: Any) -> None:
         classes = keywords.get("dataclass_types", classes)
@@ -173,7 +178,11 @@ def _at_defaults(cls: type) -> Any:
     """Return an instance with defaults, and stubs for fields that the command line has to set."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     missing = (dataclasses.MISSING,) * 2
-    return cls(**{f.name: Stub() for f in fields if (f.default, f.default_factory) == missing})
+    out = cls(**{f.name: Stub() for f in fields if (f.default, f.default_factory) == missing})
+    for field in fields if Parser.is_given and _fields_class(cls) is None else ():
+        if getattr(out, field.name) is None:
+            setattr(out, field.name, f"<--{field.name}")
+    return out
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -273,15 +282,16 @@ def _change_world(world: Sequence[str]) -> None:
         def given(self: Any, *values: Any, **keywords: Any) -> Any:
             parsed, rest = parse(self, *values, **keywords)
             for key, value in vars(parsed).items():
-                setattr(parsed, key, f"<--{key}" if value is None else value)
+                setattr(parsed, key, f"<--{key}" if value in (None, "") else value)
             return parsed, rest
 
         argparse.ArgumentParser.parse_known_args = given  # type: ignore[method-assign]
         environ = type(os.environ)
         environ.__getitem__ = lambda self, key: variables.get(key, f"<--{key}")
-        environ.get = lambda self, key, default=None: variables.get(key, f"<--{key}" if default is None else default)
+        environ.get = lambda self, key, default=None: variables.get(key, default or f"<--{key}")
         environ.__setitem__ = variables.__setitem__
         os.getenv = lambda key, default=None: os.environ.get(key, default)
+        Parser.is_given = True
 
 
 def _call_uncalled(tree: ast.Module, names: dict[str, Any]) -> None:
