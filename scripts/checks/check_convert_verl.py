@@ -183,7 +183,7 @@ def resolves(row: dict[str, Any], folder: Path) -> str:
 
 def small_of(row: dict[str, Any]) -> list[str]:
     """Settings that make a conversion small enough for two steps on a stand-in, which has no chat template."""
-    sets = ["~chat.kwargs"] if re.search(r"(?m)^chat.kwargs: ", row["text"]) else []
+    sets = ["~chat.kwargs"] if re.search(r"(?m)^chat\.kwargs\b", row["text"]) else []
     for key, value in (("update.minibatches", 2), ("optim.warmup_steps", 1), ("reward.add.overlong.max_length", 24)):
         if re.search(rf"(?m)^{re.escape(key)}: \d", row["text"]):
             sets.append(f"{key}={value}")
