@@ -10,6 +10,7 @@ programs that only write their arguments down. Exit 1 if a key is wrong without 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -46,7 +47,7 @@ FILLED = {
     "credit.scale": "std", "rollout": "independent", "weight.mismatch": "truncated", "tasks.per_step": 4,
     "objective.aggregate": "token_mean", "rollout.group_size": 4, "sampling.max_new_tokens": 24,
     "reward.add.overlong.max_length": 24, "objective.kl.coef": 0.01, "objective.ratio_over": "proximal",
-    "optim.schedule": "constant", "learner.freeze_vision_tower": True, "objective.kl.estimator": "k3",
+    "optim.schedule": "constant", "learner.freeze_vision_tower": False, "objective.kl.estimator": "k3",
 }  # fmt: skip
 SMALL = ("model=tiny", "task=arithmetic", "trainer.steps=2", "tasks.per_step=4", "rollout.group_size=16",
          "tasks.options.digits=1", "sampling.max_new_tokens=24", "trainer.checkpoint_every=0", "eval.every=0",
@@ -181,8 +182,8 @@ def resolves(row: dict[str, Any], folder: Path) -> str:
 
 
 def small_of(row: dict[str, Any]) -> list[str]:
-    """Settings that make a conversion small enough for two steps on a stand-in."""
-    sets = []
+    """Settings that make a conversion small enough for two steps on a stand-in, which has no chat template."""
+    sets = ["~chat.kwargs"] if re.search(r"(?m)^chat\.kwargs\b", row["text"]) else []
     for key, value in (("update.minibatches", 2), ("optim.warmup_steps", 1), ("reward.add.overlong.max_length", 24)):
         if re.search(rf"(?m)^{re.escape(key)}: \d", row["text"]):
             sets.append(f"{key}={value}")
@@ -229,7 +230,14 @@ def train_sample(rows: list[dict[str, Any]], size: int, record: Path | None) -> 
 
 
 def digest_of(row: dict[str, Any]) -> str:
-    return hashlib.sha256(row["text"].encode()).hexdigest()[:16]
+    """Digest of a conversion and of the commit that trains it."""
+    return hashlib.sha256(f"{_commit()}{row['text']}".encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _commit() -> str:
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    return subprocess.run(git, capture_output=True, text=True).stdout
 
 
 def main() -> int:
@@ -242,7 +250,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = []
     for checkout in options.checkouts:
-        with tempfile.TemporaryDirectory() as name:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name)
             folder.chmod(0o755)
             copy, programs, record = sandbox(checkout.resolve(), folder)

@@ -6,6 +6,7 @@ import argparse
 import ast
 import builtins
 import dataclasses
+import glob
 import importlib.abc
 import importlib.machinery
 import io
@@ -23,10 +24,11 @@ import tempfile
 import time
 import traceback
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stubs_of_libraries import Base, Data, Lora, Model, Stub, loaded
+from stubs_of_libraries import TEXT, Base, Data, Lora, Model, Stub, filled, loaded
 
 UNKNOWN = "<unknown>"
 
@@ -52,13 +54,18 @@ def config_class(name: str, changes: dict[str, Any]) -> type:
     return built
 
 
+def _fields_class(cls: type) -> Any:
+    """Return the class of TRL's fields that a configuration's class is or derives from, if it does."""
+    return next((vars(c)["TRL"] for c in cls.__mro__ if "TRL" in vars(c)), None)
+
+
 class Trainer(Base):
     """A trainer, which tells what it was given and ends the run."""
 
     def __init__(self, *values: Any, **keywords: Any) -> None:
         names = ("model", "reward_funcs", "args", "train_dataset")
         self.arguments = {**dict(zip(names, values, strict=False)), **keywords}
-        self.args = self.arguments.get("args")
+        self.args = self.arguments.get("args", self.arguments.get("config", Stub()))
         Trainer.latest = self
 
     def train(self, *values: Any, **keywords: Any) -> None:
@@ -76,9 +83,7 @@ def tell(arguments: dict[str, Any]) -> None:
         arguments.get("train_dataset"),
     )
     fields = {k: v for k, v in vars(args).items() if not k.startswith("_")} if args is not None else {}
-    defaults = (
-        {f.name: f.default for f in dataclasses.fields(kind)} if (kind := getattr(type(args), "TRL", None)) else {}
-    )
+    defaults = {f.name: f.default for f in dataclasses.fields(kind)} if (kind := _fields_class(type(args))) else {}
     fields = {
         k: v for k, v in fields.items() if not (k in defaults and type(v) is type(defaults[k]) and v == defaults[k])
     }
@@ -105,20 +110,19 @@ def tell(arguments: dict[str, Any]) -> None:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
+    if type(value) is Stub:
+        return UNKNOWN
     if isinstance(value, (bool, int, float, type(None))):
         return value
     if isinstance(value, os.PathLike):
         return str(value)
     if isinstance(value, str):
-        return UNKNOWN if "<--" in value or "Stub" in value else value
+        return UNKNOWN if "<--" in value or TEXT in value else value
     if depth < 8 and isinstance(value, dict):
         return {str(k): plain(v, depth + 1) for k, v in value.items()}
     if depth < 8 and isinstance(value, (list, tuple)):
         return [plain(v, depth + 1) for v in value]
     return UNKNOWN
-
-
-CALLERS = {"dataset_name": "<--dataset_name"}  # what a script can't run without
 
 
 def trl_class(name: str) -> Any:
@@ -132,8 +136,7 @@ def trl_class(name: str) -> Any:
     if name in SCRIPT_CLASSES:
         fields = [
             (k, Any, dataclasses.field(default_factory=list) if v == [] else dataclasses.field(default=v))
-            for k, v in {**SCRIPT_CLASSES[name], **CALLERS}.items()
-            if k in SCRIPT_CLASSES[name]
+            for k, v in SCRIPT_CLASSES[name].items()
         ]
         return dataclasses.make_dataclass(name, fields, bases=(Base,))
     if name in ("TrlParser", "HfArgumentParser"):
@@ -152,18 +155,21 @@ def trl_class(name: str) -> Any:
         return lambda model=None, *values, **keywords: model
     if name == "load_dataset":
         return loaded
-    return Stub()
+    return Stub(name)
 
 
 class Parser:
-    """A parser of dataclasses, at their defaults."""
+    """A parser of dataclasses, at their defaults; `is_given` sets what has none, but for TRL's configuration."""
+
+    is_given = False
 
     def __init__(self, classes: Any = (), **keywords: Any) -> None:
         classes = keywords.get("dataclass_types", classes)
         self.classes = classes if isinstance(classes, (list, tuple)) else [classes]
 
     def parse_args_and_config(self, *values: Any, **keywords: Any) -> Any:
-        return tuple(_at_defaults(c) if isinstance(c, type) else Stub() for c in self.classes)
+        rest = [Stub()] if keywords.get("return_remaining_strings") else []
+        return (*(_at_defaults(c) if isinstance(c, type) else Stub() for c in self.classes), *rest)
 
     parse_args_into_dataclasses = parse_args_and_config
 
@@ -172,7 +178,11 @@ def _at_defaults(cls: type) -> Any:
     """Return an instance with defaults, and stubs for fields that the command line has to set."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     missing = (dataclasses.MISSING,) * 2
-    return cls(**{f.name: Stub() for f in fields if (f.default, f.default_factory) == missing})
+    out = cls(**{f.name: Stub() for f in fields if (f.default, f.default_factory) == missing})
+    for field in fields if Parser.is_given and _fields_class(cls) is None else ():
+        if getattr(out, field.name) is None:
+            setattr(out, field.name, f"<--{field.name}")
+    return out
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -220,6 +230,8 @@ LEAVING = {
 def _opened(file: Any, mode: str = "r", *values: Any, **keywords: Any) -> Any:
     """Open a file to read; files that are missing, and those to write, are stubs."""
     try:
+        if type(file) is Stub or type(mode) is Stub:
+            return Stub()
         return OPEN_FILE(file, mode, *values, **keywords) if set(mode) <= {"r", "b", "t"} else Stub()
     except (OSError, TypeError):
         return Stub()
@@ -247,16 +259,72 @@ def _accept_stubs() -> None:
         setattr(json, name, lambda *values, write=write, **keywords: write(*values, **{"default": str, **keywords}))
 
 
-def run_child(path: Path) -> None:
+# what a script may find where it runs, tried in this order until a trainer trains: functions that it doesn't call are
+# called, files are there that are not beside it, options and environment variables without a default are set, values of
+# libraries are as they are compared with
+WORLDS = [(), ("calls",), *(("calls", *more) for more in (
+    ("files",), ("options",), ("files", "options"), ("agrees",), ("files", "options", "agrees")))]  # fmt: skip
+
+
+def _change_world(world: Sequence[str]) -> None:
+    """Let files, options or values be there that are not."""
+    Stub.agrees = "agrees" in world
+    if "files" in world:
+        for name in ("exists", "isfile", "isdir"):
+            setattr(os.path, name, lambda path: True)
+            setattr(Path, {"isfile": "is_file", "isdir": "is_dir"}.get(name, name), lambda path, **options: True)
+        for name in ("glob", "rglob", "iterdir"):
+            setattr(Path, name, lambda path, *values: [path / "<--stub"])
+        os.listdir = glob.glob = lambda path=".", **options: ["<--stub"]  # type: ignore[assignment]
+    if "options" in world:
+        parse, variables = argparse.ArgumentParser.parse_known_args, dict(os.environ)
+
+        def given(self: Any, *values: Any, **keywords: Any) -> Any:
+            parsed, rest = parse(self, *values, **keywords)
+            for key, value in vars(parsed).items():
+                setattr(parsed, key, f"<--{key}" if value in (None, "") else value)
+            return parsed, rest
+
+        argparse.ArgumentParser.parse_known_args = given  # type: ignore[method-assign]
+        environ = type(os.environ)
+        environ.__getitem__ = lambda self, key: variables.get(key, f"<--{key}")
+        environ.get = lambda self, key, default=None: variables.get(key, default or f"<--{key}")
+        environ.__setitem__ = variables.__setitem__
+        os.getenv = lambda key, default=None: os.environ.get(key, default)
+        Parser.is_given = True
+
+
+def _call_uncalled(tree: ast.Module, names: dict[str, Any]) -> None:
+    """Call functions and methods that make a trainer and that nothing in the file calls, with stubs for arguments."""
+    from gxpo.adapters.convert_script import TRAINERS, _calls_one
+
+    for top in tree.body:
+        for node in top.body if isinstance(top, ast.ClassDef) else [top]:
+            is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _calls_one(node, TRAINERS)
+            if not is_function or (isinstance(top, ast.ClassDef) and top.bases and TRAINERS.search(top.name)):
+                continue
+            owner = filled(names[top.name].__init__) if top is not node else None
+            if owner is None:
+                filled(names[node.name])()
+            else:
+                instance = names[top.name].__new__(names[top.name])
+                owner(instance)
+                filled(getattr(names[top.name], node.name))(instance)
+            if Trainer.latest is not None:
+                return
+
+
+def run_child(path: Path, world: Sequence[str] = ()) -> None:
     """Run a script among stubs."""
     from gxpo.adapters import convert_script
 
-    resource.setrlimit(resource.RLIMIT_CPU, (15, 15))
+    resource.setrlimit(resource.RLIMIT_CPU, (8, 8))
     text = path.read_text(encoding="utf-8-sig")
     if path.suffix == ".ipynb":
         cells = convert_script._cells(path, text)
         text = "\n".join(convert_script._without_magics([x for _, x in cells], True))
-    code = compile(convert_script._without_cells(ast.parse(text)), str(path), "exec")
+    tree = convert_script._without_cells(ast.parse(text))
+    code = compile(tree, str(path), "exec")
     KEPT.update(name.partition(".")[0] for name in sys.modules)
     KEPT.difference_update(("trl", "transformers", "torch", "datasets", "peft", "numpy", "tokenizers", "accelerate"))
     for name in [n for n in sys.modules if n.partition(".")[0] not in (*KEPT, *sys.stdlib_module_names)]:
@@ -281,17 +349,35 @@ def run_child(path: Path) -> None:
         return add(self, *flags, **keywords)
 
     argparse.ArgumentParser.add_argument = optional  # type: ignore[method-assign]
+    _change_world(world)
     sys.argv = [path.name]
     module = types.ModuleType("__main__")
-    module.__dict__.update({"__file__": str(path), "display": Stub(), "get_ipython": Stub()})
+    module.__dict__.update(
+        {"__file__": str(path), "display": Stub(), "get_ipython": Stub(), "__package__": "beside" + ".it" * 8}
+    )
     sys.modules["__main__"] = module
     exec(code, module.__dict__)  # a script of the person who starts this check
+    if Trainer.latest is None and "calls" in world:
+        _call_uncalled(tree, module.__dict__)
     if Trainer.latest is not None:
         tell(Trainer.latest.arguments)
 
 
 # ---------------------------------------------------------------- the child process
-def truth_of(script: Path) -> dict[str, Any] | str:
+def truth_of(script: Path) -> tuple[dict[str, Any] | str, Sequence[str]]:
+    """Run a script in forked processes; return what it gave its trainer, or why it gave nothing, and in which world."""
+    first = ""
+    for world in WORLDS:
+        truth = _truth_in(script, world)
+        if not isinstance(truth, str):
+            return truth, world
+        first = first or truth
+        if re.search("too slow|SyntaxError|IndentationError", truth):
+            break
+    return first, ()
+
+
+def _truth_in(script: Path, world: Sequence[str]) -> dict[str, Any] | str:
     """Run a script in a forked process; return what it gave its trainer, or why it gave nothing."""
     with tempfile.TemporaryDirectory() as folder:
         record, errors = Path(folder) / "told.json", Path(folder) / "errors"
@@ -304,13 +390,13 @@ def truth_of(script: Path) -> dict[str, Any] | str:
             os.dup2(output, 2)
             os.chdir(folder)
             try:
-                run_child(script)
+                run_child(script, world)
             except BaseException:  # of a script of somebody else
                 traceback.print_exc()
             finally:
                 sys.stderr.flush()
                 os._exit(0)
-        for _ in range(200):
+        for _ in range(600):  # of a busy machine
             if os.waitpid(pid, os.WNOHANG)[0]:
                 break
             time.sleep(0.1)

@@ -98,3 +98,29 @@ def test_the_first_of_two_configurations_is_taken(here):
 def test_an_assignment_to_a_field_after_the_call_counts(here):
     source = read("from trl import GRPOConfig\nargs = GRPOConfig(beta=0.1)\nargs.beta = 0.3\n")
     assert (source.settings["beta"].value, source.settings["beta"].where) == (0.3, "line 3")
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            "def a():\n    def b():\n        GRPOTrainer()\n",
+            r"line 3: GRPOTrainer\(...\) is in code that is never called",
+        ),
+        (
+            "class MyGRPOTrainer(GRPOTrainer):\n    pass\n",
+            "line 1: MyGRPOTrainer is a class of a trainer, which nothing",
+        ),
+        ("from a import f\nf(reward_funcs=[len])\n", r"line 2: f\(reward_funcs=...\) is code of another file"),
+        ("def length_reward(completions):\n    pass\n", r"a reward in it \(line 1: length_reward\) and no trainer"),
+        (
+            "from a import GRPOTrainer\nGRPOTrainer(1, 2)\n",
+            "line 2: GRPOTrainer is of a, not of TRL, and is given no GRPO",
+        ),
+        ("class GRPOTrainer:\n    pass\nGRPOTrainer(1)\n", "line 3: GRPOTrainer is a class of this file, not of TRL"),
+    ],
+)
+def test_a_file_without_a_trainer_of_trl_is_refused_by_name(here, script, words):
+    Path("x.py").write_text(script)
+    with pytest.raises(ConfigError, match=words):
+        convert_trl("x.py")

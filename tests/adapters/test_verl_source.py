@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from gxpo.adapters.shell.values import Unknown
 from gxpo.adapters.verl_source import read_source
 from gxpo.base import yamltext
+from gxpo.base.errors import ConfigError
 
 SCRIPTS = yamltext.plain(
     yamltext.load((Path(__file__).parent / "convert" / "scripts.yaml").read_text(), "scripts.yaml"), "scripts.yaml"
@@ -40,3 +43,12 @@ def test_scripts_give_the_arguments_that_bash_gives(here):
 
 def test_there_are_fifty_scripts():
     assert len({entry["name"] for entry in SCRIPTS}) == len(SCRIPTS) >= 50
+
+
+def test_a_script_that_ends_at_its_defaults_names_what_to_give_it(here):
+    Path("run.sh").write_text(
+        "M=${M:-none}\nif [ $M = none ]; then exit 1; fi\npython3 -m verl.trainer.main_ppo data.train_batch_size=4\n"
+    )
+    with pytest.raises(ConfigError, match=r"it ends in line 2; put NAME=VALUE for \$M before run\.sh"):
+        read_source(["run.sh"])
+    assert read_source(["M=a", "run.sh"]).get("data.train_batch_size") == 4

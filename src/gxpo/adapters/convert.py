@@ -14,6 +14,7 @@ from gxpo.adapters.convert_script import SourceSettings, Value
 from gxpo.adapters.trl_config import DEFAULTS, with_defaults
 from gxpo.adapters.trl_fields import (
     COLUMNS,
+    DIFFERENCES,
     ELSEWHERE,
     LOGGERS,
     OF_RLOO,
@@ -266,11 +267,9 @@ class Conversion:
 
     def _differences(self) -> None:
         """Note what TRL does to rows or to the reference, and gxpo does not."""
-        if self.args.mask_truncated_completions:
-            self._note("mask_truncated_completions", "mask_truncated_completions: cut-off completions stay in the "
-                                                      "loss here")  # fmt: skip
-        if self.args.sync_ref_model:
-            self._note("sync_ref_model", "sync_ref_model: gxpo's reference is the policy of the first step")
+        for name, instead in DIFFERENCES.items():
+            if getattr(self.args, name):
+                self._note(name, f"{name}: {instead}")
 
     def _batches(self) -> None:
         """Convert batch sizes: TRL counts rows per process, gxpo tasks of whole groups per step."""
@@ -284,8 +283,12 @@ class Conversion:
             optimiser = rows = micro * a.gradient_accumulation_steps
             self._note("per_device_train_batch_size", f"unsloth makes it {micro}: whole groups of num_generations")
         self._set("rollout.group_size", group, "num_generations")
-        sizes = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation",
-                 "generation_batch_size", "num_generations")  # fmt: skip
+        sizes = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
+                 "per_device_train_batch_size", "num_generations")  # fmt: skip
+        # fields that cut a generation batch into minibatches: none where nothing makes it larger than an update
+        is_in_rows = a.generation_batch_size or "generation_batch_size" in self.open or self.source.rest
+        is_whole = not (is_in_rows or a.steps_per_generation or "steps_per_generation" in self.open)
+        self.cuts = () if is_whole else sizes[: 4 if is_in_rows else 3]
         fields = ["per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"]
         fields = [f for f in fields if f in self.settings] or fields[:2]
         if a.generation_batch_size:
@@ -302,7 +305,7 @@ class Conversion:
         is_cut = any(f in self.open for f in ("steps_per_generation", "generation_batch_size"))
         if self.minibatches > 1 or is_cut:
             cut = ("steps_per_generation", "gradient_accumulation_steps")
-            self._set("update.minibatches", self.minibatches, *cut, also=sizes[:4])
+            self._set("update.minibatches", self.minibatches, *cut, also=self.cuts)
             if rows // group < self.minibatches or (rows // group) % self.minibatches:
                 self._note("steps_per_generation", "minibatches are of whole groups here: TRL cuts through them")
         if a.num_iterations > 1:
@@ -310,7 +313,7 @@ class Conversion:
         self.per_batch = self.minibatches * a.num_iterations
         if a.max_steps > 0:
             steps = math.ceil(a.max_steps / self.per_batch)
-            self._set("trainer.steps", steps, "max_steps", also=("num_iterations", *sizes[:4]))
+            self._set("trainer.steps", steps, "max_steps", also=("num_iterations", *self.cuts))
         elif "max_steps" in self.open or self.source.rest:
             self._set("trainer.steps", 1, "max_steps", also=("num_train_epochs",))
         else:
@@ -329,8 +332,7 @@ class Conversion:
             if value is not None and value != DEFAULTS[name] and not (name == "top_k" and value < 0):
                 self._set(f"sampling.{name}", value if name == "top_k" else float(value), name)
         options = dict(a.generation_kwargs) if isinstance(a.generation_kwargs, dict) else {}
-        stops = [options.pop(k) for k in ("stop", "stop_strings") if k in options]
-        if stops:
+        if stops := [options.pop(k) for k in ("stop", "stop_strings") if k in options]:
             texts = [t for s in stops for t in ([s] if isinstance(s, str) else s)]
             self._set("sampling.stop", texts, "generation_kwargs")
         for name, value in options.items():
@@ -352,14 +354,13 @@ class Conversion:
         a = self.args
         if not a.vllm_importance_sampling_correction:
             return
-        fields = ("vllm_importance_sampling_correction", "vllm_importance_sampling_mode",
-                  "vllm_importance_sampling_clip_max")  # fmt: skip
-        cap = a.vllm_importance_sampling_clip_max
-        if a.vllm_importance_sampling_mode == "token_truncate" and cap and not a.vllm_importance_sampling_clip_min:
+        fields = [f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_max")]
+        cap, floor = a.vllm_importance_sampling_clip_max, a.vllm_importance_sampling_clip_min
+        if a.vllm_importance_sampling_mode == "token_truncate" and cap and not floor:
             self._set("weight.mismatch", "truncated", *fields)
             self._set("weight.mismatch.cap", float(cap), fields[-1])
         else:
-            mode = f"{a.vllm_importance_sampling_mode!r}, clips {a.vllm_importance_sampling_clip_min}, {cap}"
+            mode = f"{a.vllm_importance_sampling_mode!r}, clips {floor}, {cap}"
             ours = "gxpo has weight.mismatch=truncated (token_truncate) and mismatch_mask"
             self._note(fields[1], f"vllm_importance_sampling_mode={mode}: {ours}")
 
@@ -387,8 +388,7 @@ class Conversion:
         elif ratio and total > 0:
             self._set("optim.warmup_steps", math.ceil(ratio * total), "warmup_ratio", "warmup_steps")
         elif ratio:
-            self._note("warmup_ratio", f"warmup_ratio={ratio:g}: set optim.warmup_steps to this share of the "
-                                        "optimiser steps")  # fmt: skip
+            self._note("warmup_ratio", f"warmup_ratio={ratio:g}: optim.warmup_steps is this share of the run's updates")
         elif warmup:
             self._set("optim.warmup_steps", int(warmup), "warmup_steps")
         if not str(a.optim).startswith("adamw_torch"):
@@ -416,9 +416,7 @@ class Conversion:
         elif low and str(dtype) != "bfloat16":
             self._note("bf16", "bf16: TRL keeps float32 weights and multiplies in bfloat16; learner.dtype=bfloat16 "
                                 "updates float32 copies of bfloat16 weights")  # fmt: skip
-        if ("gradient_checkpointing" not in self.settings and a.gradient_checkpointing) or self.settings.get(
-            "gradient_checkpointing"
-        ):
+        if self.settings.get("gradient_checkpointing", a.gradient_checkpointing):
             self._set("learner.recompute", True, "gradient_checkpointing")
         if (peft := parts.get("peft")) is not None:
             self._lora(peft)
@@ -428,18 +426,19 @@ class Conversion:
 
     def _lora(self, peft: Value) -> None:
         if peft.is_open:
-            return self._open("learner.lora_rank", f"{peft.where}: {peft.note}")
+            for name in ("rank", "alpha", "targets"):
+                self._open(f"learner.lora_{name}", f"{peft.where}: {peft.note}")
+            return
         # peft's own defaults where the adapter states nothing; target modules by the type of the model
         lora = {"r": 8, "lora_alpha": 8, **peft.value}
         keys = {"learner.lora_rank": lora["r"], "learner.lora_alpha": lora["lora_alpha"],
                 "learner.lora_targets": lora.get("target_modules")}  # fmt: skip
         for (key, value), kind in zip(keys.items(), (int, float, None), strict=True):
-            if value is None:
-                continue
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
             is_known = is_number if kind is not None else not yamltext.is_open(value)
-            self.keys[key] = (kind(value) if kind is not None else value) if is_known else yamltext.OPEN
-            self.origins[key] = f"{peft.where}{f': {peft.note}' if peft.note else ''}"
+            if value is not None:
+                self.keys[key] = (kind(value) if kind is not None else value) if is_known else yamltext.OPEN
+                self.origins[key] = f"{peft.where}{f': {peft.note}' if peft.note else ''}"
         if "learner.lora_targets" not in self.keys:
             self.notes.append((peft.where, "target_modules: peft's choice for the model; gxpo adapts all-linear"))
         for name, value in lora.items():
@@ -455,24 +454,25 @@ class Conversion:
         if a.save_strategy == "no":
             self._set("trainer.checkpoint_every", 0, "save_strategy")
         elif a.save_strategy == "steps" and isinstance(a.save_steps, int) and a.save_steps >= 1:
-            self._set("trainer.checkpoint_every", max(1, a.save_steps // self.per_batch), "save_steps")
+            self._every("trainer.checkpoint_every", a.save_steps, "save_steps")
         else:
             self._note("save_strategy", f"save_strategy={a.save_strategy!r}: set trainer.checkpoint_every")
         if a.save_total_limit:
             self._set("trainer.keep_checkpoints", int(a.save_total_limit), "save_total_limit")
         every = a.eval_steps or self.settings.get("logging_steps", 10)  # TRL evaluates when it logs
         if a.eval_strategy == "steps" and isinstance(every, (int, float)) and every >= 1:
-            self._set("eval.every", max(1, int(every) // self.per_batch), "eval_strategy", "eval_steps")
+            self._every("eval.every", int(every), "eval_strategy", "eval_steps")
         elif a.eval_strategy != "no":
             self._note("eval_strategy", f"eval_strategy={a.eval_strategy!r}: set eval.every")
-        if a.router_aux_loss_coef:
-            self._note("router_aux_loss_coef", "router_aux_loss_coef: no load-balancing loss here")
         loggers = a.report_to if isinstance(a.report_to, list) else [a.report_to]
         if supported := [name for name in loggers if name in LOGGERS]:
             self._set("trainer.callbacks", supported, "report_to")
         for name in loggers:
             if name not in ("none", None, "all", *LOGGERS):
                 self._note("report_to", f"report_to={name!r}: gxpo has {', '.join(LOGGERS)}, and callbacks")
+
+    def _every(self, key: str, updates: int, *fields: str) -> None:
+        self._set(key, max(1, updates // self.per_batch), *fields, also=("num_iterations", *self.cuts))
 
     def _unread_settings(self) -> None:
         """Note the settings that have no counterpart, unless they change nothing that is computed."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gxpo.adapters.script.calls import TRAINERS, Calls
+from gxpo.adapters.script.calls import TRAINERS, Calls, elsewhere
 from gxpo.adapters.script.expressions import source_of
 from gxpo.adapters.script.parsers import CONFIGS
 from gxpo.adapters.script.values import ABSENT, Function, Import, Noted, Thing, Unknown, plain, without_notes
@@ -142,7 +142,7 @@ class _Reader:
         trainers = [t for k, t in records.items() if k.startswith("trainer")]
         configs = [t for k, t in records.items() if k.startswith("config")]
         if not configs and not trainers:
-            raise ConfigError("there is neither a GRPOConfig nor a GRPOTrainer in it")
+            raise ConfigError(_without_trainer(tree, self.walk.where))
         # of several trainers the one that trains first is taken, and the others are named
         trained = records.get("trained")
         trainer = trained if isinstance(trained, Thing) else trainers[0] if trainers else None
@@ -167,8 +167,12 @@ class _Reader:
             for more in configs:
                 if more is not config and more.where != getattr(config, "where", ""):
                     self._say(more.where, f"a second {more.name}: that of the trainer is taken")
+        if trainer is not None and config is None and (other := self._other_library(trainer)):
+            raise ConfigError(f"{trainer.where}: {trainer.name} is {other}, not of TRL, and is given no GRPOConfig: "
+                              "state its settings in gxpo's keys, see docs/migrate.md")  # fmt: skip
         self._config(config, notes, trainer)
         self._trainer(trainer)
+        self._unknown_adapter(tree, trainer)
         self.source.guarded = not _trains_on_import(tree)
 
     def _say(self, where: str, what: str) -> None:
@@ -184,14 +188,10 @@ class _Reader:
             self.walk.is_guess = True
             for top in tree.body:
                 for node in [top, *(top.body if isinstance(top, ast.ClassDef) else ())]:
-                    is_met = node in self.walk.entered or not isinstance(node, ast.FunctionDef)
-                    if (
-                        is_met
-                        or not _calls_one(node, pattern)
-                        or (isinstance(top, ast.ClassDef) and TRAINERS.search(top.name))
-                    ):
-                        continue
-                    self._follow(top, node)
+                    is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+                    is_trainer = isinstance(top, ast.ClassDef) and TRAINERS.search(top.name) and top.bases
+                    if is_function and node not in self.walk.entered and _calls_one(node, pattern) and not is_trainer:
+                        self._follow(top, node)
             self.walk.is_guess = False
 
     def _follow(self, top: ast.stmt, node: Any) -> None:
@@ -204,6 +204,24 @@ class _Reader:
             )
             if isinstance(function := cls.fields.get(node.name), Function) and node not in self.walk.entered:
                 self.walk.called(function, [instance], {}, node)
+
+    def _other_library(self, trainer: Thing) -> str:
+        """Return what a trainer is, if neither it nor a class that it derives from can be TRL's; else ""."""
+        if isinstance(trainer.of, Import):
+            return f"of {other}" if (other := elsewhere([trainer.of])) else ""
+        bases = self.walk.bases(trainer.of) if isinstance(trainer.of, Thing) else [trainer.of]
+        return "a class of this file" if all(isinstance(b, Thing) for b in bases) else ""
+
+    def _unknown_adapter(self, tree: ast.Module, trainer: Thing | None) -> None:
+        """Leave the adapter open where it is put on a model in a place that is not known."""
+        model = without_notes(trainer.fields.get("model"))[0] if trainer is not None else None
+        is_mentioned = any(
+            re.search(r"get_peft_model|PeftModel|LoraConfig", getattr(n, "id", getattr(n, "attr", "")))
+            for n in ast.walk(tree) if isinstance(n, (ast.Name, ast.Attribute))
+        )  # fmt: skip
+        if isinstance(model, Unknown) and trainer is not None and is_mentioned and "peft" not in self.source.parts:
+            where = trainer.places.get("model", trainer.where)
+            self.source.parts["peft"] = Value(OPEN, where, "whether the model has an adapter is not known")
 
     # ------------------------------------------------------------ results
     def _value(self, value: Any, where: str, what: str = "") -> Value:
@@ -424,6 +442,30 @@ def _calls_one(node: ast.AST, pattern: re.Pattern[str]) -> bool:
         isinstance(n, ast.Call) and (pattern.search(_last(n.func)) or any(k.arg == "reward_funcs" for k in n.keywords))
         for n in ast.walk(node)
     )
+
+
+def _without_trainer(tree: ast.Module, where: Callable[[ast.AST], str]) -> str:
+    """Say what there is in a file in which no trainer was met, and what to do."""
+    nodes = list(ast.walk(tree))
+    calls = [(n, _last(n.func)) for n in nodes if isinstance(n, ast.Call)]
+    classes = [n for n in nodes if isinstance(n, ast.ClassDef)]
+    for call, name in calls:
+        if TRAINERS.search(name) or CONFIGS.search(name):
+            return f"{where(call)}: {name}(...) is in code that is never called: call it at the top level of the file"
+    for cls in classes:
+        if TRAINERS.search(cls.name) or any(TRAINERS.search(_last(b)) for b in cls.bases):
+            return (
+                f"{where(cls)}: {cls.name} is a class of a trainer, which nothing makes: convert the script that does"
+            )
+    for call, name in calls:
+        if any(k.arg == "reward_funcs" for k in call.keywords):
+            return (
+                f"{where(call)}: {name}(reward_funcs=...) is code of another file: convert the one that makes a trainer"
+            )
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef) and "reward" in node.name:
+            return f"there is a reward in it ({where(node)}: {node.name}) and no trainer: convert the script of that"
+    return "there is neither a GRPOConfig nor a GRPOTrainer in it"
 
 
 def _trains_on_import(tree: ast.Module) -> bool:

@@ -35,6 +35,12 @@ REASONS = {
     "datasets": "a mixture: join the rows in a file of tasks",
     "reward_model_name_or_path": "a reward model: teacher.models",
 }
+# Fields that do what gxpo does not, where they are set.
+DIFFERENCES = {
+    "mask_truncated_completions": "cut-off completions stay in the loss here",
+    "sync_ref_model": "gxpo's reference is the policy of the first step",
+    "router_aux_loss_coef": "no load-balancing loss here",
+}
 # Keys that are open where a field is; fields without an entry are said in a note.
 OPEN_KEYS: Mapping[str, tuple[str, ...]] = {
     "loss_type": ("method",), "multi_objective_aggregation": ("method",), "normalize_advantages": ("method",),
@@ -105,6 +111,8 @@ def check_value(name: str, setting: Value) -> Value:
     if (is_text and not isinstance(value, (str, bool))) or (is_weights and not _is_numbers(value)):
         return Value(OPEN, setting.where, setting.note if setting.is_open else "it is no value of TRL's")
     is_number = name in OPTIONAL_NUMBERS or (isinstance(default, (int, float)) and not isinstance(default, bool))
+    if name == "importance_sampling_level" and value not in ("token", "sequence", OPEN):
+        return Value(OPEN, setting.where, f"{value!r} is no level of TRL's")
     if setting.is_open or name not in DEFAULTS or not (is_number or isinstance(default, bool)):
         return setting
     if isinstance(value, str) and is_number:

@@ -173,14 +173,12 @@ def _of_script(script: Script, path: Path) -> Source:
     launches = [call for call in script.calls if not _OTHER.search(_program_of(call.words)[0].rpartition(".")[2])]
     if not launches:
         others = [f"{call.where}: {_program_of(call.words)[0]}" for call in script.calls]
-        raise ConfigError(
-            f"{path}: there is no training by reward in it"
-            + (
-                f", only {', '.join(others)}"
-                if others
-                else ": no command gets settings as algorithm.adv_estimator=grpo"
+        why = f", only {', '.join(others)}" if others else ": no command gets settings as algorithm.adv_estimator=grpo"
+        if script.end and not others:
+            why = (
+                f": it ends in {script.end}; put NAME=VALUE for {_names(script) or 'its variables'} before {path.name}"
             )
-        )
+        raise ConfigError(f"{path}: there is no training by reward in it{why}")
     # of several the last one that surely runs: earlier ones prepare it, or are variants of it
     call = ([c for c in launches if not c.why] or launches)[-1]
     out = _of_words([(word, call.where) for word in call.words], path.parent)
@@ -190,11 +188,15 @@ def _of_script(script: Script, path: Path) -> Source:
     if call.why:
         out.notes.append((call.where, f"whether this training starts {call.why.partition(': ')[2] or 'is not known'}"))
     if script.defaults:
-        names = ", ".join(f"${name}" for name in script.defaults)
-        out.notes.append(("", f"defaults of the script are taken for {names}: put NAME=VALUE before {path.name}"))
+        taken = f"defaults of the script are taken for {_names(script)}"
+        out.notes.append(("", f"{taken}: put NAME=VALUE before {path.name}"))
     out.notes += script.notes
     _places(out, path, call)
     return out
+
+
+def _names(script: Script) -> str:
+    return ", ".join(f"${name}" for name in script.defaults)
 
 
 def _places(out: Source, path: Path, call: Call) -> None:

@@ -140,6 +140,10 @@ class Calls(Parsers):
                 else:
                     first.rest = self.unknown(node)
                 return None
+            case "run" if path == "asyncio.run" and values:
+                return values[0]
+            case "import_module" if path == "importlib.import_module" and isinstance(first, str):
+                return Import(first)
             case "from_pretrained" if "." in path:
                 return self.pretrained(path, values, keywords, node)
             case "get_peft_model" if values and isinstance(first, Thing):
@@ -292,7 +296,8 @@ class Calls(Parsers):
         bases = self.bases(cls)
         imported = [b for b in bases if isinstance(b, (Import, Unknown))]
         names = [b.name for b in bases if isinstance(b, (Thing, Import))]
-        if any(TRAINERS.search(n) for n in names) or ("reward_funcs" in keywords and "args" in keywords):
+        is_trainer = any(TRAINERS.search(n) for n in names) and not makes_trainer(cls, bases)
+        if is_trainer or ("reward_funcs" in keywords and "args" in keywords):
             return self.trainer(cls, cls.name, values, keywords, node)
         if any(CONFIGS.search(b.name) for b in imported if isinstance(b, Import)):
             return self.config(cls, cls.name, values, keywords, node)
@@ -341,9 +346,9 @@ class Calls(Parsers):
             thing.places |= {k: self.place_of(node, k) for k in keywords}
             if values:
                 thing.places["output_dir"] = self.where(node)
-        elsewhere = _elsewhere(self.bases(cls) if isinstance(cls, Thing) else [cls])
-        if elsewhere:
-            thing.notes.append((self.where(node), f"{name} is of {elsewhere}: its defaults may be other than TRL's"))
+        other = elsewhere(self.bases(cls) if isinstance(cls, Thing) else [cls])
+        if other and thing.rest is None:
+            thing.rest = Unknown(f"{name} is of {other}: its defaults may be other than TRL's", self.where(node))
         self.record(thing, node)
         return thing
 
@@ -427,7 +432,15 @@ class Calls(Parsers):
         )
 
 
-def _elsewhere(bases: Sequence[Any]) -> str:
+def makes_trainer(cls: Thing, bases: Sequence[Any]) -> bool:
+    """Return True if a class of the script derives from none of another file, and calls a trainer or configuration."""
+    functions = [f.node for b in bases if isinstance(b, Thing) for f in b.fields.values() if isinstance(f, Function)]
+    calls = [n for f in functions for n in ast.walk(f) if isinstance(n, ast.Call)]
+    names = [source_of(call.func).rpartition(".")[2] for call in calls]
+    return all(isinstance(b, Thing) for b in bases) and any(TRAINERS.search(n) or CONFIGS.search(n) for n in names)
+
+
+def elsewhere(bases: Sequence[Any]) -> str:
     """Return the module of the class that a script derives from or uses, if it is not TRL's own."""
     for base in bases:
         if isinstance(base, Unknown):
@@ -453,6 +466,6 @@ def _trainer_notes(cls: Any, name: str, bases: Sequence[Any], where: str) -> lis
             )
     if isinstance(cls, Unknown):
         notes.append((where, f"which trainer {name} is, is not known ({cls.reason}): its loss may be another"))
-    elif elsewhere := _elsewhere(bases):
-        notes.append((where, f"{name} is of {elsewhere}, not of TRL: its loss may be another"))
+    elif other := elsewhere(bases):
+        notes.append((where, f"{name} is of {other}, not of TRL: its loss may be another"))
     return notes

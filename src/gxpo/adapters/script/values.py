@@ -214,13 +214,18 @@ def compute(function: Callable[..., Any], arguments: Sequence[Any], unknown: Unk
     values, notes = [], []
     for argument in arguments:
         value, why = without_notes(argument)
-        if isinstance(value, Unknown):
-            return value
+        if isinstance(value, Import):
+            return Unknown(f"{value.path} is code of another file", unknown.where)
+        if isinstance(value, (Unknown, Thing, Function)):
+            return value if isinstance(value, Unknown) else unknown
         values.append(value)
         notes += why
     try:
         result = function(*values)
     except Exception:  # of whatever the script's constants make of a builtin function
+        return unknown
+    is_text_of_objects = isinstance(result, str) and re.search(r"\b(Import|Thing|Unknown|Function|Noted)\(", result)
+    if is_text_of_objects and any(isinstance(v, (list, tuple, dict)) for v in values):
         return unknown
     if isinstance(result, (map, filter, zip)) or not _is_small(result):
         return unknown

@@ -248,7 +248,7 @@ class Walk(Expressions):
         self.count()
         definition = function.node
         is_long = getattr(definition, "name", "lambda") not in self.mattering and _length(definition) > SHORT
-        if len(self.stack) > DEEPEST or isinstance(definition, ast.AsyncFunctionDef) or is_long:
+        if len(self.stack) > DEEPEST or is_long:
             self.warn(getattr(definition, "name", ""), [*arguments], keywords, node)
             return self.unknown(node)
         self.entered.add(definition)
@@ -310,13 +310,16 @@ class Walk(Expressions):
 def _mattering(tree: ast.AST) -> set[str]:
     """Return the names of functions in which something that matters is called, by themselves or by one another."""
     names: dict[str, set[str]] = {}
+    changing: set[str] = set()  # what sets an attribute may set one of the configuration
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if any(isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store) for n in ast.walk(node)):
+                changing.add(node.name)
             inner = {
                 x for n in ast.walk(node) for x in (getattr(n, "id", ""), getattr(n, "attr", ""), getattr(n, "arg", ""))
             }
             names.setdefault(node.name, set()).update(x for x in inner if isinstance(x, str))
-    out = {name for name, inner in names.items() if any(map(MATTERS.search, inner))}
+    out = changing | {name for name, inner in names.items() if any(map(MATTERS.search, inner))}
     while more := {name for name, inner in names.items() if inner & out} - out:
         out |= more
     return out

@@ -35,7 +35,7 @@ class Script(Words):
 
     def __init__(self, path: Path, is_call: Callable[[Sequence[Text]], bool], arguments: Sequence[str] | None = None,
                  environment: Mapping[str, str] | None = None) -> None:  # fmt: skip
-        self.path, self.is_call, self.steps, self.depth, self.file = path, is_call, 0, 0, ""
+        self.path, self.is_call, self.steps, self.depth, self.file, self.end = path, is_call, 0, 0, "", ""
         self.notes: list[tuple[str, str]] = []
         self.defaults: dict[str, None] = {}
         script_arguments: list[Text] | None = None if arguments is None else list(arguments)
@@ -366,7 +366,7 @@ class Script(Words):
 
     # ------------------------------------------------------------ builtins
     def _do_exit(self, words: list[Text], s: State, line: int) -> None:
-        s.flow = "fail" if words and words[0] != "0" else "exit"
+        s.flow, self.end = "fail" if words and words[0] != "0" else "exit", self.where(line)
 
     def _do_return(self, words: list[Text], s: State, line: int) -> bool | None:
         s.flow = "return"

@@ -57,13 +57,14 @@ def end_of(text: str, start: int, line: int = 0, depth: int = 0) -> int:
         if i >= len(text):
             raise ConfigError(f"line {line}: a quotation has no end")
         return i + 1
-    closer = {'"': '"', "`": "`", "$(": ")", "${": "}", "<(": ")", ">(": ")"}.get(two if two[1:] in "({" else two[:1])
+    closers = {'"': '"', "`": "`", "$(": ")", "${": "}", "$[": "]", "<(": ")", ">(": ")"}
+    closer = closers.get(two if two[1:] in "({[" else two[:1])
     if two[:1] in ('"', "`"):
         closer = two[:1]
     if closer is None:
         return start + 1
     # a bracket opens another level; within double quotes only expansions count
-    i, opener = start + (1 if closer in '"`' else 2), {")": "(", "}": "{"}.get(closer, "")
+    i, opener = start + (1 if closer in '"`' else 2), {")": "(", "}": "{", "]": "["}.get(closer, "")
     while i < len(text) and text[i] != closer:
         if text[i] == opener:
             i = _closed(text, i + 1, opener, closer, line, depth + 1)
@@ -71,7 +72,7 @@ def end_of(text: str, start: int, line: int = 0, depth: int = 0) -> int:
             i = len(text) if (stop := text.find("\n", i)) < 0 else stop
         elif closer == "`" or (closer == '"' and text[i] not in "\\$`"):
             i += 2 if text[i] == "\\" else 1
-        elif closer == '"' and text[i : i + 2] not in ("$(", "${") and text[i] not in "\\`":
+        elif closer == '"' and text[i : i + 2] not in ("$(", "${", "$[") and text[i] not in "\\`":
             i += 1
         else:
             i = end_of(text, i, line, depth + 1)

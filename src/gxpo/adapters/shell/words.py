@@ -94,9 +94,9 @@ class Words:
             elif char == '"' and not quoted:
                 pieces = self._pieces(inner, s, line, True)
                 out += [("", False)] * (not pieces) + pieces
-            elif raw.startswith("$((", i) and raw[stop - 2 : stop] == "))":
-                number = self._number(raw[i + 3 : stop - 2], s)
-                why = self._why(raw[i + 3 : stop - 2], s, line)
+            elif (raw.startswith("$((", i) and raw[stop - 2 : stop] == "))") or two == "$[":
+                expression = raw[i + 2 : stop - 1] if two == "$[" else raw[i + 3 : stop - 2]
+                number, why = self._number(expression, s), self._why(expression, s, line)
                 out.append((Unknown(raw[i:stop], why) if number is None else str(number), not quoted))
             elif two == "$(" or char == "`":
                 out.append((self._substitution(raw[i + 2 : stop - 1] if two == "$(" else inner, s, line), not quoted))
