@@ -43,8 +43,15 @@ _PIPE = re.compile(
 _SPAN = re.compile(rf"\|\s{{0,40}}({_NUMBER})(ms|s|m|h)\s{{0,8}}(?:({_NUMBER})s)?\s{{0,40}}\|")
 _EQUALS = re.compile(
     r"([A-Za-z_][\w./@-]{0,120}(?: [A-Za-z][\w./@-]{0,120}){0,2}?)"
-    rf"\s{{0,8}}[:=]\s{{0,8}}({_NUMBER})(%?)(?=[\s,;|)\]]|$)"
+    rf"\s{{0,8}}[:=]\s{{0,8}}({_NUMBER})(%?)(?=[\s,;|)\]\u00b1/]|$)(?:\s?\u00b1\s?({_NUMBER}))?"
 )
+# Words and numbers without a sign between them: "reward 0.31, KL 0.02"; of "0.12 -> 0.31" the second counts.
+_BARE = re.compile(
+    rf"([A-Za-z][\w./@-]{{0,60}}(?: [A-Za-z][\w./@-]{{0,60}}){{0,2}}?)\s{{1,8}}({_NUMBER})(%?)"
+    rf"(?:\s?(?:->|\u2192|to)\s?({_NUMBER})(%?))?(?=[\s,;|)\]]|\.?$)"
+)
+_COUNT = re.compile(r"[\[(]\s?(\d{1,12})\s?/\s?\d{1,12}\s?[\])]")  # "(120/9997)"
+_EPOCH = re.compile(r"\bepoch\b", re.I)  # of a line that names no step
 _STEPS = STEP_KEYS
 _LABEL = re.compile(r"\b(?:rollout|perf|eval|passrate|multi_turn) (\d{1,12}): $")  # slime's, before a dict
 _STEP_ALONE = re.compile(r"\bStep (\d{1,12}):\s*$")  # SkyRL's, above a dict
@@ -84,7 +91,7 @@ _LARGEST = 400_000  # characters of a printed tree
 
 # Lines without any of these have nothing to read: the log of an engine has millions.
 _MARKS = (
-    *("{'", '{"', "{ '", '{ "', "step", "Step", "teration", "%|", "nsloth"),
+    *("{'", '{"', "{ '", '{ "', "step", "Step", "STEP", "teration", "iter ", "poch", "%|", "nsloth"),
     *("arning", "WARN", "ERROR", "CRITICAL", "rror:", "raceback (", "returned None", "of memory", "Killed"),
     *("Config(", "Arguments(", "--learning_rate", "--num_generations", "--max_completion_length", "main_ppo"),
     *("openrlhf.", "trl grpo", "verl.trainer", "skyrl", "--rollout-", " ....", "Results:", "\u2022 ", _GRID),
@@ -239,6 +246,7 @@ class Console:
     broken_line: tuple[float, str] | None = None  # a line of verl that may go on in the next
     is_rounded: bool = False
     word_rows: list[Row] = field(default_factory=list)  # rows of words and numbers
+    unnumbered_rows: list[Row] = field(default_factory=list)  # rows of words and numbers without a step
     unknown_rows: list[Row] = field(default_factory=list)  # rows of figures that no trainer is known to write
     last_step: float | None = None  # the number of a heading
     step_alone: float | None = None  # of a line above a dict
@@ -316,8 +324,9 @@ class Console:
 
     def _go_on(self, line: str) -> None:
         """Read a line of an open dict; another row or a hundred lines mean that it was cut."""
-        fresh = _DICT.search(line)
-        if fresh is not None or len(self.open) > 100 or _VERL.search(line):
+        fresh = _DICT.search(line) or _VERL.search(line)
+        # a printed answer may begin with a brace, too
+        if fresh or len(self.open) > 100 or (_COUNT.search(line) and sum(map(keys.is_metric, _figures_of(line))) > 2):
             self.open = []
             self.table.n_unreadable += 1
             self._line(line)
@@ -441,35 +450,43 @@ class Console:
             return
         # prime-rl's line of an evaluation names its data set before the step
         evaluated = _EVALUATED.search(line)
-        match = evaluated or _TRAIN_STEP.search(line) or _STEP.search(line)
-        if match is None or "Micro Step" in line:
+        match = evaluated or _TRAIN_STEP.search(line) or _STEP.search(line) or ([*_COUNT.finditer(line)] or [None])[-1]
+        if "Micro Step" in line:
+            return
+        if match is None:
+            self._unnumbered(line)
             return
         step = float(evaluated["step"] if evaluated else match[1])
         self.last_step = step
         rest = line[match.end() :]
-        values: dict[str, float] = {}
-        pattern = _PIPE if " | " in rest else _EQUALS
-        for pair in pattern.finditer(rest):
-            value = number(pair[2])
-            if value is not None:
-                values.setdefault(pair[1].strip(), value / 100 if pair[3] == "%" else value)
+        values = _figures_of(rest)
         # a time has a unit and stands without a name
         span = _SPAN.search(rest)
         if span is not None and "Time" not in values:
             unit = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}[span[2]]
             values["Time"] = float(span[1]) * unit + float(span[3] or 0)
-        if not any(map(keys.is_metric, values)):
+        if not any(map(keys.is_metric, values)) and sum(keys.by_words(key) is not None for key in values) < 2:
             return
         if evaluated:
             values = {f"eval/{evaluated['name']}/{key}": value for key, value in values.items()}
         self.word_rows.append((step, values))
         self.n_evaluations += evaluated is not None
 
+    def _unnumbered(self, line: str) -> None:
+        """Read a line of an epoch and three metrics or more, and no step: such lines are numbered in their order."""
+        if _EPOCH.search(line) is None:
+            return
+        values = _figures_of(line)
+        if sum(map(keys.is_metric, values)) >= 3:
+            self.unnumbered_rows.append((float(len(self.unnumbered_rows) + 1), values))
+
     def _end(self) -> None:
         # Where dicts or verl's lines are, words with numbers are text: of completions that TRL prints, say.
         if not self.table.rows or self.n_evaluations:
             self.table.rows += self.word_rows
             self.table.is_numbered = self.table.is_numbered or bool(self.word_rows)
+        if not self.table.rows:
+            self.table.rows = self.unnumbered_rows
         if not self.table.rows and self.unknown_rows:
             self.table.rows, self.table.is_known, self.table.is_numbered = self.unknown_rows, False, True
         if self.open:
@@ -478,6 +495,27 @@ class Console:
             self.table.notes.append("learning rates that were printed as 0.000 are unknown and were left out")
         self.table.messages = self.messages.texts
         self.table.settings = dict(self.settings.settings)
+
+
+def _figures_of(text: str) -> dict[str, float]:
+    """Figures of a line by the words before them; what stands behind a plus-minus sign is the deviation."""
+    values: dict[str, float] = {}
+    if " | " in text and (pairs := _PIPE.findall(text)):
+        for key, figure, unit in pairs:
+            if (value := number(figure)) is not None:
+                values.setdefault(key.strip(), value / 100 if unit == "%" else value)
+        return values
+    for key, figure, unit, deviation in _EQUALS.findall(text):
+        if (value := number(figure)) is not None:
+            values.setdefault(key.strip(), value / 100 if unit == "%" else value)
+        if deviation:
+            values.setdefault(f"{key.strip()} std", float(deviation))
+    if values:
+        return values
+    for key, figure, unit, later, later_unit in _BARE.findall(text):
+        if (value := number(later or figure)) is not None:
+            values.setdefault(key.strip(), value / 100 if (later_unit if later else unit) == "%" else value)
+    return values
 
 
 def read(chunks: Iterable[str]) -> Table:

@@ -8,32 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gxpo.doctor.readers.keys import have_prefixes, trainer_key, written_key
+from gxpo.doctor.readers.keys import STEP_KEYS, have_prefixes, trainer_key, written_key
 
 Row = tuple[float, dict[str, float]]  # step, figures
 Columns = dict[str, tuple[list[float], list[float]]]  # key -> steps, values
 
-# Keys that hold the number of the step, the first that is there counts. Order matters: wandb's `_step` counts calls of
-# `log`, not steps of the trainer.
-STEP_KEYS = (
-    "step",
-    "global_step",
-    "training/global_step",
-    "train/global_step",
-    "trainer/global_step",
-    "trainer_step",
-    "progress/step",
-    "system/global_step",  # ROLL
-    "rollout/step",  # slime
-    "train/step",
-    "eval/step",
-    "global_step/max_steps",  # ms-swift: "5/100"
-    "Step",
-    "steps",
-    "iteration",
-    "iter",
-    "_step",
-)
 
 
 @dataclass

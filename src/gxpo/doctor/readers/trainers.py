@@ -35,6 +35,7 @@ class Trainer:
     kl              flag -> key of the KL's coefficient where the flag is set
     own_settings    keys of settings that tell the trainer
     lines           source of a check, or `reward` -> the setting that logs it
+    words           `short`: word of a key -> what it is short for; `sets`: name -> words of a key; `aspects` of rewards
     """
 
     own_keys: re.Pattern[str] = re.compile(r"(?!)")
@@ -51,6 +52,7 @@ class Trainer:
     kl: Mapping[str, str] = field(default_factory=dict)
     own_settings: tuple[str, ...] = ()
     lines: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, Any] = field(default_factory=dict)
 
     def plain(self, key: str) -> str:
         """Key as `keys` has it."""
@@ -119,4 +121,5 @@ def _trainer(path: Path) -> Trainer:
         kl=table.get("kl", {}),
         own_settings=tuple(table.get("own_settings", ())),
         lines=table.get("lines", {}),
+        words=table.get("words", {}),
     )
