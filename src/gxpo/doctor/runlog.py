@@ -52,6 +52,7 @@ NAMES: dict[str, str] = {
     "length_min": "shortest completion, tokens",
     "terminated_length": "mean length of completions that ended by themselves, tokens",
     "truncated": "share of completions cut at the length limit",
+    "repetition": "share of completions that repeat themselves",
     "gap_mean": "mean |log-prob of learner - of sampler|, nats",
     "gap_max": "largest |log-prob of learner - of sampler|, nats",
     "gap_probability": "mean |probability of learner - of sampler|",
@@ -405,7 +406,7 @@ class RunLog:
             return self.mean("zero_signal") >= 0.98
         if self.has("advantage_max", "advantage_min"):
             return self._has_no_advantages
-        return self.is_zero("grad_norm") or self._has_uniform_groups
+        return self.is_zero("grad_norm") or self._has_uniform_groups or self._has_no_spread
 
     @cached_property
     def _has_uniform_groups(self) -> bool:
@@ -416,10 +417,15 @@ class RunLog:
         is_mixed = (reward.values > 0.02) & (reward.values < 0.98)
         return bool(is_mixed.mean() > 0.5) and float(np.abs(1 - wrong.values - reward.values).max()) < 1e-6
 
+    @property
+    def _has_no_spread(self) -> bool:
+        """True if the spread of the reward is 0 in every step although its mean moves from step to step."""
+        return self.is_zero("reward_std") and len(self.values("reward_std")) >= 4 and not self.is_constant("reward")
+
     @cached_property
     def is_silent_at_first(self) -> bool:
         """True if the very first step had no signal."""
-        if self._has_no_advantages or self._has_uniform_groups:
+        if self._has_no_advantages or self._has_uniform_groups or self._has_no_spread:
             return True
         name = "zero_signal" if self.has("zero_signal") else "grad_norm"
         values = self.values(name)
@@ -488,6 +494,11 @@ class RunLog:
 
         0.3125 and 0.4375 of 16 rollouts beside zero_signal 0.125 and 0.625 of 8 groups are pairs.
         """
+        # a pair has one right answer and one wrong one, or no signal: of two, 1 / sqrt(2) is divided by the deviation
+        highest, lowest = self.values("advantage_max"), -self.values("advantage_min")
+        if len(highest) >= 10 and len(lowest) == len(highest) and highest.max() > 0:
+            if float(np.abs(np.concatenate([highest[highest > 0], lowest[lowest > 0]]) - 0.5**0.5).max()) < 1e-3:
+                return 2.0
         if not self.has_binary_rewards or len(np.unique(self.values("zero_signal"))) < 4:
             return None
         rollouts, groups = denominator(self.values("reward")), denominator(self.values("zero_signal"))

@@ -189,7 +189,7 @@ def truncation(log: RunLog) -> Finding | None:
         )
     # a policy that writes more and more runs into the limit late: a consequence, no cause
     share, late = log.first("truncated"), log.last("truncated")
-    if max(share, late) < 0.2 or 2 <= len(log.values("truncated")) < 5:
+    if max(share, late) < 0.2 or (2 <= len(log.values("truncated")) < 5 and log.last_step < 20):
         return None  # a few first steps of a policy that has not been trained yet
     shares = dict(zip(log.steps("truncated").astype(int).tolist(), log.values("truncated").tolist(), strict=True))
     # answers that earn as much when cut lose nothing by it

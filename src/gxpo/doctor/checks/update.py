@@ -12,9 +12,11 @@ from gxpo.doctor.series import stationary
 from gxpo.doctor.sickness import finding, sickness
 
 LEAST = 20  # steps below which a flat run is no evidence of anything
+MEANS = ("trl", "unsloth")  # trainers whose rows are means over the steps since the last
 NOT_FINITE = re.compile(
     r"contains either `?inf`?|(?:loss|grad\w{0,20}|logits|probabilit\w{1,20}|tensor)\b.{0,40}\b(?:nan|inf)\b", re.I
 )
+PART = re.compile(r"(?:pg|policy)[_ ]?loss$", re.I)  # key of a loss without its KL term
 ROUNDED = 3e-5  # rate below which most updates of bfloat16 weights are lost: they are 2^-8 of a weight apart
 SHARP = 0.02  # standard error of the entropy's change over the run, as a share of it, up to which rest can be told
 TINY_RATE = 1.1e-7  # below the rates that any published recipe of full fine-tuning uses
@@ -23,7 +25,8 @@ STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at 
 
 def still(log: RunLog) -> tuple[bool, list[str]]:
     """Tell if the policy looks as if it did not move at all; also the evidence."""
-    averaged = log.n_steps >= LEAST // 2 and log.last_step >= 2.5 * LEAST  # rows are means over several steps
+    # transformers' rows are means over several steps, those of reports single steps
+    averaged = log.source in MEANS and log.n_steps >= LEAST // 2 and log.last_step >= 2.5 * LEAST
     if (log.n_steps < LEAST and not averaged) or log.gains or log.falls("reward"):
         return False, []
     # without a reward, or with one that is 0 for all, a policy at rest has a nearer cause
@@ -98,7 +101,7 @@ def _unfinished_warmup(log: RunLog) -> bool:
     "learning rate too small, or a warm-up longer than the run",
     "printed rate below 1e-7 or still warming up; reward, entropy and length keep one level, KL below 1e-3",
     needs=("lr", "reward"),
-    follows=("all_right",),
+    follows=("all_right", "group_too_small"),
 )
 def lr_too_low(log: RunLog) -> Finding | None:
     flat, evidence = still(log)
@@ -106,6 +109,8 @@ def lr_too_low(log: RunLog) -> Finding | None:
     if not len(rates) or not has_gradient(log) or log.is_silent:
         return None
     largest = float(rates.max())
+    # no model moves by such steps, whatever its other figures do by chance
+    flat = flat or (largest <= TINY_RATE / 10 and log.n_steps >= LEAST and not log.gains)
     if largest == 0.0:
         return finding(
             "lr_too_low",
@@ -149,7 +154,7 @@ def lr_too_low(log: RunLog) -> Finding | None:
     "checksum or share of moved weights; else gradient > 0 and rate > 0 while reward, entropy, length keep one level "
     "and KL or ratio stay exactly at rest",
     needs=("weights_crc", "weights_moved", "grad_norm"),
-    follows=("all_right",),
+    follows=("all_right", "group_too_small"),
 )
 def weights_do_not_move(log: RunLog) -> Finding | None:
     if not has_gradient(log) or log.is_silent:
@@ -233,6 +238,8 @@ def implied_beta(log: RunLog) -> float | None:
     steps = set(log.steps("kl").tolist()) & set(log.steps("loss").tolist())
     kl = dict(zip(log.steps("kl").tolist(), log.values("kl").tolist(), strict=True))
     loss = dict(zip(log.steps("loss").tolist(), log.values("loss").tolist(), strict=True))
+    if PART.search(log.key("loss")):
+        return None
     ratios = [loss[s] / kl[s] for s in steps if kl[s] > 1e-5]
     if len(ratios) < 10:
         return None

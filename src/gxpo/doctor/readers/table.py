@@ -14,7 +14,6 @@ Row = tuple[float, dict[str, float]]  # step, figures
 Columns = dict[str, tuple[list[float], list[float]]]  # key -> steps, values
 
 
-
 @dataclass
 class Table:
     """The content of one file.
