@@ -146,7 +146,15 @@ def _is_far_off(log: RunLog) -> bool:
     """True if the policy's KL is above half a nat a token and ten times its start."""
     size = np.abs(log.values("kl"))
     fifth = max(3, len(size) // 5)
-    return len(size) >= 10 and float(np.median(size[-fifth:])) > max(0.5, 10 * float(np.median(size[:fifth])))
+    return len(size) >= 10 and float(np.median(size[-fifth:])) > max(0.5, 10 * float(np.median(size[: min(fifth, 10)])))
+
+
+def _is_unproved(log: RunLog) -> bool:
+    """True if answers have become three times as long, or as short, and nothing tells if more of them are right."""
+    if log.correctness or log.evaluation or not log.has("length", "reward") or log.largest("reward") <= 1.05:
+        return False
+    ratio = log.last("length") / max(log.first("length"), 1e-9)
+    return not 1 / 3 < ratio < 3
 
 
 def _is_slowed(log: RunLog) -> bool:
@@ -172,6 +180,7 @@ AGAINST: tuple[tuple[Callable[[RunLog], bool], str], ...] = (
     (lambda log: _end(log, "repetition") > 0.3, "completions repeat themselves"),
     (lambda log: _end(log, "length") > 0 and log.last("length") < 2, "completions are a token long"),
     (lambda log: log.evaluation_gain < 0, "held-out answers get worse"),
+    (_is_unproved, "answers have another length than at first, and nothing tells if more of them are right"),
     (_is_slowed, "steps take more than five times as long as at first"),
 )
 

@@ -11,7 +11,7 @@ import numpy as np
 from gxpo.doctor.rollout_answers import CORRECT, STYLE
 from gxpo.doctor.rollout_facts import Facts
 from gxpo.doctor.rollouts import Rollouts
-from gxpo.doctor.series import EMPTY, Floats, Series, Trend, denominator
+from gxpo.doctor.series import EMPTY, Floats, Series, Trend, are_of_pairs, denominator, number_of_tasks
 
 # Names of series. NAME is a reward function or component; every name but `step` may also stand behind `eval/`.
 NAMES: dict[str, str] = {
@@ -319,18 +319,8 @@ class RunLog:
 
     @cached_property
     def _common_denominator(self) -> int | None:
-        """Smallest number of tasks, 3 to 499, of which all held-out accuracies are multiples of 1/n; None if unclear.
-
-        0.578125 and 0.59375 are multiples of 1/64. It takes three different accuracies.
-        """
-        values = self.values(self.evaluation) if self.evaluation is not None else np.empty(0)
-        if len(np.unique(values)) < 3 or values.min() < 0 or values.max() > 1:
-            return None
-        for n in range(3, 1001):
-            # accuracies are logged with four digits; from 500 tasks on these fit by chance
-            if float(np.abs(values * n - np.round(values * n)).max()) < min(2e-3, 2e-4 * n):
-                return n if n < 500 else None
-        return None
+        """Number of held-out tasks by the accuracies' denominator; None if unclear."""
+        return None if self.evaluation is None else number_of_tasks(self.values(self.evaluation))
 
     @cached_property
     def training_rollouts(self) -> Rollouts | None:
@@ -494,11 +484,8 @@ class RunLog:
 
         0.3125 and 0.4375 of 16 rollouts beside zero_signal 0.125 and 0.625 of 8 groups are pairs.
         """
-        # a pair has one right answer and one wrong one, or no signal: of two, 1 / sqrt(2) is divided by the deviation
-        highest, lowest = self.values("advantage_max"), -self.values("advantage_min")
-        if len(highest) >= 10 and len(lowest) == len(highest) and highest.max() > 0:
-            if float(np.abs(np.concatenate([highest[highest > 0], lowest[lowest > 0]]) - 0.5**0.5).max()) < 1e-3:
-                return 2.0
+        if are_of_pairs(self.values("advantage_max"), -self.values("advantage_min")):
+            return 2.0
         if not self.has_binary_rewards or len(np.unique(self.values("zero_signal"))) < 4:
             return None
         rollouts, groups = denominator(self.values("reward")), denominator(self.values("zero_signal"))

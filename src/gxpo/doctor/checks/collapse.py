@@ -13,6 +13,7 @@ from gxpo.doctor.series import Floats, denominator
 from gxpo.doctor.sickness import finding, sickness
 
 FEW = 12  # logged points below which a break may be nothing but two rows
+FEW_WORDS = 30  # tokens that leave no room for a reasoned answer
 LEAST_ROWS, MOST_ROWS = 4, 15  # of a table of few rows
 SURE = 0.12  # nats a token, below which a policy is nearly certain of an answer of some hundred tokens
 GONE = 0.05  # nats a token, at which little is left to sample
@@ -194,6 +195,44 @@ def _few_points(log: RunLog) -> Finding | None:
     )
 
 
+def shrinks_in_few_points(log: RunLog) -> Finding | None:
+    """Report answers that shrink from row to row of a short table to a fifth, and to a few words; as possible only."""
+    length, reward = log.values("length"), log.values("reward")
+    if len(length) < 4 or len(reward) < 4 or not (np.diff(length) < 0).all():
+        return None
+    if length[-1] > 0.2 * length[0] or length[-1] > FEW_WORDS or reward[-1] >= reward.max():
+        return None
+    return finding(
+        "length_collapse",
+        "warning",
+        "possible",
+        f"answers shrink from {length[0]:.3g} to {length[-1]:.3g} tokens, and the reward is past its best",
+        log.quote("length"),
+        log.quote("reward"),
+        *(log.quote(name) for name in ("grad_norm", "entropy") if log.has(name)),
+    )
+
+
+def shrinks_far_away(log: RunLog) -> Finding | None:
+    """Report answers that shrink to a third while the policy leaves its reference, where nothing says that they are
+    right; as possible only."""
+    size, length = np.abs(log.values("kl")), log.values("length")
+    fifth = len(size) // 5
+    # medians, since a few answers run on to the limit
+    if not fifth or not np.median(length[-(len(length) // 5) :]) < 0.35 * np.median(length[:10]):
+        return None
+    near, far = float(np.median(size[: min(fifth, 10)])), float(np.quantile(size[-fifth:], 0.75))
+    if far < 0.2 or far < 10 * near:
+        return None
+    return finding(
+        ["length_collapse", "kl_runaway"],
+        "warning",
+        "possible",
+        "answers shrink to a third while the policy leaves its reference",
+        *(log.quote(name) for name in ("length", "kl", "reward", "reward_std") if log.has(name)),
+    )
+
+
 def _falling(log: RunLog) -> Finding | None:
     """Report a reward that falls beyond its noise, whatever the reason: no such run is healthy."""
     if not log.falls("reward") or log.gains or (log.correctness is not None and not log.falls(log.correctness)):
@@ -272,7 +311,9 @@ def _certain_of_little(log: RunLog) -> Sign | None:
     entropy, score = log.values("entropy"), log.values(score_of(log))
     if len(entropy) < 6 or len(score) < 6 or not stalls(log) or float(np.median(entropy)) > SURE:
         return None
-    if float(score.mean()) > 0.8 * max(float(score.max()), 1.0) or float(entropy[0]) > 2 * SURE:
+    # the first steps of a run say so only where next to nothing is right
+    most = 0.8 if log.last_step >= 2 * len(score) else 0.2
+    if float(score.mean()) > most * max(float(score.max()), 1.0) or float(entropy[0]) > 2 * SURE:
         return None
     title = "the policy is nearly certain of its answers from the first row on, and does not gain"
     return Sign(("no_diversity", "entropy_collapse", "all_wrong"), title, ("entropy", "reward_std", "zero_signal"))
@@ -282,7 +323,7 @@ def _entropy_gone(log: RunLog) -> Sign | None:
     """Entropy falls to a fifth and below a twentieth of a nat, or most groups fall silent with it, past the best."""
     begin, end = _ends(log, "entropy")
     score = log.values(score_of(log))
-    is_gone = begin > 2 * end and (end < 0.2 * begin and end < GONE or (log.last("zero_signal") > 0.8 and end < SURE))
+    is_gone = end < min(0.2 * begin, GONE) or (log.last("zero_signal") > 0.8 and end < min(0.5 * begin, SURE))
     if not is_gone or len(score) < LEAST_ROWS or float(score[-1]) >= 0.97 * max(float(score.max()), 1.0):
         return None
     if float(score[-2:].mean()) > float(score.max()) - 0.02 and not log.last("zero_signal") > 0.8:
@@ -301,9 +342,8 @@ def _breaks(log: RunLog) -> Sign | None:
     has_lost = len(score) >= LEAST_ROWS and score.max() > 0 and score[-2:].mean() < 0.85 * score.max()
     if not ((is_hot and stalls(log)) or (is_long and (has_lost or stalls(log)))):
         return None
-    title = (
-        f"{log.key('entropy') if is_hot else log.key('grad_norm')} rises several times over, and the reward does not"
-    )
+    what = log.key("entropy" if is_hot else "grad_norm")
+    title = f"{what} rises several times over, and the reward does not"
     return Sign(("lr_too_high", "kl_runaway", "reward_noise"), title, ("entropy", "grad_norm", "kl", "lr"))
 
 
@@ -333,6 +373,31 @@ def _at_rest(log: RunLog) -> Sign | None:
         return None
     title = f"after {log.last_step} steps the policy is still at its reference"
     return Sign(("lr_too_low", "weights_do_not_move", "kl_too_high"), title, ("kl", "clip_fraction", "lr", "entropy"))
+
+
+def _lost(log: RunLog) -> Sign | None:
+    """A score that falls to a seventh of its best and stays there."""
+    score = log.values(score_of(log))
+    if len(score) < 6 or score.min() < 0 or float(score[:2].max()) < 0.5 * float(score.max()) or not score.max() > 0:
+        return None
+    if float(score[-2:].max()) > 0.15 * float(score.max()):
+        return None
+    title = f"{log.key(score_of(log))} falls from {score.max():.3g} to {score[-1]:.3g}"
+    return Sign(("lr_too_high", "kl_runaway", "advantage_sign"), title, ("kl", "grad_norm", "entropy", "length", "lr"))
+
+
+def _unnamed_fall(log: RunLog) -> Sign | None:
+    """Two or more shares without a name that fall to two thirds at most while the KL grows threefold."""
+    begin, end = (abs(value) for value in _ends(log, "kl"))
+    if log.has("reward") or log.has("success") or not end > 3 * begin:
+        return None
+    columns = [s.column for s in log.raw.values() if len(s.column) >= 4]
+    shares = [c for c in columns if 0 <= float(c.values.min()) <= float(c.values.max()) <= 1]
+    fallen = [c for c in shares if float(c.values[-2:].mean()) < 2 / 3 * float(c.values.max())]
+    if len(fallen) < max(2, len(shares) / 2):
+        return None
+    title = f"{', '.join(c.key for c in fallen[:3])} fall while the policy leaves its reference"
+    return Sign(("kl_runaway", "lr_too_high"), title, ("kl", "entropy", "grad_norm"))
 
 
 def _grows_for_nothing(log: RunLog) -> Sign | None:
@@ -408,8 +473,8 @@ def _unsure_of_all(log: RunLog) -> Sign | None:
     if len(entropy) < LEAST_ROWS or not BLIND < float(np.median(entropy[:3])) < ALL_TOKENS or not stalls(log):
         return None
     title = (
-        f"the policy hesitates between {np.exp(np.median(entropy[:3])):.0f} tokens at each place from the first row on: "
-        "does it see its prompts in the form that it was trained on?"
+        f"the policy hesitates between {np.exp(np.median(entropy[:3])):.0f} tokens at each place from the first row "
+        "on: does it see its prompts in the form that it was trained on?"
     )
     return Sign(("wrong_template", "logprob_shift"), title, ("entropy", "kl", "grad_norm"))
 
@@ -421,6 +486,8 @@ SIGNS = (
     _breaks,
     _far_away,
     _at_rest,
+    _lost,
+    _unnamed_fall,
     _grows_for_nothing,
     _easy,
     _seldom_right,

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gxpo.doctor.checks.collapse import shrinks_far_away, shrinks_in_few_points
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.rollout_answers import CORRECT, STYLE
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.series import CERTAIN, certain, trend
 from gxpo.doctor.sickness import finding, sickness
 
-FEW_WORDS = 30  # tokens that leave no room for a reasoned answer
 LEAST = 12  # steps below which a direction is not judged
 CERTAINTY = 0.04  # nats a token, below which an answer of tens of tokens is nearly always the same
 JUDGE, EXPLOITED = "component/judge", "component/exploitation"
@@ -266,7 +266,7 @@ def length_hack(log: RunLog) -> Finding | None:
 )
 def length_collapse(log: RunLog) -> Finding | None:
     if log.n_steps < LEAST:
-        return _shrinks_in_few_points(log)
+        return shrinks_in_few_points(log)
     if not log.has("length", "reward"):
         return None
     begin, end = log.first("length"), log.last("length")
@@ -286,6 +286,8 @@ def length_collapse(log: RunLog) -> Finding | None:
             log.quote(right.name),
             f"within groups, completion length and reward correlate at {pays:.2f}" if pays is not None else "",
         )
+    if right is None and pays is None:
+        return shrinks_far_away(log)
     if right is None and pays is not None and pays < -0.6 and end < 0.35 * begin:
         return finding(
             "length_collapse",
@@ -297,24 +299,6 @@ def length_collapse(log: RunLog) -> Finding | None:
             f"within groups, completion length and reward correlate at {pays:.2f}",
         )
     return None
-
-
-def _shrinks_in_few_points(log: RunLog) -> Finding | None:
-    """Report answers that shrink from row to row of a short table to a fifth, and to a few words; as possible only."""
-    length, reward = log.values("length"), log.values("reward")
-    if len(length) < 4 or len(reward) < 4 or not (np.diff(length) < 0).all():
-        return None
-    if length[-1] > 0.2 * length[0] or length[-1] > FEW_WORDS or reward[-1] >= reward.max():
-        return None
-    return finding(
-        "length_collapse",
-        "warning",
-        "possible",
-        f"answers shrink from {length[0]:.3g} to {length[-1]:.3g} tokens, and the reward is past its best",
-        log.quote("length"),
-        log.quote("reward"),
-        *(log.quote(name) for name in ("grad_norm", "entropy") if log.has(name)),
-    )
 
 
 @sickness(

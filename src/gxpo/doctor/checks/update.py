@@ -110,7 +110,8 @@ def lr_too_low(log: RunLog) -> Finding | None:
         return None
     largest = float(rates.max())
     # no model moves by such steps, whatever its other figures do by chance
-    flat = flat or (largest <= TINY_RATE / 10 and log.n_steps >= LEAST and not log.gains)
+    has_reward = (log.has("reward") or log.has("success")) and not log.is_zero("reward")
+    flat = flat or (largest <= TINY_RATE / 10 and log.n_steps >= LEAST and has_reward and not log.gains)
     if largest == 0.0:
         return finding(
             "lr_too_low",
@@ -183,7 +184,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
         )
     flat, evidence = still(log)
     if not flat:
-        return None
+        return _hardly_moves(log)
     if log.has("lr") and (float(log.values("lr").max()) <= TINY_RATE or _unfinished_warmup(log)):
         return None  # lr_too_low says it
     if strong_kl(log):
@@ -227,6 +228,33 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
         log.quote("grad_norm"),
         *evidence,
         advice,
+    )
+
+
+def _hardly_moves(log: RunLog) -> Finding | None:
+    """Report a run that keeps its reward and its entropy, and its reference within a few thousandths of a nat or every
+    token unclipped, over enough steps to have shown a gain; as possible only."""
+    score, level = log.trend("reward"), log.trend("entropy")
+    if score is None or level is None or score.n < LEAST or log.gains or log.is_solved:
+        return None
+    # a gain of a seventh of the largest reward would have been seen, in the held-out answers, too
+    is_seen = score.detectable < max(log.top_reward, 1.0) / 7 and abs(score.change) < 2 * score.error
+    is_seen = is_seen and score.last < 0.8 * max(log.top_reward, 1.0) and not log.evaluation_gain
+    if not is_seen or abs(level.change) > max(2 * level.error, 0.03 * level.first) or level.error > 0.1 * level.first:
+        return None
+    kl, clipped = log.values("kl"), log.values("clip_fraction")
+    is_near = len(kl) > 0 and 0 < float(np.abs(kl).max()) < 5e-3
+    is_unclipped = not len(kl) and len(clipped) > 0 and float(clipped.max()) < 1e-4
+    if not (is_near or is_unclipped):
+        return None
+    return finding(
+        ["lr_too_low", "weights_do_not_move", "kl_too_high"][: 3 if is_near else 2],
+        "warning",
+        "possible",
+        f"in {score.n} steps neither reward nor policy has moved",
+        *(log.quote(name) for name in ("reward", "entropy", "kl", "clip_fraction", "lr", "grad_norm") if log.has(name)),
+        log.quote(log.evaluation) if log.evaluation else "",
+        f"a gain of {score.detectable:.2g} would have been visible: three times the learning rate would tell",
     )
 
 

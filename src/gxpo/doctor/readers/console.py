@@ -22,41 +22,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.doctor.readers import keys
-from gxpo.doctor.readers.table import STEP_KEYS, Row, Table, figures, flat, number, step_of
+from gxpo.doctor.readers.table import NUMBER, STEP_KEYS, Row, Table, figures, figures_of, flat, number, step_of
 
-_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity)"
 _MESSAGE = re.compile(r"\"message\": \"(.*?[^\\])\"")
 _RAY = re.compile(r"^\([\w.:<>]+ (?:pid|ip)=[^)]*\)\s?")
 _DICT = re.compile(r"\{\s*(['\"])[^'\"{}]{1,200}\1\s*:")
 _NESTED = re.compile(r"\{\s*(['\"])[^'\"{}]{1,200}\1\s*:\s*\{")
 _PAIR = re.compile(r"""(['"])([^'"]{1,300})\1\s*:\s*(?:(['"])(.*?)\3|(?:[\w.]+\()?([^\s,{}\[\]()'"]+)\)?)""", re.S)
 _VERL = re.compile(r"(?:^|[\s\])])step:(\d{1,12})(?= - |$)")
-_VERL_PAIR = re.compile(rf" - (\S+?):(?:np\.\w+\()?({_NUMBER})\)?(?= - |\s*$| \[)")
+_VERL_PAIR = re.compile(rf" - (\S+?):(?:np\.\w+\()?({NUMBER})\)?(?= - |\s*$| \[)")
 _STEP = re.compile(
     r"(?<!Micro )\b(?:global[_ ]?|train(?:ing)?[_ ])?(?:step|iteration|iter)s?\b"
     r"\s{0,8}[:=#]?\s{0,8}\[?\s{0,8}(\d{1,12})\b",
     re.I,
 )
-_PIPE = re.compile(
-    rf"\|\s{{0,40}}([A-Za-z][\w ./@()-]{{0,120}}?)[:=]?\s{{1,40}}({_NUMBER})\s{{0,8}}(%|ms|s|m)?(?=[\s|(,]|$)"
-)
-_SPAN = re.compile(rf"\|\s{{0,40}}({_NUMBER})(ms|s|m|h)\s{{0,8}}(?:({_NUMBER})s)?\s{{0,40}}\|")
-_EQUALS = re.compile(
-    r"([A-Za-z_][\w./@-]{0,120}(?: [A-Za-z][\w./@-]{0,120}){0,2}?)"
-    rf"\s{{0,8}}[:=]\s{{0,8}}({_NUMBER})(%?)(?=[\s,;|)\]\u00b1/]|$)(?:\s?\u00b1\s?({_NUMBER}))?"
-)
-# Words and numbers without a sign between them: "reward 0.31, KL 0.02"; of "0.12 -> 0.31" the second counts.
-_BARE = re.compile(
-    rf"([A-Za-z][\w./@-]{{0,60}}(?: [A-Za-z][\w./@-]{{0,60}}){{0,2}}?)\s{{1,8}}({_NUMBER})(%?)"
-    rf"(?:\s?(?:->|\u2192|to)\s?({_NUMBER})(%?))?(?=[\s,;|)\]]|\.?$)"
-)
+_SPAN = re.compile(rf"\|\s{{0,40}}({NUMBER})(ms|s|m|h)\s{{0,8}}(?:({NUMBER})s)?\s{{0,40}}\|")
 _COUNT = re.compile(r"[\[(]\s?(\d{1,12})\s?/\s?\d{1,12}\s?[\])]")  # "(120/9997)"
+_HEADING = re.compile(r"[^\w\n]*(?:global[_ ])?(?:step|iteration|iter)\s?[:#=]?\s?\d+(?:\s?/\s?\d+)?[^\w\n]*", re.I)
+_PAIR_ALONE = re.compile(rf"\s*[-*\u2022|]?\s*([A-Za-z][\w ./@()-]{{0,60}}?)\s*[:=]\s*({NUMBER})\s?(%?)\W{{0,3}}")
+LONGEST_BLOCK = 25  # lines below such a heading
 _EPOCH = re.compile(r"\bepoch\b", re.I)  # of a line that names no step
 _STEPS = STEP_KEYS
 _LABEL = re.compile(r"\b(?:rollout|perf|eval|passrate|multi_turn) (\d{1,12}): $")  # slime's, before a dict
 _STEP_ALONE = re.compile(r"\bStep (\d{1,12}):\s*$")  # SkyRL's, above a dict
 _SECTION = re.compile(r"\b(Training Results|Validation Results):")  # NeMo-RL's
-_BULLET = re.compile(rf"^\s*\u2022 ([A-Z][\w ]{{1,60}}): ({_NUMBER})")
+_BULLET = re.compile(rf"^\s*\u2022 ([A-Z][\w ]{{1,60}}): ({NUMBER})")
 _GRID = "\u2502"  # AReaL's cells are between such bars
 _ROUNDED = re.compile(r"-?0\.0{3,}")  # a learning rate in so few decimals is unknown
 _RATE = re.compile(r"(?:^|[/_.])(?:lr|learning_rate)(?:-pg_\d+)?$")
@@ -91,7 +81,7 @@ _LARGEST = 400_000  # characters of a printed tree
 
 # Lines without any of these have nothing to read: the log of an engine has millions.
 _MARKS = (
-    *("{'", '{"', "{ '", '{ "', "step", "Step", "STEP", "teration", "iter ", "poch", "%|", "nsloth"),
+    *("{'", '{"', "{ '", '{ "', "step", "Step", "STEP", "teration", "iter ", "Iter ", "poch", "%|", "nsloth"),
     *("arning", "WARN", "ERROR", "CRITICAL", "rror:", "raceback (", "returned None", "of memory", "Killed"),
     *("Config(", "Arguments(", "--learning_rate", "--num_generations", "--max_completion_length", "main_ppo"),
     *("openrlhf.", "trl grpo", "verl.trainer", "skyrl", "--rollout-", " ....", "Results:", "\u2022 ", _GRID),
@@ -251,6 +241,7 @@ class Console:
     last_step: float | None = None  # the number of a heading
     step_alone: float | None = None  # of a line above a dict
     section: str = ""  # of bullets
+    block: int = 0  # lines left of those below a heading that names a step alone
     n_evaluations: int = 0
 
     def read(self, chunks: Iterable[str]) -> Table:
@@ -272,7 +263,7 @@ class Console:
 
     @property
     def _goes_on(self) -> bool:
-        return bool(self.open or self.broken_line or self.settings.open or self.messages.open)
+        return bool(self.open or self.broken_line or self.settings.open or self.messages.open or self.block)
 
     def _line(self, line: str) -> None:
         if "\x1b" in line:
@@ -288,6 +279,8 @@ class Console:
             self.messages.add(line)
         if "nsloth" in line:
             self.table.hints.add("unsloth")
+        if self.block:
+            self._block(line)
         if self.open:
             self._go_on(line)
             return
@@ -308,7 +301,7 @@ class Console:
             self._verl(verl, line)
         elif "\u2022 " in line or "Results:" in line:
             self._bullets(line)
-        elif "|" in line or "=" in line or ":" in line:
+        else:
             self._words(line)
 
     # dicts
@@ -326,7 +319,7 @@ class Console:
         """Read a line of an open dict; another row or a hundred lines mean that it was cut."""
         fresh = _DICT.search(line) or _VERL.search(line)
         # a printed answer may begin with a brace, too
-        if fresh or len(self.open) > 100 or (_COUNT.search(line) and sum(map(keys.is_metric, _figures_of(line))) > 2):
+        if fresh or len(self.open) > 100 or (_COUNT.search(line) and sum(map(keys.is_metric, figures_of(line))) > 2):
             self.open = []
             self.table.n_unreadable += 1
             self._line(line)
@@ -447,7 +440,13 @@ class Console:
             bar = _BAR.search(line)
             if bar is not None and self.rows and int(bar[2]) > 1:
                 self.table.bars.append((self.rows, int(bar[1]), int(bar[2])))
+            # a bar may carry figures: "[00:10<01:00, 1.2s/it, reward=0.3]"
+            postfix = "" if bar is None or self.rows else line[bar.end() : line.find("]", bar.end())]
+            values = figures_of(postfix) if "=" in postfix else {}
+            if bar is not None and any(map(keys.is_metric, values)):
+                self.word_rows.append((float(bar[1]), values))
             return
+        line = line.replace("**", "")
         # prime-rl's line of an evaluation names its data set before the step
         evaluated = _EVALUATED.search(line)
         match = evaluated or _TRAIN_STEP.search(line) or _STEP.search(line) or ([*_COUNT.finditer(line)] or [None])[-1]
@@ -459,12 +458,14 @@ class Console:
         step = float(evaluated["step"] if evaluated else match[1])
         self.last_step = step
         rest = line[match.end() :]
-        values = _figures_of(rest)
+        values = figures_of(rest)
         # a time has a unit and stands without a name
         span = _SPAN.search(rest)
         if span is not None and "Time" not in values:
             unit = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}[span[2]]
             values["Time"] = float(span[1]) * unit + float(span[3] or 0)
+        if not values and _HEADING.fullmatch(line.strip()):
+            self.block = LONGEST_BLOCK
         if not any(map(keys.is_metric, values)) and sum(keys.by_words(key) is not None for key in values) < 2:
             return
         if evaluated:
@@ -472,15 +473,27 @@ class Console:
         self.word_rows.append((step, values))
         self.n_evaluations += evaluated is not None
 
+    def _block(self, line: str) -> None:
+        """Read a line below a heading that names a step alone: "Mean reward: 0.31"."""
+        self.block -= 1
+        pair = _PAIR_ALONE.fullmatch(line.replace("**", ""))
+        value = number(pair[2]) if pair is not None else None
+        if pair is None or value is None or self.last_step is None:
+            return
+        if not self.word_rows or self.word_rows[-1][0] != self.last_step:
+            self.word_rows.append((self.last_step, {}))
+        self.word_rows[-1][1].setdefault(pair[1], value / 100 if pair[3] == "%" else value)
+
     def _unnumbered(self, line: str) -> None:
         """Read a line of an epoch and three metrics or more, and no step: such lines are numbered in their order."""
         if _EPOCH.search(line) is None:
             return
-        values = _figures_of(line)
+        values = figures_of(line)
         if sum(map(keys.is_metric, values)) >= 3:
             self.unnumbered_rows.append((float(len(self.unnumbered_rows) + 1), values))
 
     def _end(self) -> None:
+        self.word_rows = [(s, row) for s, row in self.word_rows if any(map(keys.is_metric, row)) or len(row) > 1]
         # Where dicts or verl's lines are, words with numbers are text: of completions that TRL prints, say.
         if not self.table.rows or self.n_evaluations:
             self.table.rows += self.word_rows
@@ -495,27 +508,6 @@ class Console:
             self.table.notes.append("learning rates that were printed as 0.000 are unknown and were left out")
         self.table.messages = self.messages.texts
         self.table.settings = dict(self.settings.settings)
-
-
-def _figures_of(text: str) -> dict[str, float]:
-    """Figures of a line by the words before them; what stands behind a plus-minus sign is the deviation."""
-    values: dict[str, float] = {}
-    if " | " in text and (pairs := _PIPE.findall(text)):
-        for key, figure, unit in pairs:
-            if (value := number(figure)) is not None:
-                values.setdefault(key.strip(), value / 100 if unit == "%" else value)
-        return values
-    for key, figure, unit, deviation in _EQUALS.findall(text):
-        if (value := number(figure)) is not None:
-            values.setdefault(key.strip(), value / 100 if unit == "%" else value)
-        if deviation:
-            values.setdefault(f"{key.strip()} std", float(deviation))
-    if values:
-        return values
-    for key, figure, unit, later, later_unit in _BARE.findall(text):
-        if (value := number(later or figure)) is not None:
-            values.setdefault(key.strip(), value / 100 if (later_unit if later else unit) == "%" else value)
-    return values
 
 
 def read(chunks: Iterable[str]) -> Table:

@@ -18,7 +18,8 @@ _EDGE = re.compile(r"^[^\w.+-]+|[^\w.%]+$")  # emphasis, signs that stand for "a
 _SPAN = re.compile(r"(.*?\d[\d.]*%?\+?)\s*(?:-|\u2013|\u2014|\u2192|->|=>|to|~)\s*([+-]?\d.*)$")
 _UNITS = re.compile(r"(?<=\d)\s*(?:s|ms|sec|nats?|tok|tokens?|chars?|x)$")
 _THOUSAND = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
-_STEP_CELL = re.compile(r"(?:(?:global[ _]?)?step|iter(?:ation)?|ckpt|checkpoint|s|@)?\s*[-_ ]?#?(\d+)$", re.I)
+_STAGE = re.compile(r"checkpoint|ckpt|stage|phase|steps?[ _]range", re.I)  # heads of columns with names of steps
+_STEP_CELL = re.compile(r"(?:(?:global[ _]?)?steps?|iter(?:ation)?|ckpt|checkpoint|s|@)?\s*[-_ ]?#?(\d+)$", re.I)
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _BOUNDS = ("__MIN", "__MAX")  # wandb exports three columns for each figure
 
@@ -34,22 +35,41 @@ def read(text: str, name: str, run: str | None = None) -> Table | None:
     unknown: Table | None = None
     for at, line in enumerate(lines[:2000]):
         for mark in ("\t", ",", "|", ";", "  "):
-            if mark in line and len(line) < 50_000 and "{" not in line and "step:" not in line:
+            if mark.strip(" ") in line and len(line) < 50_000 and "{" not in line and "step:" not in line:
                 header = _cells(line, mark)
-                if len(header) < 2 or len(set(header)) < len(header) or not _are_names(header):
+                if len(header) < 2 or len(set(header)) < len(header):
                     continue
                 if mark == "|" and (turned := _turned(header, lines[at + 1 :])):
                     return turned
+                if not _are_names(header):
+                    continue
                 # blanks alone are between words, too
                 is_known = keys.is_training(header) and (mark != "  " or any(map(keys.is_step, header)))
                 if is_known or (at == 0 and mark != "  " and any(map(keys.is_step, header))):
                     table = _rows(header, lines[at + 1 :], mark, name, run)
                     if table is not None and is_known:
+                        if mark == "|":
+                            _add_further(table, lines[at + 1 + len(table.rows) :], name, run)
                         return table
                     if table is not None:
                         unknown = unknown or table
                         unknown.is_known = False
     return unknown
+
+
+def _add_further(table: Table, lines: list[str], name: str, run: str | None) -> None:
+    """Add the columns of later tables of a text that have the same steps: reports split a wide one."""
+    row_of_step = dict(table.rows)
+    names = {key for row in row_of_step.values() for key in row}
+    for at, line in enumerate(lines[:2000]):
+        header = _cells(line, "|") if line.count("|") > 1 else []
+        if len(header) < 2 or len(set(header)) < len(header) or not any(map(keys.is_step, header)):
+            continue
+        other = _rows(header, lines[at + 1 :], "|", name, run) if _are_names(header) else None
+        if other is None or [step for step, _ in other.rows] != list(row_of_step):
+            continue
+        for step, row in other.rows:
+            row_of_step[step].update({key: v for key, v in row.items() if key not in names})
 
 
 def _turned(header: list[str], lines: list[str]) -> Table | None:
@@ -93,7 +113,8 @@ def _cells(line: str, mark: str) -> list[str]:
     if mark == "|":
         return [_plain(c) for c in line.strip().removeprefix("|").removesuffix("|").split("|")]
     if mark == "  ":
-        return [_plain(c) for c in re.split(r"\s{2,}|\t", line.strip())]
+        cells = [_plain(c) for c in re.split(r"\s{2,}|\t", line.strip())]
+        return cells if len(cells) > 1 else line.split()
     try:
         return [c.strip() for c in next(csv.reader(io.StringIO(line), delimiter=mark), [])]
     except csv.Error:
@@ -153,14 +174,14 @@ def _rows(header: list[str], lines: list[str], mark: str, name: str, run: str | 
     order = {key: i for i, key in enumerate(keys.STEP_KEYS)}
     of_run = [run is None or _run(h) in ("", run) for h in header]
     counts = sorted(
-        (i for i, h in enumerate(header) if keys.is_step(h) and of_run[i]),
+        (i for i, h in enumerate(header) if (keys.is_step(h) or (i == 0 and _STAGE.fullmatch(h))) and of_run[i]),
         key=lambda i: order.get(keys.written_key(header[i]), len(order)),
     )
     # bounds of wandb's exports are no figures of their own
     columns = {
         h: keys.written_key(h)
         for i, h in enumerate(header)
-        if not keys.is_step(h) and not h.endswith(_BOUNDS) and h and h != "_" and of_run[i]
+        if i not in counts and not h.endswith(_BOUNDS) and h and h != "_" and of_run[i]
     }
     if not columns and run is None:
         return None  # steps and clocks alone, as an export of `rollout/step`

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gxpo.doctor.readers.keys import is_training
 from gxpo.doctor.readers.table import STEP_KEYS, Row, Table, figures, flat, number, step_of
 
 # Texts of a rollout: a file whose rows have them is a dump, which `gxpo.doctor.rollout_files` reads.
@@ -52,6 +53,8 @@ def from_document(document: Any) -> Table | None:
             return from_document(document["history"])
         if document and all(map(_is_curve, document.values())):
             return _curves(document)
+        if (rows := _of_columns(document)) is not None:
+            return _rows(rows)
         settings = flat(document)
         return Table("config", settings=settings) if settings else None
     if isinstance(document, list) and document and all(isinstance(row, Mapping) for row in document[:10]):
@@ -59,6 +62,16 @@ def from_document(document: Any) -> Table | None:
             return None
         return _rows(document)
     return None
+
+
+def _of_columns(document: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Rows of a mapping of lists of figures of one length, as notebooks save them; None for anything else."""
+    lists = {key: value for key, value in document.items() if isinstance(value, list)}
+    sizes = {len(value) for value in lists.values()}
+    is_figures = all(number(v) is not None for value in lists.values() for v in value)
+    if len(lists) < 2 or len(sizes) != 1 or min(sizes) < 3 or not is_figures or not is_training(list(lists)):
+        return None
+    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
 
 def _is_curve(value: Any) -> bool:
