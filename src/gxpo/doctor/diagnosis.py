@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gxpo.doctor import checks  # noqa: F401  # registers them
-from gxpo.doctor.checks.collapse import few_rows
+from gxpo.doctor.checks.few_rows import few_rows
 from gxpo.doctor.finding import LEAST_POINTS, Diagnosis, Finding, Unchecked
 from gxpo.doctor.readers.keys import lookalikes
 from gxpo.doctor.readers.trainers import UNKNOWN, trainer
@@ -143,7 +143,10 @@ def _end(log: RunLog, name: str) -> float:
 
 
 def _is_far_off(log: RunLog) -> bool:
-    """True if the policy's KL is above half a nat a token and ten times its start."""
+    """True if the policy's KL is above half a nat a token and ten times its start, and no verdict says that it is right
+    more often."""
+    if log.evaluation_gain > 0 or (log.correctness is not None and log.rises(log.correctness)):
+        return False
     size = np.abs(log.values("kl"))
     fifth = max(3, len(size) // 5)
     return len(size) >= 10 and float(np.median(size[-fifth:])) > max(0.5, 10 * float(np.median(size[: min(fifth, 10)])))

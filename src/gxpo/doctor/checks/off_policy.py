@@ -145,6 +145,9 @@ def sampler_mismatch(log: RunLog) -> Finding | None:
     if logprob_shift(log) is not None or stale_sampler(log) is not None:
         return None
     name = _gap(log)
+    # of few values, one that begins as usual is of a sampler that falls behind
+    if name is not None and len(log.values(name)) < 6 and float(log.values(name)[0]) < USUAL[name]:
+        return None
     large = (
         name is not None and float(np.median(log.values(name))) > USUAL[name] and log.first(name) > 0.6 * USUAL[name]
     )
