@@ -462,7 +462,7 @@ def memorising(log: RunLog) -> Finding | None:
     # answers that grow with a reward that held-out ones do not earn are paid for their length
     grows = not many and log.rises("length") and log.last("length") > 1.5 * log.first("length")
     others = ["duplicate_prompts"] if many else []
-    if not many and shrinks:
+    if not many and shrinks and change < 2 * error:
         return finding(
             ["length_collapse", "memorising"],
             "critical" if change < -2 * error else "warning",
