@@ -147,3 +147,12 @@ def test_json_lines_with_flags_texts_and_padding(tmp_path):
         "m.jsonl: 1 lines or rows could not be read",
         "m.jsonl: the end is cut short and was left out",
     ]
+
+
+def test_lists_of_figures_by_key_are_rows(tmp_path):
+    path = tmp_path / "history.json"
+    path.write_text(json.dumps({"steps": [10, 20, 30], "rewards": [0.1, 0.2, 0.3], "kl": [0.0, 0.1, 0.2]}))
+    run = read(path)
+    assert run.steps("reward").tolist() == [10, 20, 30] and run.values("kl").tolist() == [0.0, 0.1, 0.2]
+    path.write_text(json.dumps({"betas": [0.9, 0.99, 0.999], "seeds": [1, 2, 3]}))
+    assert not read(path).series
