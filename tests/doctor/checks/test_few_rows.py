@@ -1,4 +1,4 @@
-"""Signs in tables of few rows, as reports have them: each literal table has its first finding, and healthy ones none."""
+"""Signs in tables of few rows, as reports have them: each table has its first finding, and healthy ones none."""
 
 from __future__ import annotations
 

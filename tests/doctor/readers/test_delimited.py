@@ -91,6 +91,12 @@ def test_three_figures_of_a_cell_are_three_columns():
     assert table is not None and table.rows == [(5.0, row)]
 
 
+BOX = "| step | reward |\n|-+-|\n| 1 | .1 |\n| 2 | .2 |\n".replace("|", "\u2502").replace("-", "\u2500")
+ALIGNED = (
+    "words\n\n  step    reward      kl\n------  --------  ------\n     5      0.1   0.01\n    10      0.2   0.02\n"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "steps"),
     [
@@ -101,14 +107,8 @@ def test_three_figures_of_a_cell_are_three_columns():
         ),
         ("| metric | step 1 | step 50 | step 90 |\n|---|---|---|---|\n| Mean Reward | .1 | .2 | .3 |\n", [1, 50, 90]),
         ("| Step | 1 | 50 | 90 |\n|---|---|---|---|\n| Mean Reward | .1 | .2 | .3 |\n", [1, 50, 90]),
-        (
-            "\u2502 step \u2502 reward \u2502\n\u251c\u2500\u253c\u2500\u2524\n\u2502 1 \u2502 .1 \u2502\n\u2502 2 \u2502 .2 \u2502\n",
-            [1, 2],
-        ),
-        (
-            "words\n\n  step    reward      kl\n------  --------  ------\n     5      0.1   0.01\n    10      0.2   0.02\n",
-            [5, 10],
-        ),
+        (BOX, [1, 2]),
+        (ALIGNED, [5, 10]),
         ("step reward kl\n1 0.1 0.01\n2 0.2 0.02\n", [1, 2]),
         ("> | step | reward |\n> |---|---|\n> | 4 | .1 |\n> | 8 | .2 |\n", [4, 8]),
     ],
@@ -121,7 +121,8 @@ def test_tables_of_several_forms_have_their_steps(tmp_path, text, steps):
 
 
 def test_a_second_table_of_the_same_steps_adds_its_columns():
-    text = "| step | reward |\n|---|---|\n| 1 | .1 |\n| 2 | .2 |\n\nand\n\n| step | reward | KL |\n|---|---|---|\n| 1 | 9 | .3 |\n| 2 | 9 | .4 |\n"
+    text = "| step | reward |\n|---|---|\n| 1 | .1 |\n| 2 | .2 |\n\nand\n\n"
+    text += "| step | reward | KL |\n|---|---|---|\n| 1 | 9 | .3 |\n| 2 | 9 | .4 |\n"
     table = table_of(text, "t.md")
     assert table is not None and table.rows == [(1.0, {"reward": 0.1, "KL": 0.3}), (2.0, {"reward": 0.2, "KL": 0.4})]
     other = text.replace("| 2 | 9 | .4 |", "| 3 | 9 | .4 |")
