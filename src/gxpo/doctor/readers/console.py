@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.doctor.readers import keys
-from gxpo.doctor.readers.table import NUMBER, STEP_KEYS, Row, Table, figures, figures_of, flat, number, step_of
+from gxpo.doctor.readers.table import NUMBER, STEP_KEYS, Row, Table, figures, figures_of, flat, number, setting, step_of
 
 _MESSAGE = re.compile(r"\"message\": \"(.*?[^\\])\"")
 _RAY = re.compile(r"^\([\w.:<>]+ (?:pid|ip)=[^)]*\)\s?")
@@ -153,24 +153,6 @@ def _without_bars(text: str) -> str:
     return text if end is None else text[end.end() :]
 
 
-def _setting(text: str) -> Any:
-    """Parse a number, flag, list or text as it is written on a command line."""
-    text = text.strip().strip("'\"")
-    low = text.lower()
-    if low in ("true", "false"):
-        return low == "true"
-    if low in ("null", "none"):
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
 @dataclass
 class PrintedSettings:
     """Collector of printed settings: command lines, transformers' arguments, verl's tree of its configuration."""
@@ -188,12 +170,12 @@ class PrintedSettings:
         if self.open == "arguments":
             pair = _ARGUMENT.match(line)
             if pair is not None:
-                self.settings.setdefault(pair[1], _setting(pair[2].rstrip().removesuffix(",")))
+                self.settings.setdefault(pair[1], setting(pair[2].rstrip().removesuffix(",")))
                 return True
             self.open = ""
             return line.strip() == ")"
         if " ..." in line and (argument := _DOTTED.match(line)) is not None:
-            self.settings.setdefault(argument[1], _setting(argument[2]))
+            self.settings.setdefault(argument[1], setting(argument[2]))
             return True
         if line.endswith("(") and _ARGUMENTS.search(line):
             self.open = "arguments"
@@ -201,7 +183,7 @@ class PrintedSettings:
         if self.open == "command" or (any(c in line for c in _COMMANDS) and _COMMAND.search(line)):
             pairs = [*_OPTION.findall(line), *_OVERRIDE.findall(line)]
             for name, text in pairs:
-                self.settings.setdefault(name.replace("-", "_"), _setting(text) if text else True)
+                self.settings.setdefault(name.replace("-", "_"), setting(text) if text else True)
             self.open = "command" if line.rstrip().endswith("\\") else ""
             return bool(pairs)
         return False

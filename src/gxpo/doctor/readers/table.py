@@ -163,3 +163,21 @@ def figures_of(text: str) -> dict[str, float]:
         if (value := number(later or figure)) is not None:
             values.setdefault(key.strip(), value / 100 if (later_unit if later else unit) == "%" else value)
     return values
+
+
+def setting(text: str) -> Any:
+    """Parse a number, flag, list or text as it is written on a command line."""
+    text = text.strip().strip("'\"")
+    low = text.lower()
+    if low in ("true", "false"):
+        return low == "true"
+    if low in ("null", "none"):
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
