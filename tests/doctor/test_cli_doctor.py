@@ -129,14 +129,14 @@ def test_a_reward_is_called_on_the_logged_completions(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_named_column_gives_a_verdict(tmp_path: Path) -> None:
-    rows = [{"step": i, "train/rewards_mean": 0.3 + 0.01 * i, "zed": 1.0} for i in range(20)]
+    rows = [{"step": i, "train/rewards_ema": 0.3 + 0.01 * i, "zed": 1.0} for i in range(20)]
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, out, _ = doctor(str(path))
-    assert code == 2 and "not recognised: train/rewards_mean, zed" in out
-    assert "for a verdict: 'train/rewards_mean' looks like the reward: --map reward=train/rewards_mean" in out
-    code, out, _ = doctor(str(path), "--map", "reward=train/rewards_mean")
-    assert code == 0 and "train/rewards_mean 0.3" in out
+    assert code == 2 and "not recognised: train/rewards_ema, zed" in out
+    assert "for a verdict: 'train/rewards_ema' looks like the reward: --map reward=train/rewards_ema" in out
+    code, out, _ = doctor(str(path), "--map", "reward=train/rewards_ema")
+    assert code == 0 and "train/rewards_ema 0.3" in out
 
 
 @pytest.mark.slow

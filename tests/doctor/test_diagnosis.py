@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.doctor.logs import groups, healthy, log, noise, rise, rollouts
@@ -183,3 +185,31 @@ def test_a_guess_of_which_one_is_proved_is_left_out() -> None:
     proved = Finding(("verifier_rejects_right_answers",), "critical", "proved", "rejected")
     guess = Finding(("labels_misaligned", "verifier_rejects_right_answers"), "critical", "possible", "either")
     assert diagnosis._without_repeats([guess, proved]) == [proved]
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({"kl": np.geomspace(0.01, 2.0, 60)}, "far from its reference"),
+        ({"entropy": np.geomspace(0.6, 0.001, 60)}, "entropy is gone"),
+        ({"approx_kl": 0.4}, "0.3 nats"),
+        ({"staleness_mean": 20.0}, "updates old"),
+        ({"repetition": rise(0.0, 0.6)}, "repeat themselves"),
+        ({"length": np.geomspace(100, 1.2, 60), "length_min": 1.0}, "a token long"),
+        ({"seconds": np.geomspace(10, 200, 60)}, "five times as long"),
+        ({"length": rise(100, 600), "reward": rise(0.3, 1.8)}, "another length"),
+        ({"eval__accuracy": np.linspace(0.8, 0.4, 9)}, "held-out answers get worse"),
+    ],
+)
+def test_a_rising_reward_is_not_healthy_beside_other_signs(figures: dict[str, Any], words: str) -> None:
+    diagnosis = diagnose(log(**healthy(reward=rise(0.3, 0.7) + noise(0.03)) | {"x": 0.0} | figures))
+    assert diagnosis.sick or (diagnosis.exit_code == 2 and words in diagnosis.doubt)
+
+
+def test_a_guess_of_less_weight_explains_no_critical_finding() -> None:
+    truncated = {"truncated": [0.3, 0.29, 0.45, 0.3, 0.31], "kl": [0.04, 2.18, 1.75, 2.25, 2.4]}
+    run = log("unknown", reward=[0.69, 0.75, 0.39, 0.6, 0.55], length=[386.0, 372, 408, 370, 370], **truncated)
+    for series in run.series.values():
+        object.__setattr__(series, "steps", np.array([10.0, 300, 600, 1050, 1200]))
+    found = diagnose(run).findings
+    assert [f.ids[0] for f in found[:2]] == ["truncation", "kl_runaway"] and found[0].follows_from is None

@@ -162,6 +162,12 @@ PHRASINGS = {  # of users, in their words
         "multi-agent training with one shared reward",
         "two agents cooperate and get one reward",
     ],
+    "critics": [
+        "the critic gives no verdict",
+        "the critic approves everything",
+        "critiques do not help the solver",
+        "refinements are the same as before",
+    ],
     "observation ignored": [
         "the model ignores the image",
         "the VLM does not look at the picture",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gxpo.doctor import checks  # noqa: F401  # registers them
+from gxpo.doctor.checks.few_rows import few_rows
 from gxpo.doctor.finding import LEAST_POINTS, Diagnosis, Finding, Unchecked
 from gxpo.doctor.readers.keys import UNKNOWN, lookalikes, trainer
 from gxpo.doctor.remedies import SCORE_SUSPECTS, remedies
@@ -78,7 +79,7 @@ def diagnose(
     # a copy without cached conclusions: series may have been added since the last diagnosis
     log = replace(log)
     findings = [f for s in SICKNESSES.values() if (f := s.check(log)) is not None]
-    findings = _under_causes(_without_repeats([*further, *findings]))
+    findings = _under_causes(_without_repeats([*further, *findings, *few_rows(log)]))
     # no method mends a score that may be wrong
     is_suspect = any(set(SCORE_SUSPECTS) & set(f.ids) and f.severity != "note" for f in findings)
     findings = [replace(f, remedy=remedies(f.ids, log, with_methods=not is_suspect)) for f in findings]
@@ -134,9 +135,61 @@ def doubt(log: RunLog) -> str:
     is_charge = name == "reward" and log.largest(name) <= 0 and log.values(name).min() < 0
     if is_charge and log.correctness is None and log.evaluation_gain <= 0:
         return f"{level}: never above 0, so that it rises with fewer charges, and with a flipped sign"
-    if _is_seen_to_gain(log) or _is_near_top(log, name):
-        return ""
-    return f"{level}: no clear gain, and not near its largest possible value"
+    if not (_is_seen_to_gain(log) or _is_near_top(log, name)):
+        return f"{level}: no clear gain, and not near its largest possible value"
+    against = next((text for is_against, text in AGAINST if is_against(log)), None)
+    return "" if against is None else f"{level}, but {against}"
+
+
+def _end(log: RunLog, name: str) -> float:
+    """Last level of a series; 0 where there is none."""
+    return log.last(name) if log.has(name) else 0.0
+
+
+def _is_far_off(log: RunLog) -> bool:
+    """True if the policy's KL is above half a nat a token and ten times its start, and no verdict says that it is right
+    more often."""
+    if log.evaluation_gain > 0 or (log.correctness is not None and log.rises(log.correctness)):
+        return False
+    size = np.abs(log.values("kl"))
+    fifth = max(3, len(size) // 5)
+    return len(size) >= 10 and float(np.median(size[-fifth:])) > max(0.5, 10 * float(np.median(size[: min(fifth, 10)])))
+
+
+def _is_unproved(log: RunLog) -> bool:
+    """True if answers have become three times as long, or as short, and nothing tells if more of them are right."""
+    if log.correctness or log.evaluation or not log.has("length", "reward") or log.largest("reward") <= 1.05:
+        return False
+    ratio = log.last("length") / max(log.first("length"), 1e-9)
+    return not 1 / 3 < ratio < 3
+
+
+def _is_slowed(log: RunLog) -> bool:
+    """True if a step takes five times as long as the first ones, and longer answers do not explain it."""
+    longer = log.last("length") / log.first("length") if log.has("length") and log.first("length") > 0 else 1.0
+    return log.has("seconds") and log.last("seconds") > 5 * log.first("seconds") * max(longer, 1.0) > 0
+
+
+def _is_entropy_gone(log: RunLog) -> bool:
+    """True if a twentieth of the entropy is left, and next to nothing, before the tasks are solved."""
+    return not log.is_solved and log.has("entropy") and log.last("entropy") < min(0.02, 0.05 * log.first("entropy"))
+
+
+# What speaks against health whatever the reward does, where no check has made a finding of it: condition, words.
+AGAINST: tuple[tuple[Callable[[RunLog], bool], str], ...] = (
+    (lambda log: not log.is_solved and log.is_zero("grad_norm"), "the gradient is 0 in every step"),
+    (_is_entropy_gone, "entropy is gone: the answers of a group are all alike"),
+    (_is_far_off, "the policy is far from its reference"),
+    (lambda log: _end(log, "truncated") > 0.5, "most completions are cut at the length limit"),
+    (lambda log: _end(log, "approx_kl") > 0.3, "the policy moves by 0.3 nats a token and more within a step"),
+    (lambda log: _end(log, "clip_fraction") > 0.4, "most of the update is clipped"),
+    (lambda log: _end(log, "staleness_mean") > 16, "rollouts are more than sixteen updates old"),
+    (lambda log: _end(log, "repetition") > 0.3, "completions repeat themselves"),
+    (lambda log: _end(log, "length") > 0 and log.last("length") < 2, "completions are a token long"),
+    (lambda log: log.evaluation_gain < 0, "held-out answers get worse"),
+    (_is_unproved, "answers have another length than at first, and nothing tells if more of them are right"),
+    (_is_slowed, "steps take more than five times as long as at first"),
+)
 
 
 def _is_seen_to_gain(log: RunLog) -> bool:
@@ -220,6 +273,7 @@ def _under_causes(findings: list[Finding]) -> list[Finding]:
             and set(f.ids) & set(causes)
             and f.severity != "note"
             and (f.grade != "possible" or finding.grade == "possible")
+            and (f.grade != "possible" or SEVERITY.index(f.severity) <= SEVERITY.index(finding.severity))
         ]
         if explaining:
             parents[finding.ids[0]] = min(explaining, key=_rank).ids[0]

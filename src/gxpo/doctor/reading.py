@@ -167,7 +167,9 @@ def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Map
         # the last phase is the one that is looked at: see `_last_phase`
         if isinstance(phases := table.settings.get("phases"), list) and phases:
             table.settings |= phases[-1]
-        if source == "unknown" and writer is not None:
+        # a configuration tells the trainer of figures that it names, or of a run without any
+        columns = set().union(*(member.columns for member in members.values()))
+        if source == "unknown" and writer is not None and (not columns or any(map(trainer(writer).has, columns))):
             source = writer
         # transformers' arguments also lie beside runs of other trainers, whose keys they share
         has_settings = table.settings and writer in (source, None, "trl")

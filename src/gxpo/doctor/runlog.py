@@ -11,7 +11,7 @@ import numpy as np
 from gxpo.doctor.rollout_answers import CORRECT, STYLE
 from gxpo.doctor.rollout_facts import Facts
 from gxpo.doctor.rollouts import Rollouts
-from gxpo.doctor.series import EMPTY, Floats, Series, Trend, denominator
+from gxpo.doctor.series import EMPTY, Floats, Series, Trend, are_of_pairs, denominator, number_of_tasks
 
 # Names of series. NAME is a reward function or component; every name but `step` may also stand behind `eval/`.
 NAMES: dict[str, str] = {
@@ -52,6 +52,7 @@ NAMES: dict[str, str] = {
     "length_min": "shortest completion, tokens",
     "terminated_length": "mean length of completions that ended by themselves, tokens",
     "truncated": "share of completions cut at the length limit",
+    "repetition": "share of completions that repeat themselves",
     "gap_mean": "mean |log-prob of learner - of sampler|, nats",
     "gap_max": "largest |log-prob of learner - of sampler|, nats",
     "gap_probability": "mean |probability of learner - of sampler|",
@@ -318,18 +319,8 @@ class RunLog:
 
     @cached_property
     def _common_denominator(self) -> int | None:
-        """Smallest number of tasks, 3 to 499, of which all held-out accuracies are multiples of 1/n; None if unclear.
-
-        0.578125 and 0.59375 are multiples of 1/64. It takes three different accuracies.
-        """
-        values = self.values(self.evaluation) if self.evaluation is not None else np.empty(0)
-        if len(np.unique(values)) < 3 or values.min() < 0 or values.max() > 1:
-            return None
-        for n in range(3, 1001):
-            # accuracies are logged with four digits; from 500 tasks on these fit by chance
-            if float(np.abs(values * n - np.round(values * n)).max()) < min(2e-3, 2e-4 * n):
-                return n if n < 500 else None
-        return None
+        """Number of held-out tasks by the accuracies' denominator; None if unclear."""
+        return None if self.evaluation is None else number_of_tasks(self.values(self.evaluation))
 
     @cached_property
     def training_rollouts(self) -> Rollouts | None:
@@ -405,7 +396,7 @@ class RunLog:
             return self.mean("zero_signal") >= 0.98
         if self.has("advantage_max", "advantage_min"):
             return self._has_no_advantages
-        return self.is_zero("grad_norm") or self._has_uniform_groups
+        return self.is_zero("grad_norm") or self._has_uniform_groups or self._has_no_spread
 
     @cached_property
     def _has_uniform_groups(self) -> bool:
@@ -416,10 +407,15 @@ class RunLog:
         is_mixed = (reward.values > 0.02) & (reward.values < 0.98)
         return bool(is_mixed.mean() > 0.5) and float(np.abs(1 - wrong.values - reward.values).max()) < 1e-6
 
+    @property
+    def _has_no_spread(self) -> bool:
+        """True if the spread of the reward is 0 in every step although its mean moves from step to step."""
+        return self.is_zero("reward_std") and len(self.values("reward_std")) >= 4 and not self.is_constant("reward")
+
     @cached_property
     def is_silent_at_first(self) -> bool:
         """True if the very first step had no signal."""
-        if self._has_no_advantages or self._has_uniform_groups:
+        if self._has_no_advantages or self._has_uniform_groups or self._has_no_spread:
             return True
         name = "zero_signal" if self.has("zero_signal") else "grad_norm"
         values = self.values(name)
@@ -488,6 +484,8 @@ class RunLog:
 
         0.3125 and 0.4375 of 16 rollouts beside zero_signal 0.125 and 0.625 of 8 groups are pairs.
         """
+        if are_of_pairs(self.values("advantage_max"), -self.values("advantage_min")):
+            return 2.0
         if not self.has_binary_rewards or len(np.unique(self.values("zero_signal"))) < 4:
             return None
         rollouts, groups = denominator(self.values("reward")), denominator(self.values("zero_signal"))

@@ -262,3 +262,24 @@ def denominator(values: Floats, most: int = 4096) -> int | None:
     (8, None)
     """
     return next((n for n in range(1, most + 1) if float(np.abs(values * n - np.round(values * n)).max()) < 1e-4), None)
+
+
+def number_of_tasks(accuracies: Floats) -> int | None:
+    """Smallest number of tasks, 3 to 499, of which all accuracies are multiples of 1 / n; None if unclear.
+
+    0.578125 and 0.59375 are multiples of 1/64. It takes three different accuracies.
+    """
+    if len(np.unique(accuracies)) < 3 or accuracies.min() < 0 or accuracies.max() > 1:
+        return None
+    for n in range(3, 1001):
+        # accuracies are logged with four digits; from 500 tasks on these fit by chance
+        if float(np.abs(accuracies * n - np.round(accuracies * n)).max()) < min(2e-3, 2e-4 * n):
+            return n if n < 500 else None
+    return None
+
+
+def are_of_pairs(highest: Floats, lowest: Floats) -> bool:
+    """True if the largest advantages and the sizes of the smallest are 1 / sqrt(2) wherever they are not 0: a group of
+    two has a better and a worse answer, whose deviation is sqrt(2) times as large as their distance from the mean."""
+    sizes = np.concatenate([highest[highest > 0], lowest[lowest > 0]])
+    return len(highest) >= 10 and len(sizes) >= len(highest) and float(np.abs(sizes - 0.5**0.5).max()) < 1e-3

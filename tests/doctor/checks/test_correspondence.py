@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tests.doctor.logs import (
     FLAT,
@@ -15,7 +16,7 @@ from tests.doctor.logs import (
     rollouts,
 )
 
-from gxpo.doctor import RunLog
+from gxpo.doctor import RunLog, diagnose
 
 CASES: dict[str, RunLog] = {
     "advantage_sign": log(
@@ -41,3 +42,17 @@ CASES: dict[str, RunLog] = {
 @pytest.mark.parametrize("name", CASES)
 def test_first_finding(name: str) -> None:
     check_first_finding(CASES[name], name)
+
+
+def test_rollouts_of_a_bounded_age_are_too_far_off_policy() -> None:
+    age = np.minimum(2 * np.arange(60.0), 40)
+    run = log("areal", **healthy(FLAT, staleness_mean=age))
+    first = diagnose(run).findings[0]
+    assert first.ids == ("too_off_policy", "stale_sampler") and "40 updates old" in first.title
+    run = log("areal", **healthy(FLAT, staleness_mean=np.arange(60.0)))
+    assert diagnose(run).findings[0].ids == ("stale_sampler",)
+
+
+def test_a_gap_above_the_usual_from_the_first_step_is_a_mismatch_though_it_grows() -> None:
+    run = log("unknown", gap_kl=np.geomspace(0.033, 2.1, 12), grad_norm=np.geomspace(0.2, 14, 12))
+    assert diagnose(run).findings[0].ids == ("sampler_mismatch",)

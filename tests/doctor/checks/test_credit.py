@@ -87,3 +87,11 @@ def test_charges_that_hardly_any_answer_has_are_all_right() -> None:
     reward = np.where(np.arange(60) % 3 == 1, -0.01, 0.0)
     run = log(**healthy(reward=reward, reward_std=None, zero_signal=0.95))
     assert "all_right" in [f.ids[0] for f in diagnose(run).findings]
+
+
+def test_pairs_are_told_by_their_advantages() -> None:
+    """A group of two has advantages of +-0.707 or none, and most have none where few or most answers are right."""
+    pairs = {"advantage_max": 0.5**0.5, "advantage_min": -(0.5**0.5), "zero_signal": 0.8, "reward_max": 1.0}
+    run = log("roll", **healthy(FLAT, pairs, reward=0.86 + noise(0.01)))
+    assert run.group_size == 2 and diagnose(run).findings[0].ids == ("group_too_small",)
+    assert log("roll", **healthy(FLAT, pairs, advantage_max=2.47)).group_size is None

@@ -89,3 +89,9 @@ def test_steps_made_again_lose_nothing_unless_the_reward_falls(fall: float, seve
     run.series = {n: Series(steps, s.values, n) for n, s in run.series.items()}
     (again,) = [f for f in diagnose(run).findings if "resume_discontinuity" in f.ids]
     assert again.severity == severity and again.evidence[0] == "step 40 is followed by step 36"
+
+
+@pytest.mark.parametrize(("longest", "severity"), [(4000.0, "warning"), (1000.0, "note")])
+def test_sampling_that_waits_for_one_answer_is_a_warning_where_it_is_extreme(longest: float, severity: str) -> None:
+    run = log(**healthy(length_max=longest, seconds=100.0, seconds_sampling=80.0))
+    assert [(f.ids, f.severity) for f in diagnose(run).findings] == [(("slow_tail",), severity)]

@@ -120,3 +120,32 @@ def test_entropy_gone_early_below_the_top(late: float, has_collapsed: bool) -> N
     figures |= {"eval__reward": [0.4, 0.54, 0.55, late, late - 0.01, late], "zero_signal": None, "reward_max": 1.0}
     ids = [x for f in diagnose(log(**healthy(figures, zero_wrong=0.3 + noise(0.05)))).findings for x in f.ids]
     assert ("entropy_collapse" in ids) == has_collapsed
+
+
+def test_entropy_that_is_gone_early_with_fewer_solved_groups_is_a_collapse() -> None:
+    """The reward has gained at first; ever fewer groups have a right answer."""
+    entropy = np.concatenate([np.geomspace(0.6, 0.05, 15), rise(0.05, 0.028, 45)])
+    reward = np.concatenate([rise(0.45, 0.56, 15), np.full(45, 0.56)]) + noise(0.03)
+    wrong = rise(0.31, 0.375) + noise(0.005)
+    run = log("skyrl", **healthy(reward=reward, entropy=entropy, zero_wrong=wrong, reward_max=1.0, zero_signal=None))
+    assert diagnose(run).findings[0].ids[0] == "entropy_collapse"
+
+
+def test_a_judge_is_told_by_its_name() -> None:
+    parts = {"component__llm_judge_reward": rise(0.37, 0.67), "component__accuracy_reward": rise(0.5, 0.28)}
+    parts = {name: values + noise(0.01) for name, values in parts.items()}
+    run = log(**healthy(parts, reward=rise(0.37, 0.67) + noise(0.01), length=rise(1200, 1800) + noise(20)))
+    assert diagnose(run).findings[0].ids == ("judge_hacked",)
+
+
+def test_answers_that_shrink_as_held_out_ones_get_worse() -> None:
+    held_out = [0.64, 0.56, 0.45, 0.35, 0.28, 0.2]
+    run = log("areal", **healthy(reward=rise(1.6, 2.0) + noise(0.02), length=rise(530, 156), eval__reward=held_out))
+    assert diagnose(run).findings[0].ids == ("length_collapse", "memorising")
+
+
+def test_answers_that_shrink_while_the_policy_leaves_its_reference() -> None:
+    kl = -np.geomspace(0.003, 1.0, 60)
+    run = log("unknown", **healthy(length=np.geomspace(80, 13, 60), kl=kl, reward=rise(-1.9, -1.5) + noise(0.02)))
+    first = diagnose(run).findings[0]
+    assert first.ids == ("length_collapse", "kl_runaway") and first.grade == "possible"

@@ -68,3 +68,12 @@ def test_steps_without_a_mean_score_miss_scores() -> None:
 def test_a_charge_for_length_is_no_flipped_sign() -> None:
     run = log(**healthy(reward=rise(-0.8, -0.1) + noise(0.02), length=rise(20, 4)))
     assert not any("reward_sign" in f.ids for f in diagnose(run).findings)
+
+
+def test_a_total_that_is_one_component_less_another_has_a_negative_weight() -> None:
+    right, form = rise(0.52, 0.0) + noise(0.01), rise(0.8, 1.0) + noise(0.01, turn=3)
+    parts = {"component__accuracy_reward": right, "component__format_reward": form}
+    first = diagnose(log(**healthy(parts, reward=form - right))).findings[0]
+    assert first.ids == ("reward_sign",) and "accuracy_reward" in first.title
+    first_ids = {f.ids for f in diagnose(log(**healthy(parts, reward=form + 0.2 * right))).findings}
+    assert ("reward_sign",) not in first_ids

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.doctor.logs import (
@@ -15,6 +17,7 @@ from tests.doctor.logs import (
 )
 
 from gxpo.doctor import RunLog, diagnose
+from gxpo.doctor.checks.update import implied_beta
 
 CASES: dict[str, RunLog] = {
     "lr_too_low": log(**healthy(FLAT, lr=1e-8)),
@@ -40,3 +43,22 @@ def test_a_coefficient_of_5_holds_a_policy_at_a_tenth_of_a_nat() -> None:
 def test_no_rest_without_a_reward_to_learn_from(reward: float | None) -> None:
     run = log(**healthy(FLAT, kl=0.0, reward=reward, reward_std=None, zero_signal=None, lr=1e-8))
     assert not {"weights_do_not_move", "lr_too_low"} & {i for f in diagnose(run).findings for i in f.ids}
+
+
+def test_a_rate_of_a_billionth_needs_no_proof_of_rest() -> None:
+    run = log("slime", **healthy(FLAT, reward=-0.1 + noise(0.08), entropy=rise(0.48, 0.47) + noise(0.03), lr=1e-9))
+    assert diagnose(run).findings[0].ids == ("lr_too_low",)
+
+
+def test_a_run_in_which_nothing_moves_is_possibly_too_slow() -> None:
+    figures = healthy(FLAT, kl=rise(1e-4, 2.8e-3), entropy=0.5 + noise(0.05), zero_signal=None, reward_std=None)
+    first = diagnose(log("verl", **figures)).findings[0]
+    assert first.ids == ("lr_too_low", "weights_do_not_move", "kl_too_high") and first.grade == "possible"
+    assert not diagnose(log("verl", **(figures | {"kl": rise(1e-4, 0.03)}))).sick
+
+
+def test_a_part_of_the_loss_tells_no_coefficient_of_the_kl() -> None:
+    run = log("verl", **healthy(FLAT, kl=0.03, loss=0.039))
+    assert implied_beta(run) == pytest.approx(1.3)
+    run.series["loss"] = replace(run.series["loss"], key="actor/pg_loss")
+    assert implied_beta(run) is None

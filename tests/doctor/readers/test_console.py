@@ -269,3 +269,35 @@ def test_arguments_that_megatron_prints(tmp_path):
         "[10:00:00] x.py:1 - rollout 0: {'rollout/raw_reward': 0.25, 'rollout/returns': 0.0}\n"
     )
     assert one(tmp_path, text).config == {"beta": 0.001, "lr": 1e-6, "group_size": 8, "max_tokens": 4096}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Epoch:[1/1]({s}/59578), Reward:{r}, KL:0.02, GrpStd:1.2, AvgLen:57.25, LR:0.00000300",
+        "2026-01-02 10:00:01,123 - INFO - Step {s} | reward {r} | kl 0.02 | resp_len 57.25",
+        "- **Step {s}**: reward **{r}**, KL 0.02, length 57.25",
+        "At step {s} the mean reward is {r}, KL 0.02 and length 57.25.",
+        "step {s}: reward 0.9 -> {r}, kl 0.02, length 57.25",
+        "Training:  5%|#    | {s}/500 [00:10<10:00,  1.2s/it, reward={r}, kl=0.02, len=57.25]",
+        "=== Step {s} ===\n  Mean reward: {r}\n  KL: 0.02\n  Length: 57.25\n",
+        "Iter {s}: R={r}, KL=0.02, len=57.25",
+    ],
+)
+def test_lines_of_a_loop_of_ones_own(tmp_path, line):
+    run = one(tmp_path, "".join(line.format(s=s, r=s / 100) + "\n" for s in (10, 20, 30)))
+    assert run.steps("reward").tolist() == [10, 20, 30] and run.values("reward").tolist() == [0.1, 0.2, 0.3]
+    assert run.values("kl").tolist() == [0.02] * 3 and run.values("length").tolist() == [57.25] * 3
+
+
+def test_lines_of_an_epoch_without_steps_are_numbered_in_their_order(tmp_path):
+    text = "[Epoch 0.28]  loss=-0.0469  grad=0.0838  reward=0.102\u00b10.077  entropy=0.155  frac_zero_std=0.00\n"
+    run = one(tmp_path, text + text.replace("0.102", "0.066"))
+    assert run.values("reward").tolist() == [0.102, 0.066] and run.values("reward_std").tolist() == [0.077] * 2
+    assert run.values("zero_signal").tolist() == [0, 0] and run.steps("reward").tolist() == [1, 2]
+
+
+def test_a_brace_of_a_printed_answer_hides_no_row(tmp_path):
+    rows = [f"Epoch:[1/1]({s}/900), Reward:0.{s}, KL:0.02, Loss:0.1\n" for s in (1, 2, 3)]
+    run = one(tmp_path, rows[0] + '{"name": "get_weather", "arguments": {\n' + rows[1] + rows[2])
+    assert run.values("reward").tolist() == [0.1, 0.2, 0.3]

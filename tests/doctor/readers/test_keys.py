@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gxpo.doctor import read
-from gxpo.doctor.readers.keys import evaluations, is_metric, names, source, trainer_key, written_key
+from gxpo.doctor.readers.keys import by_words, evaluations, is_metric, names, source, trainer_key, written_key
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,37 @@ def test_several_data_sets_of_evaluation_are_averaged(tmp_path):
 def test_a_key_of_thousands_of_characters_is_cut_and_has_no_name():
     key = "train/" + "reward_" * 5000
     assert len(written_key(key)) == 323 and not is_metric(key) and source([key]) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("AvgLen", "length"),
+        ("GrpStd", "reward_std"),
+        ("Val Acc", "eval/accuracy"),
+        ("Ref KL", "kl"),
+        ("t_succ%", "success"),
+        ("pct truncated", "truncated"),
+        ("clip\u2191", "clip_high"),
+        ("train-rollout KL", "gap_kl"),
+        ("log-prob gap", "gap_mean"),
+        ("groups with zero reward spread", "zero_signal"),
+        ("step time (s)", "seconds"),
+        ("\u5e73\u5747\u5956\u52b1", "reward"),
+        ("syntax_rew", "component/syntax"),
+        ("reward/compilable_g", "component/compilable_g"),
+        ("Value Loss", None),
+        ("entropy_coef", None),
+        ("rew_var", None),
+        ("PlanRate", None),
+        ("pass@8", None),
+    ],
+)
+def test_words_of_a_key_give_its_name_in_any_order_and_spelling(key, name):
+    assert by_words(key) == name
+
+
+def test_a_spread_of_the_reward_and_a_rate_are_keys_of_many_trainers():
+    assert source(["reward", "reward_std", "loss", "grad_norm"]) == "unknown"
+    assert source(["optim/lr", "reward/mean", "progress/step"]) == "unknown"
+    assert source(["optim/lr", "optim/grad_norm", "reward/mean"]) == "prime-rl"

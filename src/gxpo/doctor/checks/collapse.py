@@ -11,6 +11,7 @@ from gxpo.doctor.series import Floats
 from gxpo.doctor.sickness import finding, sickness
 
 FEW = 12  # logged points below which a break may be nothing but two rows
+FEW_WORDS = 30  # tokens that leave no room for a reasoned answer
 
 
 def _start(values: Floats) -> float:
@@ -184,6 +185,44 @@ def _few_points(log: RunLog) -> Finding | None:
         log.quote("reward"),
         *(log.quote(name) for name in changed),
         log.quote("lr", ".2g"),
+    )
+
+
+def shrinks_in_few_points(log: RunLog) -> Finding | None:
+    """Report answers that shrink from row to row of a short table to a fifth, and to a few words; as possible only."""
+    length, reward = log.values("length"), log.values("reward")
+    if len(length) < 4 or len(reward) < 4 or not (np.diff(length) < 0).all():
+        return None
+    if length[-1] > 0.2 * length[0] or length[-1] > FEW_WORDS or reward[-1] >= reward.max():
+        return None
+    return finding(
+        "length_collapse",
+        "warning",
+        "possible",
+        f"answers shrink from {length[0]:.3g} to {length[-1]:.3g} tokens, and the reward is past its best",
+        log.quote("length"),
+        log.quote("reward"),
+        *(log.quote(name) for name in ("grad_norm", "entropy") if log.has(name)),
+    )
+
+
+def shrinks_far_away(log: RunLog) -> Finding | None:
+    """Report answers that shrink to a third while the policy leaves its reference, where nothing says that they are
+    right; as possible only."""
+    size, length = np.abs(log.values("kl")), log.values("length")
+    fifth = len(size) // 5
+    # medians, since a few answers run on to the limit
+    if not fifth or not np.median(length[-(len(length) // 5) :]) < 0.35 * np.median(length[:10]):
+        return None
+    near, far = float(np.median(size[: min(fifth, 10)])), float(np.quantile(size[-fifth:], 0.75))
+    if far < 0.2 or far < 10 * near:
+        return None
+    return finding(
+        ["length_collapse", "kl_runaway"],
+        "warning",
+        "possible",
+        "answers shrink to a third while the policy leaves its reference",
+        *(log.quote(name) for name in ("length", "kl", "reward", "reward_std") if log.has(name)),
     )
 
 

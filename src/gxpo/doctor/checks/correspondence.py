@@ -263,11 +263,16 @@ def stale_sampler(log: RunLog) -> Finding | None:
     # recorded staleness needs no inference from log-probs
     staleness = log.trend("staleness_mean")
     if staleness is not None and staleness.last > 8 and staleness.last > 3 * max(staleness.first, 1):
+        # weights that arrive at a bounded distance: the bound is what is wrong
+        values = log.values("staleness_mean")
+        is_bounded = float(np.ptp(values[len(values) // 2 :])) < 0.05 * staleness.last
         return finding(
-            "stale_sampler",
+            ["too_off_policy", "stale_sampler"] if is_bounded else "stale_sampler",
             "critical",
             "proved",
-            "rollouts are sampled with ever older weights",
+            f"rollouts are {staleness.last:.0f} updates old, the bound of their age"
+            if is_bounded
+            else "rollouts are sampled with ever older weights",
             log.quote("staleness_mean"),
         )
     name = _gap(log) or ("gap_max" if log.has("gap_max") else None)
@@ -276,6 +281,8 @@ def stale_sampler(log: RunLog) -> Finding | None:
     if name == "gap_max" and log.last(name) < 1.0:
         return None
     values = log.values(name)
+    if float(values[0]) > 3 * USUAL.get(name, 0.1):
+        return None  # weights that were never apart at first begin near 0
     # a sampler that lags by a constant number of updates has a gap that stays at one level
     third = len(values) // 3
     saturates = abs(values[-third:].mean() - values[third:-third].mean()) < 0.15 * values[-third:].mean()
@@ -304,6 +311,9 @@ def sampler_mismatch(log: RunLog) -> Finding | None:
     if logprob_shift(log) is not None or stale_sampler(log) is not None:
         return None
     name = _gap(log)
+    # of few values, one that begins as usual is of a sampler that falls behind
+    if name is not None and len(log.values(name)) < 6 and float(log.values(name)[0]) < USUAL[name]:
+        return None
     large = (
         name is not None and float(np.median(log.values(name))) > USUAL[name] and log.first(name) > 0.6 * USUAL[name]
     )

@@ -66,7 +66,7 @@ def all_wrong(log: RunLog) -> Finding | None:
     # is 0 or a whole number below it, at which most steps stay
     is_floor = lowest == round(lowest) and lowest <= 0.0 and zero >= 0.5
     above = max(float(values.mean()), float(values[:5].mean())) - lowest
-    rare = (name == "success" or (is_floor and zero < 1)) and above < RARE and not log.gains
+    rare = lowest <= 0.0 and (name == "success" or (is_floor and zero < 1)) and above < RARE and not log.gains
     if not (constant or rare):
         return None
     # equal means hide groups with a signal

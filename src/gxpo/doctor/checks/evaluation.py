@@ -298,7 +298,7 @@ def slow_tail(log: RunLog) -> Finding | None:
         return None
     return finding(
         "slow_tail",
-        "note",
+        "warning" if share > 0.7 and tail > 12 else "note",
         "likely",
         f"sampling takes {share:.0%} of a step and waits for answers {tail:.0f} times as long as the mean",
         log.quote("length_max"),

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
+from gxpo.doctor.checks.collapse import shrinks_far_away, shrinks_in_few_points
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.rollout_answers import CORRECT, STYLE
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.series import CERTAIN, certain, trend
 from gxpo.doctor.sickness import finding, sickness
 
-FEW_WORDS = 30  # tokens that leave no room for a reasoned answer
 LEAST = 12  # steps below which a direction is not judged
-CERTAINTY = 0.03  # nats a token, below which an answer of tens of tokens is nearly always the same
+CERTAINTY = 0.04  # nats a token, below which an answer of tens of tokens is nearly always the same
 JUDGE, EXPLOITED = "component/judge", "component/exploitation"
+JUDGES = re.compile(r"judge|reward_?model|\brm\b", re.I)  # names of reward functions that are models
 
 
 @sickness(
@@ -24,13 +26,18 @@ JUDGE, EXPLOITED = "component/judge", "component/exploitation"
     "the policy exploits its judge: its score rises, held-out judges' or verdicts fall",
     "score of the training judge rises while the held-out panel's, the verdicts or held-out accuracy fall; or they do "
     "not rise and the share of credited answers that the panel rejects does",
-    needs=(JUDGE,),
+    needs=(JUDGE, "component/NAME"),
 )
 def judge_hacked(log: RunLog) -> Finding | None:
-    if log.n_steps < LEAST or not log.rises(JUDGE):
+    judge = next((f"component/{name}" for name in log.components() if JUDGES.search(name)), JUDGE)
+    if log.n_steps < LEAST or not log.rises(judge):
         return None
     # whoever the reward does not pay has no reason to be fooled: held-out judges, labels
-    others = [n for n in ("component/held_out", "success") if log.has(n) and not log.is_constant(n)]
+    others = [
+        n
+        for n in dict.fromkeys(("component/held_out", "success", log.correctness or "success"))
+        if log.has(n) and n != judge and not log.is_constant(n)
+    ]
     fall = [n for n in others if log.falls(n)]
     better = [n for n in others if log.rises(n)]
     if not fall and log.evaluation == "eval/accuracy" and log.evaluation_gain < 0:
@@ -41,7 +48,7 @@ def judge_hacked(log: RunLog) -> Finding | None:
     # by the labels it gets better
     if "success" in better and "component/held_out" not in fall:
         return None
-    evidence = [log.quote(JUDGE), *(log.quote(n) for n in others), log.quote(EXPLOITED)]
+    evidence = [log.quote(judge), *(log.quote(n) for n in others), log.quote(EXPLOITED)]
     if log.evaluation is not None:
         evidence.append(log.quote(log.evaluation))
     return finding(
@@ -129,9 +136,9 @@ def entropy_collapse(log: RunLog) -> Finding | None:
     if log.n_steps < LEAST or not gone:
         return None
     covered = log.solved_shares
-    lost = covered is not None and covered[0] - covered[1] > 0.1
+    lost = covered is not None and (covered[0] - covered[1] > 0.1 or log.rises("zero_wrong"))
     # as many tasks are solved at times as at the start: nothing was given up for certainty, while groups have a signal
-    is_gone = silent > 0.8 or end < min(0.05 * begin, CERTAINTY)
+    is_gone = silent > 0.8 or end < min(0.06 * begin, CERTAINTY)
     # gone by the middle of a run that gains nothing more, far below its top: what there was to gain was given up early
     middle = float(np.median(entropy[len(entropy) // 3 : len(entropy) // 2]))
     is_early = middle < 0.1 * begin and log.last("reward") < 0.75 * max(log.top_reward, 1.0) and _has_stopped(log)
@@ -259,7 +266,7 @@ def length_hack(log: RunLog) -> Finding | None:
 )
 def length_collapse(log: RunLog) -> Finding | None:
     if log.n_steps < LEAST:
-        return _shrinks_in_few_points(log)
+        return shrinks_in_few_points(log)
     if not log.has("length", "reward"):
         return None
     begin, end = log.first("length"), log.last("length")
@@ -279,6 +286,8 @@ def length_collapse(log: RunLog) -> Finding | None:
             log.quote(right.name),
             f"within groups, completion length and reward correlate at {pays:.2f}" if pays is not None else "",
         )
+    if right is None and pays is None:
+        return shrinks_far_away(log)
     if right is None and pays is not None and pays < -0.6 and end < 0.35 * begin:
         return finding(
             "length_collapse",
@@ -290,24 +299,6 @@ def length_collapse(log: RunLog) -> Finding | None:
             f"within groups, completion length and reward correlate at {pays:.2f}",
         )
     return None
-
-
-def _shrinks_in_few_points(log: RunLog) -> Finding | None:
-    """Report answers that shrink from row to row of a short table to a fifth, and to a few words; as possible only."""
-    length, reward = log.values("length"), log.values("reward")
-    if len(length) < 4 or len(reward) < 4 or not (np.diff(length) < 0).all():
-        return None
-    if length[-1] > 0.2 * length[0] or length[-1] > FEW_WORDS or reward[-1] >= reward.max():
-        return None
-    return finding(
-        "length_collapse",
-        "warning",
-        "possible",
-        f"answers shrink from {length[0]:.3g} to {length[-1]:.3g} tokens, and the reward is past its best",
-        log.quote("length"),
-        log.quote("reward"),
-        *(log.quote(name) for name in ("grad_norm", "entropy") if log.has(name)),
-    )
 
 
 @sickness(
@@ -459,7 +450,8 @@ def memorising(log: RunLog) -> Finding | None:
     if len(epochs):
         evidence.append(log.quote("epoch"))
     # prompts that are hardly repeated can't be known by heart: what rises then is something else than what is evaluated
-    if change < -2 * error and not many:
+    shrinks = log.falls("length") and log.last("length") < 0.6 * log.first("length")
+    if change < -2 * error and not many and not shrinks:
         return finding(
             ["component_dominates", "memorising"],
             "critical",
@@ -470,6 +462,15 @@ def memorising(log: RunLog) -> Finding | None:
     # answers that grow with a reward that held-out ones do not earn are paid for their length
     grows = not many and log.rises("length") and log.last("length") > 1.5 * log.first("length")
     others = ["duplicate_prompts"] if many else []
+    if not many and shrinks and change < 2 * error:
+        return finding(
+            ["length_collapse", "memorising"],
+            "critical" if change < -2 * error else "warning",
+            "likely",
+            "the reward rises as answers shrink, and held-out answers get no better",
+            *evidence,
+            log.quote("length"),
+        )
     return finding(
         ["length_hack", "memorising"] if grows else ["memorising", *others],
         "critical" if change < -2 * error else "warning",

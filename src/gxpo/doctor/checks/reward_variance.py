@@ -91,7 +91,7 @@ def reward_ignores(log: RunLog) -> Finding | None:
     # metrics alone: rewards vary over prompts, and no group has a signal from the start
     between = max([log.mean(n) for n in log.series if n.startswith("component_std/")], default=0.0)
     wanders = float(log.values("reward").std())
-    if max(between, wanders) < 1e-3 or log.is_solved:
+    if max(between, wanders) < 1e-3 or (log.is_solved and log.first("reward") > 0.9 * log.top_reward):
         return None
     if float((log.values("reward") == log.values("reward").min()).mean()) > 0.5:
         return None  # at its floor in most steps there is nothing that groups differ by

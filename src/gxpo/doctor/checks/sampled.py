@@ -10,6 +10,7 @@ from gxpo.doctor.sickness import finding, sickness
 
 FLOOR = 0.1  # of rewards that are never negative: below it hardly any answer earns something
 NEAR_LIMIT = 0.75  # mean length as a share of the limit, which only many answers at the limit bring about
+FEW = 12  # logged points up to which a low reward does not tell complete answers from cut ones
 ALL = 0.97  # share of completions at the limit that counts as all of them
 
 
@@ -61,7 +62,7 @@ def no_eos(log: RunLog) -> Finding | None:
             "the end among them, were sampled and not obeyed"
         )
         examples = facts.examples(range(2))
-    elif scored > 0.1 * max(log.top_reward, 1e-9) and scored > 0.05:
+    elif scored > 0.1 * max(log.top_reward, 1e-9) and scored > (0.05 if log.n_steps > FEW else 0.5):
         evidence.append(f"cut answers are complete ones: {log.quote(log.correctness or 'reward')}")
     elif goes_on is None:
         ids.append("truncation")
@@ -189,7 +190,7 @@ def truncation(log: RunLog) -> Finding | None:
         )
     # a policy that writes more and more runs into the limit late: a consequence, no cause
     share, late = log.first("truncated"), log.last("truncated")
-    if max(share, late) < 0.2 or 2 <= len(log.values("truncated")) < 5:
+    if max(share, late) < 0.2 or (2 <= len(log.values("truncated")) < 5 and log.last_step < 20):
         return None  # a few first steps of a policy that has not been trained yet
     shares = dict(zip(log.steps("truncated").astype(int).tolist(), log.values("truncated").tolist(), strict=True))
     # answers that earn as much when cut lose nothing by it

@@ -164,6 +164,19 @@ def _summed(log: RunLog) -> bool:
     return bool(np.abs(total - log.values("reward")).max() < 0.02 * max(float(np.abs(total).max()), 1e-9))
 
 
+def _subtracted(log: RunLog) -> list[str]:
+    """Components for correctness whose weight in the total is negative, where a weighted sum of them is the total."""
+    names, total = log.components(), log.values("reward")
+    if len(names) < 2 or len(total) < 10 or any(len(log.values(f"component/{n}")) != len(total) for n in names):
+        return []
+    parts = np.stack([log.values(f"component/{n}") for n in names], axis=1)
+    weights, _, rank, _ = np.linalg.lstsq(parts, total, rcond=1e-6)
+    rest = float(np.abs(parts @ weights - total).max())
+    if rank < len(names) or rest > 0.03 * max(float(np.ptp(total)), 1e-9):
+        return []
+    return [n for n, w in zip(names, weights, strict=True) if w < -0.05 and CORRECT.search(n) and not STYLE.search(n)]
+
+
 def _references(log: RunLog) -> References | None:
     """Comparison with reference answers; None without rollouts or references."""
     return None if log.facts is None else log.facts.references
@@ -278,6 +291,16 @@ def reward_sign(log: RunLog) -> Finding | None:
                 f"within groups, {name} and the total reward (or the advantage) correlate at {correlation:.2f}",
                 *(log.quote(n) for n in ("reward", f"component/{name}") if log.has(n)),
             )
+    # a total that its components make up exactly, one of them with a negative weight
+    for name in _subtracted(log):
+        return finding(
+            "reward_sign",
+            "critical",
+            "proved",
+            f"the total falls where {name} rises: its weight is negative",
+            log.quote("reward"),
+            *(log.quote(f"component/{n}") for n in log.components()),
+        )
     # a negative weight in the configuration, where no rollouts were read
     weights, components = log.setting("reward_weights"), log.components()
     if isinstance(weights, list) and len(weights) == len(components):

@@ -12,9 +12,11 @@ from gxpo.doctor.series import stationary
 from gxpo.doctor.sickness import finding, sickness
 
 LEAST = 20  # steps below which a flat run is no evidence of anything
+MEANS = ("trl", "unsloth")  # trainers whose rows are means over the steps since the last
 NOT_FINITE = re.compile(
     r"contains either `?inf`?|(?:loss|grad\w{0,20}|logits|probabilit\w{1,20}|tensor)\b.{0,40}\b(?:nan|inf)\b", re.I
 )
+PART = re.compile(r"(?:pg|policy)[_ ]?loss$", re.I)  # key of a loss without its KL term
 ROUNDED = 3e-5  # rate below which most updates of bfloat16 weights are lost: they are 2^-8 of a weight apart
 SHARP = 0.02  # standard error of the entropy's change over the run, as a share of it, up to which rest can be told
 TINY_RATE = 1.1e-7  # below the rates that any published recipe of full fine-tuning uses
@@ -23,7 +25,8 @@ STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at 
 
 def still(log: RunLog) -> tuple[bool, list[str]]:
     """Tell if the policy looks as if it did not move at all; also the evidence."""
-    averaged = log.n_steps >= LEAST // 2 and log.last_step >= 2.5 * LEAST  # rows are means over several steps
+    # transformers' rows are means over several steps, those of reports single steps
+    averaged = log.source in MEANS and log.n_steps >= LEAST // 2 and log.last_step >= 2.5 * LEAST
     if (log.n_steps < LEAST and not averaged) or log.gains or log.falls("reward"):
         return False, []
     # without a reward, or with one that is 0 for all, a policy at rest has a nearer cause
@@ -98,7 +101,7 @@ def _unfinished_warmup(log: RunLog) -> bool:
     "learning rate too small, or a warm-up longer than the run",
     "printed rate below 1e-7 or still warming up; reward, entropy and length keep one level, KL below 1e-3",
     needs=("lr", "reward"),
-    follows=("all_right",),
+    follows=("all_right", "group_too_small"),
 )
 def lr_too_low(log: RunLog) -> Finding | None:
     flat, evidence = still(log)
@@ -106,6 +109,9 @@ def lr_too_low(log: RunLog) -> Finding | None:
     if not len(rates) or not has_gradient(log) or log.is_silent:
         return None
     largest = float(rates.max())
+    # no model moves by such steps, whatever its other figures do by chance
+    has_reward = (log.has("reward") or log.has("success")) and not log.is_zero("reward")
+    flat = flat or (largest <= TINY_RATE / 10 and log.n_steps >= LEAST and has_reward and not log.gains)
     if largest == 0.0:
         return finding(
             "lr_too_low",
@@ -149,7 +155,7 @@ def lr_too_low(log: RunLog) -> Finding | None:
     "checksum or share of moved weights; else gradient > 0 and rate > 0 while reward, entropy, length keep one level "
     "and KL or ratio stay exactly at rest",
     needs=("weights_crc", "weights_moved", "grad_norm"),
-    follows=("all_right",),
+    follows=("all_right", "group_too_small"),
 )
 def weights_do_not_move(log: RunLog) -> Finding | None:
     if not has_gradient(log) or log.is_silent:
@@ -178,7 +184,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
         )
     flat, evidence = still(log)
     if not flat:
-        return None
+        return _hardly_moves(log)
     if log.has("lr") and (float(log.values("lr").max()) <= TINY_RATE or _unfinished_warmup(log)):
         return None  # lr_too_low says it
     if strong_kl(log):
@@ -225,6 +231,33 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
     )
 
 
+def _hardly_moves(log: RunLog) -> Finding | None:
+    """Report a run that keeps its reward and its entropy, and its reference within a few thousandths of a nat or every
+    token unclipped, over enough steps to have shown a gain; as possible only."""
+    score, level = log.trend("reward"), log.trend("entropy")
+    if score is None or level is None or score.n < LEAST or log.gains or log.is_solved:
+        return None
+    # a gain of a seventh of the largest reward would have been seen, in the held-out answers, too
+    is_seen = score.detectable < max(log.top_reward, 1.0) / 7 and abs(score.change) < 2 * score.error
+    is_seen = is_seen and score.last < 0.8 * max(log.top_reward, 1.0) and not log.evaluation_gain
+    if not is_seen or abs(level.change) > max(2 * level.error, 0.03 * level.first) or level.error > 0.1 * level.first:
+        return None
+    kl, clipped = log.values("kl"), log.values("clip_fraction")
+    is_near = len(kl) > 0 and 0 < float(np.abs(kl).max()) < 5e-3
+    is_unclipped = not len(kl) and len(clipped) > 0 and float(clipped.max()) < 1e-4
+    if not (is_near or is_unclipped):
+        return None
+    return finding(
+        ["lr_too_low", "weights_do_not_move", "kl_too_high"][: 3 if is_near else 2],
+        "warning",
+        "possible",
+        f"in {score.n} steps neither reward nor policy has moved",
+        *(log.quote(name) for name in ("reward", "entropy", "kl", "clip_fraction", "lr", "grad_norm") if log.has(name)),
+        log.quote(log.evaluation) if log.evaluation else "",
+        f"a gain of {score.detectable:.2g} would have been visible: three times the learning rate would tell",
+    )
+
+
 def implied_beta(log: RunLog) -> float | None:
     """Estimate the KL coefficient as loss / KL; None if the ratio is not steady.
 
@@ -233,6 +266,8 @@ def implied_beta(log: RunLog) -> float | None:
     steps = set(log.steps("kl").tolist()) & set(log.steps("loss").tolist())
     kl = dict(zip(log.steps("kl").tolist(), log.values("kl").tolist(), strict=True))
     loss = dict(zip(log.steps("loss").tolist(), log.values("loss").tolist(), strict=True))
+    if PART.search(log.key("loss")):
+        return None
     ratios = [loss[s] / kl[s] for s in steps if kl[s] > 1e-5]
     if len(ratios) < 10:
         return None

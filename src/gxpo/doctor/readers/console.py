@@ -22,33 +22,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.doctor.readers import keys
-from gxpo.doctor.readers.table import STEP_KEYS, Row, Table, flat, number, split_rows
+from gxpo.doctor.readers.table import NUMBER, STEP_KEYS, Row, Table, figures_of, flat, number, setting, split_rows
 
-_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity)"
 _MESSAGE = re.compile(r"\"message\": \"(.*?[^\\])\"")
 _RAY = re.compile(r"^\([\w.:<>]+ (?:pid|ip)=[^)]*\)\s?")
 _DICT = re.compile(r"\{\s*(['\"])[^'\"{}]{1,200}\1\s*:")
 _NESTED = re.compile(r"\{\s*(['\"])[^'\"{}]{1,200}\1\s*:\s*\{")
 _PAIR = re.compile(r"""(['"])([^'"]{1,300})\1\s*:\s*(?:(['"])(.*?)\3|(?:[\w.]+\()?([^\s,{}\[\]()'"]+)\)?)""", re.S)
 _VERL = re.compile(r"(?:^|[\s\])])step:(\d{1,12})(?= - |$)")
-_VERL_PAIR = re.compile(rf" - (\S+?):(?:np\.\w+\()?({_NUMBER})\)?(?= - |\s*$| \[)")
+_VERL_PAIR = re.compile(rf" - (\S+?):(?:np\.\w+\()?({NUMBER})\)?(?= - |\s*$| \[)")
 _STEP = re.compile(
     r"(?<!Micro )\b(?:global[_ ]?|train(?:ing)?[_ ])?(?:step|iteration|iter)s?\b"
     r"\s{0,8}[:=#]?\s{0,8}\[?\s{0,8}(\d{1,12})\b",
     re.I,
 )
-_PIPE = re.compile(
-    rf"\|\s{{0,40}}([A-Za-z][\w ./@()-]{{0,120}}?)[:=]?\s{{1,40}}({_NUMBER})\s{{0,8}}(%|ms|s|m)?(?=[\s|(,]|$)"
-)
-_SPAN = re.compile(rf"\|\s{{0,40}}({_NUMBER})(ms|s|m|h)\s{{0,8}}(?:({_NUMBER})s)?\s{{0,40}}\|")
-_EQUALS = re.compile(
-    r"([A-Za-z_][\w./@-]{0,120}(?: [A-Za-z][\w./@-]{0,120}){0,2}?)"
-    rf"\s{{0,8}}[:=]\s{{0,8}}({_NUMBER})(%?)(?=[\s,;|)\]]|$)"
-)
+_SPAN = re.compile(rf"\|\s{{0,40}}({NUMBER})(ms|s|m|h)\s{{0,8}}(?:({NUMBER})s)?\s{{0,40}}\|")
+_COUNT = re.compile(r"[\[(]\s?(\d{1,12})\s?/\s?\d{1,12}\s?[\])]")  # "(120/9997)"
+_HEADING = re.compile(r"[^\w\n]*(?:global[_ ])?(?:step|iteration|iter)\s?[:#=]?\s?\d+(?:\s?/\s?\d+)?[^\w\n]*", re.I)
+_PAIR_ALONE = re.compile(rf"\s*[-*\u2022|]?\s*([A-Za-z][\w ./@()-]{{0,60}}?)\s*[:=]\s*({NUMBER})\s?(%?)\W{{0,3}}")
+LONGEST_BLOCK = 25  # lines below such a heading
+_EPOCH = re.compile(r"\bepoch\b", re.I)  # of a line that names no step
 _LABEL = re.compile(r"\b(?:rollout|perf|eval|passrate|multi_turn) (\d{1,12}): $")  # slime's, before a dict
 _STEP_ALONE = re.compile(r"\bStep (\d{1,12}):\s*$")  # SkyRL's, above a dict
 _SECTION = re.compile(r"\b(Training Results|Validation Results):")  # NeMo-RL's
-_BULLET = re.compile(rf"^\s*\u2022 ([A-Z][\w ]{{1,60}}): ({_NUMBER})")
+_BULLET = re.compile(rf"^\s*\u2022 ([A-Z][\w ]{{1,60}}): ({NUMBER})")
 _GRID = "\u2502"  # AReaL's cells are between such bars
 _ROUNDED = re.compile(r"-?0\.0{3,}")  # a learning rate in so few decimals is unknown
 _RATE = re.compile(r"(?:^|[/_.])(?:lr|learning_rate)(?:-pg_\d+)?$")
@@ -83,7 +80,7 @@ _LARGEST = 400_000  # characters of a printed tree
 
 # Lines without any of these have nothing to read: the log of an engine has millions.
 _MARKS = (
-    *("{'", '{"', "{ '", '{ "', "step", "Step", "teration", "%|", "nsloth"),
+    *("{'", '{"', "{ '", '{ "', "step", "Step", "STEP", "teration", "iter ", "Iter ", "poch", "%|", "nsloth"),
     *("arning", "WARN", "ERROR", "CRITICAL", "rror:", "raceback (", "returned None", "of memory", "Killed"),
     *("Config(", "Arguments(", "--learning_rate", "--num_generations", "--max_completion_length", "main_ppo"),
     *("openrlhf.", "trl grpo", "verl.trainer", "skyrl", "--rollout-", " ....", "Results:", "\u2022 ", _GRID),
@@ -155,24 +152,6 @@ def _without_bars(text: str) -> str:
     return text if end is None else text[end.end() :]
 
 
-def _setting(text: str) -> Any:
-    """Parse a number, flag, list or text as it is written on a command line."""
-    text = text.strip().strip("'\"")
-    low = text.lower()
-    if low in ("true", "false"):
-        return low == "true"
-    if low in ("null", "none"):
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
 @dataclass
 class PrintedSettings:
     """Collector of printed settings: command lines, transformers' arguments, verl's tree of its configuration."""
@@ -190,12 +169,12 @@ class PrintedSettings:
         if self.open == "arguments":
             pair = _ARGUMENT.match(line)
             if pair is not None:
-                self.settings.setdefault(pair[1], _setting(pair[2].rstrip().removesuffix(",")))
+                self.settings.setdefault(pair[1], setting(pair[2].rstrip().removesuffix(",")))
                 return True
             self.open = ""
             return line.strip() == ")"
         if " ..." in line and (argument := _DOTTED.match(line)) is not None:
-            self.settings.setdefault(argument[1], _setting(argument[2]))
+            self.settings.setdefault(argument[1], setting(argument[2]))
             return True
         if line.endswith("(") and _ARGUMENTS.search(line):
             self.open = "arguments"
@@ -203,7 +182,7 @@ class PrintedSettings:
         if self.open == "command" or (any(c in line for c in _COMMANDS) and _COMMAND.search(line)):
             pairs = [*_OPTION.findall(line), *_OVERRIDE.findall(line)]
             for name, text in pairs:
-                self.settings.setdefault(name.replace("-", "_"), _setting(text) if text else True)
+                self.settings.setdefault(name.replace("-", "_"), setting(text) if text else True)
             self.open = "command" if line.rstrip().endswith("\\") else ""
             return bool(pairs)
         return False
@@ -240,10 +219,12 @@ class Console:
     broken_line: tuple[float, str] | None = None  # a line of verl that may go on in the next
     is_rounded: bool = False
     word_rows: list[Row] = field(default_factory=list)  # rows of words and numbers
+    unnumbered_rows: list[Row] = field(default_factory=list)  # rows of words and numbers without a step
     unknown_rows: list[Row] = field(default_factory=list)  # rows of figures that no trainer is known to write
     last_step: float | None = None  # the number of a heading
     step_alone: float | None = None  # of a line above a dict
     section: str = ""  # of bullets
+    block: int = 0  # lines left of those below a heading that names a step alone
     n_evaluations: int = 0
 
     def read(self, chunks: Iterable[str]) -> Table:
@@ -266,7 +247,7 @@ class Console:
 
     @property
     def _goes_on(self) -> bool:
-        return bool(self.open or self.broken_line or self.settings.open or self.messages.open)
+        return bool(self.open or self.broken_line or self.settings.open or self.messages.open or self.block)
 
     def _line(self, line: str) -> None:
         if "\x1b" in line:
@@ -282,6 +263,8 @@ class Console:
             self.messages.add(line)
         if "nsloth" in line:
             self.table.hints.add("unsloth")
+        if self.block:
+            self._block(line)
         if self.open:
             self._go_on(line)
             return
@@ -303,7 +286,7 @@ class Console:
             self._verl(verl, line)
         elif "\u2022 " in line or "Results:" in line:
             self._bullets(line)
-        elif "|" in line or "=" in line or ":" in line:
+        else:
             self._words(line)
 
     # dicts
@@ -320,8 +303,9 @@ class Console:
 
     def _go_on(self, line: str) -> None:
         """Read a line of an open dict; another row or a hundred lines mean that it was cut."""
-        fresh = _DICT.search(line)
-        if fresh is not None or len(self.open) > 100 or _VERL.search(line):
+        fresh = _DICT.search(line) or _VERL.search(line)
+        # a printed answer may begin with a brace, too
+        if fresh or len(self.open) > 100 or (_COUNT.search(line) and sum(map(keys.is_metric, figures_of(line))) > 2):
             self.open = []
             self.table.n_unreadable += 1
             self._line(line)
@@ -451,38 +435,66 @@ class Console:
             bar = _BAR.search(line)
             if bar is not None and int(bar[2]) > 1:
                 self.bars.append((len(self.dicts), int(bar[1]), int(bar[2])))
+            # a bar may carry figures: "[00:10<01:00, 1.2s/it, reward=0.3]"
+            postfix = "" if bar is None or self.rows or self.dicts else line[bar.end() : line.find("]", bar.end())]
+            values = figures_of(postfix) if "=" in postfix else {}
+            if bar is not None and any(map(keys.is_metric, values)):
+                self.word_rows.append((float(bar[1]), values))
             return
+        line = line.replace("**", "")
         # prime-rl's line of an evaluation names its data set before the step
         evaluated = _EVALUATED.search(line)
-        match = evaluated or _TRAIN_STEP.search(line) or _STEP.search(line)
-        if match is None or "Micro Step" in line:
+        match = evaluated or _TRAIN_STEP.search(line) or _STEP.search(line) or ([*_COUNT.finditer(line)] or [None])[-1]
+        if "Micro Step" in line:
+            return
+        if match is None:
+            self._unnumbered(line)
             return
         step = float(evaluated["step"] if evaluated else match[1])
         self.last_step = step
         rest = line[match.end() :]
-        values: dict[str, float] = {}
-        pattern = _PIPE if " | " in rest else _EQUALS
-        for pair in pattern.finditer(rest):
-            value = number(pair[2])
-            if value is not None:
-                values.setdefault(pair[1].strip(), value / 100 if pair[3] == "%" else value)
+        values = figures_of(rest)
         # a time has a unit and stands without a name
         span = _SPAN.search(rest)
         if span is not None and "Time" not in values:
             unit = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}[span[2]]
             values["Time"] = float(span[1]) * unit + float(span[3] or 0)
-        if not any(map(keys.is_metric, values)):
+        if not values and _HEADING.fullmatch(line.strip()):
+            self.block = LONGEST_BLOCK
+        if not any(map(keys.is_metric, values)) and sum(keys.by_words(key) is not None for key in values) < 2:
             return
         if evaluated:
             values = {f"eval/{evaluated['name']}/{key}": value for key, value in values.items()}
         self.word_rows.append((step, values))
         self.n_evaluations += evaluated is not None
 
+    def _block(self, line: str) -> None:
+        """Read a line below a heading that names a step alone: "Mean reward: 0.31"."""
+        self.block -= 1
+        pair = _PAIR_ALONE.fullmatch(line.replace("**", ""))
+        value = number(pair[2]) if pair is not None else None
+        if pair is None or value is None or self.last_step is None:
+            return
+        if not self.word_rows or self.word_rows[-1][0] != self.last_step:
+            self.word_rows.append((self.last_step, {}))
+        self.word_rows[-1][1].setdefault(pair[1], value / 100 if pair[3] == "%" else value)
+
+    def _unnumbered(self, line: str) -> None:
+        """Read a line of an epoch and three metrics or more, and no step: such lines are numbered in their order."""
+        if _EPOCH.search(line) is None:
+            return
+        values = figures_of(line)
+        if sum(map(keys.is_metric, values)) >= 3:
+            self.unnumbered_rows.append((float(len(self.unnumbered_rows) + 1), values))
+
     def _end(self) -> None:
+        self.word_rows = [(s, row) for s, row in self.word_rows if any(map(keys.is_metric, row)) or len(row) > 1]
         # Where dicts or verl's lines are, words with numbers are text: of completions that TRL prints, say.
         if not self.table.rows or self.n_evaluations:
             self.table.rows += self.word_rows
             self.table.is_numbered = self.table.is_numbered or bool(self.word_rows)
+        if not self.table.rows:
+            self.table.rows = self.unnumbered_rows
         if not self.table.rows and self.unknown_rows:
             self.table.rows, self.table.is_known, self.table.is_numbered = self.unknown_rows, False, True
         if self.open:

@@ -6,6 +6,7 @@ import codecs
 import itertools
 import json
 import os
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ LARGEST = 500_000_000  # bytes read of one file; of a larger one its two ends
 LONGEST = 4_000_000  # characters of a line; the rest of a longer one is left out
 _CHUNK = 1 << 20
 _EVENTS = b"brain.Event:"  # in the first record of every event file of TensorBoard
+_COLUMNS = re.compile(r"^[ \t]*(?:global_)?(?:step|iter\w{0,6})s?[ \t]+[A-Za-z]", re.I | re.M)  # a head between blanks
 LEAST_ROWS = 3  # of a table that no trainer is known to write
 
 
@@ -114,7 +116,7 @@ def _read_text(path: Path, start: str, run: str | None) -> Table | None:
             table.notes += notes
             return table
         unknown = table
-    if size <= 50_000_000 and any(mark in start for mark in ("\t", ",", "|", ";")):
+    if size <= 50_000_000 and (any(m in start for m in ("\t", ",", "|", ";", "\u2502")) or _COLUMNS.search(start)):
         table = rows.from_delimited(_text_of(path), path.name, run)
         if table is not None and table.rows and table.is_known:
             return table

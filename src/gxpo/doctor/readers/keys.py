@@ -21,6 +21,27 @@ SAME_KEYS = {"unsloth": "trl"}  # unsloth patches TRL and writes its keys
 UNKNOWN = "unknown"
 LONGEST = 300  # characters of a key that may have a name: patterns of keys are not linear in its length
 SHOWN = LONGEST + 20  # characters of a longer key that are kept: without a tracker's prefix, too, it has no name
+# Keys that hold the number of the step, the first that is there counts. Order matters: wandb's `_step` counts calls of
+# `log`, not steps of the trainer.
+STEP_KEYS = (
+    "step",
+    "global_step",
+    "training/global_step",
+    "train/global_step",
+    "trainer/global_step",
+    "trainer_step",
+    "progress/step",
+    "system/global_step",  # ROLL
+    "rollout/step",  # slime
+    "train/step",
+    "eval/step",
+    "global_step/max_steps",  # ms-swift: "5/100"
+    "Step",
+    "steps",
+    "iteration",
+    "iter",
+    "_step",
+)
 _PLAIN = re.compile(r"[^a-z0-9]+")
 _TAG = re.compile(r"@(mean|max|min|p50|p99|std|sum)$")  # of ROLL's reductions, in its consoles
 _HF_TABLE = {"Training Loss": "loss", "Validation Loss": "eval_loss"}  # transformers' table in a notebook
@@ -57,6 +78,7 @@ class Trainer:
     kl              flag -> key of the KL's coefficient where the flag is set
     own_settings    keys of settings that tell the trainer
     lines           source of a check, or `reward` -> the setting that logs it
+    words           `short`: word of a key -> what it is short for; `sets`: name -> words of a key; `aspects` of rewards
     """
 
     own_keys: re.Pattern[str] = re.compile(r"(?!)")
@@ -73,6 +95,7 @@ class Trainer:
     kl: Mapping[str, str] = field(default_factory=dict)
     own_settings: tuple[str, ...] = ()
     lines: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, Any] = field(default_factory=dict)
 
     def plain(self, key: str) -> str:
         """Key as `keys` has it."""
@@ -141,6 +164,7 @@ def _trainer(path: Path) -> Trainer:
         kl=table.get("kl", {}),
         own_settings=tuple(table.get("own_settings", ())),
         lines=table.get("lines", {}),
+        words=table.get("words", {}),
     )
 
 
@@ -174,6 +198,16 @@ def is_metric(key: str) -> bool:
     if forms & {"epoch", "Time"}:
         return False
     return any(one.has(form) for one in trainers().values() for form in forms) or _common(trainer_key(key)) is not None
+
+
+def is_training(keys: Sequence[str]) -> bool:
+    """True if the head of a table is of a training log: one with a metric, or with a step and words for one."""
+    return any(map(is_metric, keys)) or (any(map(is_step, keys)) and any(map(by_words, keys)))
+
+
+def is_step(key: str) -> bool:
+    """True if a column holds the number of the step."""
+    return written_key(key) in STEP_KEYS or trainer_key(key) in STEP_KEYS or _words(key) == ["step"]
 
 
 def source(keys: Iterable[str]) -> str:
@@ -213,6 +247,45 @@ def _common(key: str) -> str | None:
     return only if len(meanings) == 1 and not any(key in one.no_reward for one in trainers().values()) else None
 
 
+@lru_cache(100_000)
+def by_words(key: str) -> str | None:
+    """Name of a key by its words, whatever their order, case and abbreviation: "Avg Reward", "GrpStd", "% truncated";
+    None where another meaning is as likely."""
+    words = _words(key)
+    if (name := _names_of_words().get(frozenset(words))) is not None:
+        return name
+    # a part of the reward is told by the word for it, or by what stands behind "reward/"
+    aspects = [word for word in words if word != "reward"]
+    known = trainer(UNKNOWN).words["aspects" if "reward" in words else "alone"]
+    if aspects and (set(aspects) <= set(known) or _PART.match(key)) and not set(aspects) & _OTHER:
+        return f"component/{'_'.join(aspects)}"
+    return None
+
+
+_PART = re.compile(r"rewards?/\w", re.I)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_UNIT = re.compile(r"[(\[](?:s|ms|min|h|sec|seconds|tok|tokens|nats|%|chars?|UTC)[)\]]", re.I)
+_WORD = re.compile(r"[a-z]+|\d+|[\u2191\u2193]|[\u4e00-\u9fff]+")
+_LEARNER = {"train", "trainer", "training", "learner", "actor"}
+_SAMPLER = {"rollout", "sampler", "inference", "infer", "vllm", "sglang", "generator"}
+
+
+def _words(key: str) -> list[str]:
+    """Words of a key, abbreviations spelt out and words that add nothing left out; "mismatch" where it names both the
+    learner and the sampler."""
+    parts = _WORD.findall(_CAMEL.sub(" ", _UNIT.sub(" ", key)).lower())
+    apart = ["mismatch"] if _LEARNER & set(parts) and _SAMPLER & set(parts) else []
+    full = trainer(UNKNOWN).words["short"]
+    return [w for part in [*parts, *apart] for w in full.get(part, part).split()]
+
+
+@cache
+def _names_of_words() -> Mapping[frozenset[str], str]:
+    """Words of a key -> name."""
+    table = trainer(UNKNOWN).words["sets"]
+    return {frozenset(words.split()): name for name, sets in table.items() for words in sets}
+
+
 @cache
 def _meanings() -> Mapping[str, frozenset[str]]:
     """Key -> the names that it has at any trainer, or what it is there besides the reward."""
@@ -237,7 +310,7 @@ def names(keys: Iterable[str], source: str, mapping: Mapping[str, str] | None = 
     out = {key: name for key, name in (mapping or {}).items() if key in ordered}
     used_names = set(out.values())
     has_additions = source != "gxpo" and source != "verl" and not one.has_prefixes
-    naming = (*(() if source == UNKNOWN else (one.name,)), *((_common,) if has_additions else ()))
+    naming = (*(() if source == UNKNOWN else (one.name,)), *((_common, by_words) if has_additions else ()))
     for name_of in naming:
         for key in ordered:
             name = name_of(key)

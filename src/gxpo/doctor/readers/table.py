@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gxpo.doctor.readers.keys import have_prefixes, trainer_key, written_key
+from gxpo.doctor.readers.keys import STEP_KEYS, have_prefixes, trainer_key, written_key
+
+NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity)"
+_PIPE = re.compile(
+    rf"\|\s{{0,40}}([A-Za-z][\w ./@()-]{{0,120}}?)[:=]?\s{{1,40}}({NUMBER})\s{{0,8}}(%|ms|s|m)?(?=[\s|(,]|$)"
+)
+_EQUALS = re.compile(
+    r"([A-Za-z_][\w./@-]{0,120}(?: [A-Za-z][\w./@-]{0,120}){0,2}?)"
+    rf"\s{{0,8}}[:=]\s{{0,8}}({NUMBER})(%?)(?=[\s,;|)\]\u00b1/]|$)(?:\s?\u00b1\s?({NUMBER}))?"
+)
+# Words and numbers without a sign between them: "reward 0.31, KL 0.02"; of "0.12 -> 0.31" the second counts.
+_BARE = re.compile(
+    rf"([A-Za-z][\w./@-]{{0,60}}(?: [A-Za-z][\w./@-]{{0,60}}){{0,2}}?)\s{{1,8}}(?:(?:is|was|of|at|about)\s)?"
+    rf"({NUMBER})(%?)"
+    rf"(?:\s?(?:->|\u2192|to)\s?({NUMBER})(%?))?(?=[\s,;|)\]]|\.?$)"
+)
 
 Row = tuple[float, dict[str, float]]  # step, figures
 Columns = dict[str, tuple[list[float], list[float]]]  # key -> steps, values
-
-# Keys that hold the number of the step, the first that is there counts. Order matters: wandb's `_step` counts calls of
-# `log`, not steps of the trainer.
-STEP_KEYS = (
-    "step",
-    "global_step",
-    "training/global_step",
-    "train/global_step",
-    "trainer/global_step",
-    "trainer_step",
-    "progress/step",
-    "system/global_step",  # ROLL
-    "rollout/step",  # slime
-    "train/step",
-    "eval/step",
-    "global_step/max_steps",  # ms-swift: "5/100"
-    "Step",
-    "steps",
-    "iteration",
-    "iter",
-    "_step",
-)
 
 
 @dataclass
@@ -153,3 +147,42 @@ def flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
             else:
                 flattened[name] = inner
     return flattened
+
+
+def figures_of(text: str) -> dict[str, float]:
+    """Figures of a line by the words before them; what stands behind a plus-minus sign is the deviation."""
+    values: dict[str, float] = {}
+    if " | " in text and (pairs := _PIPE.findall(text)):
+        for key, figure, unit in pairs:
+            if (value := number(figure)) is not None:
+                values.setdefault(key.strip(), value / 100 if unit == "%" else value)
+        return values
+    for key, figure, unit, deviation in _EQUALS.findall(text):
+        if (value := number(figure)) is not None:
+            values.setdefault(key.strip(), value / 100 if unit == "%" else value)
+        if deviation:
+            values.setdefault(f"{key.strip()} std", float(deviation))
+    if values:
+        return values
+    for key, figure, unit, later, later_unit in _BARE.findall(text):
+        if (value := number(later or figure)) is not None:
+            values.setdefault(key.strip(), value / 100 if (later_unit if later else unit) == "%" else value)
+    return values
+
+
+def setting(text: str) -> Any:
+    """Parse a number, flag, list or text as it is written on a command line."""
+    text = text.strip().strip("'\"")
+    low = text.lower()
+    if low in ("true", "false"):
+        return low == "true"
+    if low in ("null", "none"):
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,319 @@
+"""Signs of sicknesses in a table of few rows, as reports have it, where no trend can be judged; as possible only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gxpo.doctor.checks.correspondence import USUAL
+from gxpo.doctor.finding import Finding
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import denominator
+from gxpo.doctor.sickness import finding
+
+LEAST_ROWS, MOST_ROWS = 4, 15  # of a table of few rows
+SURE = 0.12  # nats a token, below which a policy is nearly certain of an answer of some hundred tokens
+GONE = 0.05  # nats a token, at which little is left to sample
+BLIND = 3.0  # nats a token that a model of language reaches only where it does not know what it was asked
+ALL_TOKENS = 12.5  # nats, of all tokens of a vocabulary alike: more is a sum over tokens
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What rows of a table show: the sicknesses that look so, a title, and the series that are quoted."""
+
+    ids: tuple[str, ...]
+    title: str
+    names: tuple[str, ...]
+
+
+def few_rows(log: RunLog) -> list[Finding]:
+    """Findings of a table of four to fourteen rows, as reports have it, where a sign is strong; as possible only."""
+    n = max((len(log.values(name)) for name in (score_of(log), "grad_norm", "kl", "gap_kl", "gap_mean")), default=0)
+    if not LEAST_ROWS <= n < MOST_ROWS:
+        return []
+    is_chosen = log.last_step >= 2 * n  # rows of a longer run that somebody picked
+    signs = [sign(log) for sign in (SIGNS if is_chosen else SIGNS_OF_FIRST_STEPS)]
+    return [
+        finding(
+            sign.ids,
+            "warning",
+            "possible",
+            sign.title,
+            *(log.quote(name) for name in dict.fromkeys((*sign.names, score_of(log))) if log.has(name)),
+        )
+        for sign in signs
+        if sign is not None
+    ]
+
+
+def score_of(log: RunLog) -> str:
+    """Name of the series that should rise: reward, verdicts, or the only reward function that was recorded."""
+    names = [name for name in ("reward", "success") if log.has(name)]
+    parts = log.components()
+    return names[0] if names else f"component/{parts[0]}" if len(parts) == 1 else "reward"
+
+
+def stalls(log: RunLog) -> bool:
+    """True if the last third of the rows is no better than the first: by less than two fifths of the range."""
+    values = log.values(score_of(log))
+    if len(values) < LEAST_ROWS:
+        return False
+    third = max(len(values) // 3, 2 if len(values) > 4 else 1)
+    gain = float(values[-third:].mean() - values[:third].mean())
+    return gain < 0.4 * float(np.ptp(values)) or gain < 0.02 * float(np.abs(values).max())
+
+
+def _ends(log: RunLog, name: str) -> tuple[float, float]:
+    """First value and the median of the last two; nan where there are fewer than three."""
+    values = log.values(name)
+    return (float(values[0]), float(np.median(values[-2:]))) if len(values) >= 3 else (float("nan"), float("nan"))
+
+
+def _certain_of_little(log: RunLog) -> Sign | None:
+    """Entropy near 0 from the first row on, far from the largest reward and without a gain."""
+    entropy, score = log.values("entropy"), log.values(score_of(log))
+    if len(entropy) < 6 or len(score) < 6 or not stalls(log) or float(np.median(entropy)) > SURE:
+        return None
+    # the first steps of a run say so only where next to nothing is right
+    most = 0.8 if log.last_step >= 2 * len(score) else 0.2
+    if float(score.mean()) > most * max(float(score.max()), 1.0) or float(entropy[0]) > 2 * SURE:
+        return None
+    title = "the policy is nearly certain of its answers from the first row on, and does not gain"
+    return Sign(("no_diversity", "entropy_collapse", "all_wrong"), title, ("entropy", "reward_std", "zero_signal"))
+
+
+def _entropy_gone(log: RunLog) -> Sign | None:
+    """Entropy falls to a fifth and below a twentieth of a nat, or most groups fall silent with it, past the best."""
+    begin, end = _ends(log, "entropy")
+    score = log.values(score_of(log))
+    is_gone = end < min(0.2 * begin, GONE) or (log.last("zero_signal") > 0.8 and end < min(0.5 * begin, SURE))
+    if not is_gone or len(score) < LEAST_ROWS or float(score[-1]) >= 0.97 * max(float(score.max()), 1.0):
+        return None
+    # what is near its top has learnt what there is, and what still rises has not collapsed
+    if not log.last("zero_signal") > 0.8 and (score.max() > 0.8 or score[-1] > score[-3] + 0.05):
+        return None
+    title = "entropy is gone before the tasks are solved: the answers of a group are all alike"
+    return Sign(("entropy_collapse", "no_diversity"), title, ("entropy", "zero_signal", "reward_std"))
+
+
+def _breaks(log: RunLog) -> Sign | None:
+    """Entropy far up, or the gradient ten times as long, while the score does not gain or falls by a fifth."""
+    entropy, score = log.values("entropy"), log.values(score_of(log))
+    begin, end = _ends(log, "entropy")
+    is_hot = begin > 0.02 and (end > max(1.8 * begin, begin + 0.25) or (len(entropy) and entropy.max() > 3 * begin))
+    first, last = _ends(log, "grad_norm")
+    is_long = first > 0 and last > 10 * first
+    has_lost = len(score) >= LEAST_ROWS and score.max() > 0 and score[-2:].mean() < 0.85 * score.max()
+    if not ((is_hot and stalls(log)) or (is_long and (has_lost or stalls(log)))):
+        return None
+    what = log.key("entropy" if is_hot else "grad_norm")
+    title = f"{what} rises several times over, and the reward does not"
+    return Sign(("lr_too_high", "kl_runaway", "reward_noise"), title, ("entropy", "grad_norm", "kl", "lr"))
+
+
+def _far_away(log: RunLog) -> Sign | None:
+    """KL above half a nat a token and eight times its start, without a gain."""
+    begin, end = (abs(value) for value in _ends(log, "kl"))
+    if not (end > 0.5 and end > 8 * max(begin, 1e-3) and stalls(log)):
+        return None
+    return Sign(("kl_runaway", "lr_too_high"), "the policy leaves its reference and does not gain", ("kl", "grad_norm"))
+
+
+def _at_rest(log: RunLog) -> Sign | None:
+    """KL below 0.002 nats over a hundred steps and more, the reward where it was."""
+    kl, clipped = np.abs(log.values("kl")), log.values("clip_fraction")
+    # a KL that is 0 in every row is one that nobody computes
+    if (
+        len(kl) < 5
+        or log.last_step < 100
+        or not 0 < float(kl.max()) < 2e-3
+        or (len(clipped) and float(clipped.max()) > 1e-3)
+    ):
+        return None
+    begin, end = _ends(log, "entropy")
+    score = log.values(score_of(log))
+    is_level = (
+        len(score) >= 5
+        and float(np.ptp(score)) > 0
+        and (stalls(log) or float(np.ptp(score)) < 0.1 * max(1.0, float(np.abs(score).max())))
+    )
+    if not is_level or (log.has("entropy") and abs(end - begin) > 0.15 * begin):
+        return None
+    title = f"after {log.last_step} steps the policy is still at its reference"
+    return Sign(("lr_too_low", "weights_do_not_move", "kl_too_high"), title, ("kl", "clip_fraction", "lr", "entropy"))
+
+
+def _constant(log: RunLog) -> Sign | None:
+    """The same score in every row, and no spread or gradient: no group has a signal."""
+    score = log.values(score_of(log))
+    is_silent = log.is_zero("reward_std") or log.is_zero("grad_norm") or log.mean("zero_signal") > 0.98
+    if len(score) < LEAST_ROWS or float(np.ptp(score)) > 1e-9 or score[0] == 0 or not is_silent:
+        return None
+    title = f"every answer is scored {score[0]:.3g}, and nothing is learnt from"
+    return Sign(
+        ("reward_ignores_completion", "near_constant_reward", "no_diversity"),
+        title,
+        ("reward_std", "grad_norm", "zero_signal"),
+    )
+
+
+def _pays_something_else(log: RunLog) -> Sign | None:
+    """A reward that rises from row to row while right answers, or held-out ones, become no more."""
+    reward = log.values("reward")
+    names = [n for n in (log.correctness, "eval/accuracy") if n is not None and len(log.values(n)) >= LEAST_ROWS]
+    if len(reward) < LEAST_ROWS or not names or stalls(log):
+        return None
+    gain = float(reward[-2:].mean() - reward[:2].mean())
+    first, last = _ends(log, names[0])
+    if gain < 0.1 or last > first + 0.02 or log.largest(names[0]) > 0.9:
+        return None
+    begin, end = _ends(log, "length")
+    others = ("length_hack",) if end > 1.5 * begin else ("length_collapse",) if end < 0.6 * begin else ()
+    ids = (
+        ("memorising", "component_dominates") if names[0] == "eval/accuracy" else ("component_dominates", "reward_sign")
+    )
+    title = f"the reward rises by {gain:.2g} while {log.key(names[0])} does not: it pays for something else"
+    return Sign((*others, *ids)[:3], title, ("reward", names[0], "length"))
+
+
+def _falls_behind(log: RunLog) -> Sign | None:
+    """A gap of sampler and learner that begins as usual and grows tenfold past it."""
+    name = next((n for n in ("gap_mean", "gap_probability", "gap_kl") if log.has(n)), "gap_mean")
+    begin, end = _ends(log, name)
+    if not (begin < USUAL[name] and end > 10 * max(begin, USUAL[name] / 2)):
+        return None
+    title = "sampler and learner agree at first and come apart"
+    return Sign(("stale_sampler", "lr_too_high", "too_off_policy"), title, (name, "staleness_mean", "grad_norm"))
+
+
+def _tiny_rate(log: RunLog) -> Sign | None:
+    """A learning rate of a hundred millionth at most, and no gain."""
+    rates = log.values("lr")
+    if not len(rates) or float(rates.max()) > 1.1e-8 or not stalls(log):
+        return None
+    return Sign(("lr_too_low", "weights_do_not_move"), "the learning rate is too small to move a policy", ("lr", "kl"))
+
+
+def _lost(log: RunLog) -> Sign | None:
+    """A score that falls to a seventh of its best and stays there."""
+    score = log.values(score_of(log))
+    if len(score) < 6 or score.min() < 0 or float(score[:2].max()) < 0.5 * float(score.max()) or not score.max() > 0:
+        return None
+    if float(score[-2:].max()) > 0.15 * float(score.max()):
+        return None
+    title = f"{log.key(score_of(log))} falls from {score.max():.3g} to {score[-1]:.3g}"
+    return Sign(("lr_too_high", "kl_runaway", "advantage_sign"), title, ("kl", "grad_norm", "entropy", "length", "lr"))
+
+
+def _unnamed_fall(log: RunLog) -> Sign | None:
+    """Two or more shares without a name that fall to two thirds at most while the KL grows threefold."""
+    begin, end = (abs(value) for value in _ends(log, "kl"))
+    if log.has("reward") or log.has("success") or not end > 3 * begin:
+        return None
+    columns = [s.column for s in log.raw.values() if len(s.column) >= 4]
+    shares = [c for c in columns if 0 <= float(c.values.min()) <= float(c.values.max()) <= 1]
+    fallen = [c for c in shares if float(c.values[-2:].mean()) < 2 / 3 * float(c.values.max())]
+    if len(fallen) < max(2, len(shares) / 2):
+        return None
+    title = f"{', '.join(c.key for c in fallen[:3])} fall while the policy leaves its reference"
+    return Sign(("kl_runaway", "lr_too_high"), title, ("kl", "entropy", "grad_norm"))
+
+
+def _grows_for_nothing(log: RunLog) -> Sign | None:
+    """Answers that grow on, by half and more, while the score stays."""
+    length, score = log.column("length"), log.column(score_of(log))
+    if len(length) < LEAST_ROWS or len(score) < LEAST_ROWS or not length.values[0] > 2:
+        return None
+    # of a score that has risen with the first part of the growth, what the rest of it brought
+    longer = np.flatnonzero(length.values > 1.4 * length.values[0])
+    if not len(longer) or float(length.values[-2:].mean()) < 1.8 * length.values[0]:
+        return None
+    since = score.values[score.steps >= length.steps[longer[0]]]
+    grown = float(length.values[-2:].mean() / length.values[longer[0]])
+    bound = 0.02 * max(1.0, float(np.abs(score.values).max()))
+    if grown < 1.25 or len(since) < 3 or float(since[-2:].mean() - since[0]) > bound:
+        return None
+    title = f"answers grow to {length.values[-2:].mean() / length.values[0]:.1f} times their length for no reward"
+    return Sign(("length_hack", "no_eos", "truncation"), title, ("length", "truncated", "entropy"))
+
+
+def _easy(log: RunLog) -> Sign | None:
+    """Held-out accuracy of nine tenths before training and no more after it."""
+    held_out = log.values("eval/accuracy")
+    if len(held_out) < 3 or held_out[0] < 0.9 or float(held_out[-2:].mean()) > float(held_out[0]) + 0.02:
+        return None
+    title = "held-out answers were right before training: the tasks are too easy"
+    return Sign(("all_right", "no_diversity"), title, ("eval/accuracy", "zero_signal", "grad_norm"))
+
+
+def _seldom_right(log: RunLog) -> Sign | None:
+    """A score of exactly 0 in two rows of three, the first ones among them."""
+    score = log.values(score_of(log))
+    if len(score) < 6 or score.min() < 0 or (score == 0).mean() < 2 / 3 or score[:3].any() or not stalls(log):
+        return None
+    title = f"no answer is right in {int((score == 0).sum())} of {len(score)} rows"
+    return Sign(("all_wrong", "verifier_rejects_right_answers"), title, ("zero_signal", "entropy", "grad_norm"))
+
+
+def _of_few_rollouts(log: RunLog) -> Sign | None:
+    """Mean rewards that are multiples of a quarter at most: four rollouts a step tell nothing."""
+    score = log.values(score_of(log))
+    if len(score) < 8 or not stalls(log) or score.min() < 0 or score.max() > 1 or len(np.unique(score)) < 3:
+        return None
+    if (denominator(score) or 99) > 4:
+        return None
+    title = (
+        f"the mean reward is a multiple of 1 / {denominator(score)} in every row: a step of so few rollouts is noise"
+    )
+    return Sign(("group_too_small", "no_diversity"), title, ("loss", "grad_norm"))
+
+
+def _spikes_of_kl(log: RunLog) -> Sign | None:
+    """Single KL values of nats beside thousandths, without a gain: log-probs of other tokens or of other weights."""
+    kl = np.abs(log.values("kl"))
+    if len(kl) < 6 or not stalls(log) or float(kl.max()) < max(5.0, 300 * float(np.median(kl))):
+        return None
+    title = f"{log.key('kl')} is {kl.max():.3g} in single steps and {np.median(kl):.2g} in most"
+    return Sign(("sampler_mismatch", "stale_sampler", "kl_runaway"), title, ("kl", "gap_mean"))
+
+
+def _clipped_from_start(log: RunLog) -> Sign | None:
+    """A tenth of the tokens clipped from the first row on, without a gain."""
+    clipped = log.values("clip_fraction")
+    if len(clipped) < 5 or float(clipped.min()) < 0.1 or not stalls(log):
+        return None
+    title = "many tokens are clipped from the first row on: sampler and learner do not agree"
+    return Sign(("sampler_mismatch", "too_off_policy"), title, ("clip_fraction", "approx_kl", "grad_norm", "entropy"))
+
+
+def _unsure_of_all(log: RunLog) -> Sign | None:
+    """Entropy of three nats a token and more from the first rows on: the policy does not know what it was asked."""
+    entropy = log.values("entropy")
+    if len(entropy) < LEAST_ROWS or not BLIND < float(np.median(entropy[:3])) < ALL_TOKENS or not stalls(log):
+        return None
+    title = (
+        f"the policy hesitates between {np.exp(np.median(entropy[:3])):.0f} tokens at each place from the first row "
+        "on: does it see its prompts in the form that it was trained on?"
+    )
+    return Sign(("wrong_template", "logprob_shift"), title, ("entropy", "kl", "grad_norm"))
+
+
+SIGNS_OF_FIRST_STEPS = (_certain_of_little, _of_few_rollouts, _clipped_from_start, _unsure_of_all, _spikes_of_kl)
+SIGNS = (
+    *SIGNS_OF_FIRST_STEPS,
+    _entropy_gone,
+    _breaks,
+    _far_away,
+    _at_rest,
+    _constant,
+    _pays_something_else,
+    _falls_behind,
+    _tiny_rate,
+    _lost,
+    _unnamed_fall,
+    _grows_for_nothing,
+    _easy,
+    _seldom_right,
+)
