@@ -22,14 +22,15 @@ from gxpo.parts.definition import EVIDENCE, Definition, same
 from gxpo.training.bound_learner import BoundLearner
 
 NAMES = sorted(METHODS)
-FLOWS = {"flow_grpo", "tempflow_grpo"}  # of samplers that act in latents: their own tests train them
+FLOWS = {"flow_grpo", "tempflow_grpo", "chunk_grpo"}  # of samplers that act in latents: their own tests train them
 EQUAL_GROUPS_LEARN = {
     "sdpo_self", "srpo_routing",  # the battery's teachers, whatever the verdicts
     "reinforce_pp",  # groups equal within but not between
     "gae", "t_ppo", "poise", "remax", "pvpo", "aapo", "v05",  # against a baseline that is not the group's
     "gae_turn", "steppo", "poad", "archer", "hiper", "spa_rl",  # against a value
     "igpo", "grpo_vps", "spae",  # steps that raise the belief in the answer, whatever was won
-    "prorag", "capo_genprm", "hrm",  # somebody scores the steps
+    "prorag", "capo_genprm", "hrm", "hi_grpo",  # somebody scores the steps
+    "rank_grpo",  # items that are hits, whatever the list is worth
     "matchtir",  # turns of one number, of which some are the last and paid
     "alphamath", "masprm",  # a head is trained; what is right is imitated
     "polychromic",  # attempts that say the same beside others that do not
@@ -400,6 +401,14 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
 }
 
 
+SMOKE["chunk_grpo"] = {**SMOKE["chunk_grpo"], "rollout.chunks": [2, 5]}
+SMOKE["hi_grpo"] = {**SMOKE["step_filter"], "segment.text": ","}
+SMOKE["rank_grpo"] = {  # single characters are the items
+    "task": str(Path(__file__).parents[1] / "lists.jsonl"),
+    "tasks.options": {"held_out_fraction": 0.4},
+    "segment": "chunks",
+    "segment.tokens": 1,
+}
 LISTED = {  # by success rates of tasks that are met again
     "task": SMOKE["ttrl"]["task"], "tasks.options": {"held_out_fraction": 0.4}, "sampling.max_new_tokens": 6,
 }  # fmt: skip
