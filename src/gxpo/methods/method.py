@@ -61,7 +61,7 @@ def with_inner(key: str, part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def controls(method: Method) -> dict[str, Any]:
-    """Return the parts that adapt to each step's figures, by key: those of credit, objective and update with `adjust`."""
+    """Return the parts that adapt to each step's figures (`adjust`), by key: of credit, objective and update."""
     parts = {
         k: part
         for name, term in method.terms.items()

@@ -34,7 +34,7 @@ def test_returns_with_the_logarithmic_decay() -> None:
 
 
 def test_ranks_are_compared_with_the_same_rank() -> None:
-    forest = lists([[0, 0, 1, 2, 3]] + [[0, 1, 2, 3]])
+    forest = lists([[0, 0, 1, 2, 3], [0, 1, 2, 3]])
     hit = torch.tensor([1.0, 1, 0, 1, 0, 0, 1, 0, 0])
     # ranks of two values 1 and 0: +-.5 / (.707107 + 1e-4) = +-.707007
     assert rank_relative(hit, forest, items=4).tolist() == pytest.approx(

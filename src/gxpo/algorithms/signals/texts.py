@@ -86,8 +86,8 @@ def clusters(texts: Sequence[str], group: Tensor, pattern: str = ANSWER) -> Tens
 def item_hits(forest: Forest, decode: Decode, answers: Answers) -> Tensor:
     """The signal "item_hit" [P]: 1 for tokens of an item that is among the reference's, else 0.
 
-    An item is a segment of the action (`segment: delimiter`, `segment.text: "\\n"`), the reference's items are the lines
-    of the task's answer. They are compared without case and outer or double spaces; of equal items the first counts.
+    An item is a segment of the action (`segment: delimiter`, `segment.text: "\\n"`), the reference's items are the
+    lines of the task's answer. They are compared without case and double spaces; of equal items the first counts.
     """
     forest.need_ids("hits of a list's items")
     piece_P = pieces_of(forest).piece

@@ -206,8 +206,7 @@ rank_grpo = Definition(
     and a list without a rank has 0 there. Here a token with several newlines ends one item (there it skips ranks), what
     follows the 20th item is items of their own (there one bin), and the end-of-text token belongs to the last item
     (there it is paid apart, if at all: rewards for lists of the right length are left out). An answer that can't be
-    parsed has 0 at all ranks there; here each line stands for itself. Titles are compared whole, without a catalogue.
-    The reference is the task's answer, an item a line.
+    parsed has 0 at all ranks there; here each line stands for itself. The reference is the task's answer, a line each.
     """,
     cite="zhu2025rankgrpo",
     evidence="reference-code",

@@ -17,8 +17,7 @@ wmpo = Definition(
     """,
     cite="zhu2025wmpo",
     evidence="reference-code",
-    code="WM-PO/WMPO@09f60b7bfd99e488035156072b88557bf71cd624 verl/trainer/ppo/ray_trainer.py "
-    "examples/mimicgen/coffee/train_wmpo_128.sh reward_model/find_thre.py",
+    code="WM-PO/WMPO@0d0bd49bbd907f904e367143398044dd3f1bd15a examples/mimicgen/coffee/train_wmpo_128.sh",
     keys={"rollout": "imagined", "objective.clip_high": 0.28, "objective.aggregate": "token_mean"},
     paper_defaults={"tasks.per_step": 64, "optim.lr": 5e-6, "sampling.temperature": 1.6},
     cost="real episodes in the steps that fill the table, and one that is played back a step",
@@ -40,8 +39,7 @@ training_free_grpo = Definition(
     """,
     cite="cai2025trainingfree",
     evidence="reference-code",
-    code="TencentCloudADP/youtu-agent@bc9fdc81817f35ac9c6b461165edbb5daff3cce9 training_free_grpo/train.py "
-    "training_free_grpo/math/experience.py",
+    code="TencentCloudADP/youtu-agent@8a8ada94f789ef4a6a5c76e10d505d93ac271741 training_free_grpo/math/experience.py",
     keys={"rollout": "bank"},
     paper_defaults={"rollout.group_size": 5, "sampling.temperature": 0.7},
     cost="the bank in every prompt, and an answer of the writer for each group that has both verdicts; no update",
@@ -53,14 +51,14 @@ compass_latent = Definition(
     y_k ~ pi(. | q, z_k);   A_k = r_k - mean_{j != k} r_j for the best k, 0 for the others;   search over z at test
 
     Choices. From the authors' code, where z is uniform in [-1, 1]^16, enters the decoder's keys, and CMA-ES searches it
-    for each instance. Here z is a word in the prompt (`rollout.codes`), so that it can be read, and any language model
-    has it; the search goes through the codes: `eval.samples` as many, and the figure is pass@k. Ties for the best are
-    not reinforced, as there none occur. No std, no KL. The codes mean nothing before training: give the policy time to
-    tell them apart, or codes that say something ("short", "by hand", "check twice").
+    for each instance; its baseline is the mean over the starting points of a route, or nothing, and the best alone is
+    reinforced, none of several that are best. A text has no starting point: here the baseline is the mean of the
+    others. z is a word in the prompt (`rollout.codes`), which can be read; the search goes through the codes:
+    `eval.samples` as many, and the figure is pass@k. No std, no KL. The codes mean nothing before training: take some
+    that say something ("short", "by hand", "check twice"), or give the policy time to tell them apart.
     """,
     cite="chalumeau2023compass",
     evidence="reference-code",
-    code="instadeepai/compass@89582ad8306573d395b10f6cf61d78fb29d3d8cf compass/trainers/routing/trainer_routing.py "
-    "compass/utils/cmaes.py",
+    code="instadeepai/compass@89582ad8306573d395b10f6cf61d78fb29d3d8cf compass/trainers/routing/trainer_routing.py",
     keys={"rollout": "coded", "credit": "pass_at_k", "credit.kind": "max_mean"},
 )

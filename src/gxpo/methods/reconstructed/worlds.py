@@ -118,7 +118,7 @@ stepmix = Definition(
 tscac = Definition(
     r"""TSCAC: first a policy for the auxiliary reward, then one for the outcome that stays near it.
 
-    phase 1: A of the auxiliary reward alone;   phase 2: A of the outcome, KL to the policy after phase 1, coef 1 / kappa
+    phase 1: A of the auxiliary reward alone;   phase 2: A of the outcome, KL to the policy after phase 1, 1 / kappa
     at the optimum pi ~ pi_1 exp(kappa A)
 
     Choices. The authors' code (AIDefender/TSCAC@9d8ef5f) weighs log-likelihoods of logged actions by pi_1 and a softmax

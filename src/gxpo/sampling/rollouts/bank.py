@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from gxpo.base.errors import CheckpointError
@@ -15,11 +16,10 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.functions import user_function
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.parts.registry import part
-from gxpo.sampling.rollouts.attempts import Attempts, Draw
+from gxpo.sampling.rollouts.attempts import Attempts, Draw, Episode
 from gxpo.sampling.rollouts.base import Count, Rollout, Round
 from gxpo.sampling.rollouts.between import with_component
 from gxpo.sampling.rollouts.build import first_best
-from gxpo.sampling.rollouts.context import text_of
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.wording import Wording, check_template
 
@@ -104,7 +104,8 @@ class Bank(Rollout):
     keeps     "always"; "better": an edited bank is tried by half of the next step's attempts, the other half reads the
               one before it, and the one with the better mean outcome stays
     trains    whether attempts are trained; without, nothing but the bank learns
-    template  {prompt} and {bank};   entry  {text}, of an experience, and {number};   ask  {task}, {right}, {wrong}, {bank}
+    template  {prompt} and {bank};   entry  {text}, of an experience, and {number}
+    ask       {task}, {right}, {wrong}, {bank}
 
     Component "experiences" is the number that an attempt read: of a bank that doesn't fit beside the prompt the newest.
     Component "edits" is 1 for a group whose edit was carried out, 0 where it could not be read, or failed (on its first
@@ -145,7 +146,8 @@ class Bank(Rollout):
 
     def _held_out(self, samples: int) -> Bank:
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
-        twin = _HeldOut(**options | {"group_size": samples})
+        options.update(group_size=samples)
+        twin = _HeldOut(**options)
         twin.banks["kept"] = self.banks["kept"]
         return twin
 
@@ -189,16 +191,16 @@ class Bank(Rollout):
             first_row = {group: forest.group.index(group) for group in forest.group}
             contrasts = self._contrasts(rounds[0], play)
             operations: list[Operation] = []
-            for (group, contrast), written in zip(contrasts.items(), self._write(contrasts, play), strict=True):
+            for group, written in zip(contrasts, self._write(contrasts, play), strict=True):
                 _, refused = edit(self.banks["kept"], written)
                 is_carried_out = bool(written) and not refused and self._is_short(written)
                 edits[first_row[group]] = float(is_carried_out)
                 episodes[first_row[group]].info["edit"] = list(written)
                 operations += written if is_carried_out else []
             self._take(operations)
+        forest = forest.replace(info=[{**i, **e.info} for i, e in zip(forest.info, episodes, strict=True)])
         forest = with_component(forest, "experiences", [float(e.info["experiences"]) for e in episodes])
-        return with_component(forest.replace(info=[{**i, **e.info} for i, e in zip(forest.info, episodes, strict=True)]),
-                              "edits", edits)  # fmt: skip
+        return with_component(forest, "edits", edits)
 
     def _is_short(self, operations: Sequence[Operation]) -> bool:
         return all(len(str(operation.get("text") or "")) <= self.longest for operation in operations)
@@ -213,11 +215,11 @@ class Bank(Rollout):
         """Keep the bank that was tried if its attempts did better on average."""
         if (tried := self.banks.pop("tried", None)) is None:
             return
-        rows = [
-            (i.get("bank"), x) for i, x in zip(forest.info, forest.outcome.tolist(), strict=True) if math.isfinite(x)
-        ]
-        means = {k: [x for bank, x in rows if bank == k] for k in ("kept", "tried")}
-        if all(means.values()) and sum(means["tried"]) * len(means["kept"]) > sum(means["kept"]) * len(means["tried"]):
+        outcomes: dict[str, list[float]] = {"kept": [], "tried": []}
+        for info, outcome in zip(forest.info, forest.outcome.tolist(), strict=True):
+            if math.isfinite(outcome):
+                outcomes[info["bank"]].append(outcome)
+        if all(outcomes.values()) and fmean(outcomes["tried"]) > fmean(outcomes["kept"]):
             self.banks["kept"] = tried
 
     def _contrasts(self, round: Round, play: Play) -> dict[str, Contrast]:
@@ -231,7 +233,7 @@ class Bank(Rollout):
             outcomes = [float(forest.outcome[r]) for r in rows]
             if max(outcomes) > min(outcomes):
                 best, worst = (round.episodes[rows[first_best([s * x for x in outcomes])]] for s in (1.0, -1.0))
-                task = best.task.prompt if isinstance(best.task.prompt, str) else text_of(list(best.task.prompt))
+                task = _text_of_task(best, play)
                 out[group] = Contrast(task, play.transcript(best), play.transcript(worst), tuple(self.banks["kept"]))
         return out
 
@@ -271,6 +273,14 @@ class Bank(Rollout):
             raise CheckpointError(f"the checkpoint's rollout part holds {sorted(state)}, no bank")
         self.banks.clear()
         self.banks.update({name: [str(text) for text in bank] for name, bank in state.items()})
+
+
+def _text_of_task(episode: Episode, play: Play) -> str:
+    """Return what an attempt's task says; of an episode its first observation."""
+    if play.world:
+        return str(episode.turns[0].get("observation_text") or "")
+    prompt = episode.spec.task.prompt if episode.spec is not None else episode.task.prompt
+    return prompt if isinstance(prompt, str) else play.session.decode(play.session.encode(episode.task))
 
 
 class _HeldOut(Bank):

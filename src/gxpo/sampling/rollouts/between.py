@@ -82,6 +82,10 @@ class Between:
         self.max_turns, self.provides = inner.max_turns, tuple(p for p in inner.provides if p != "snapshots")
         self.newest: dict[str, str] = {}
 
+    def stand(self, play: Any) -> None:
+        """Stand between a play and its environments, which then act one turn at a time."""
+        play.envs, play.concurrent = self, False
+
     def reset(self, seeds: Mapping[str, int]) -> dict[str, Answer]:
         return self._seen(self.inner.reset(seeds))
 
@@ -126,11 +130,8 @@ class Between:
             self.newest.pop(name, None)
         self.inner.finish(names)
 
-    def expert(self, names: Sequence[str]) -> dict[str, Any]:
-        return self.inner.expert(names)
-
-    def legal(self, names: Sequence[str]) -> dict[str, Any]:
-        return self.inner.legal(names)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)  # what else an environment provides
 
     def _seen(self, answers: dict[str, Answer]) -> dict[str, Answer]:
         for name, answer in answers.items():

@@ -65,11 +65,10 @@ class Guarded(Rollout):
 
     def _play(self, session: Session) -> Play:
         play = super()._play(session)
-        play.envs = GuardedEnvs(play.envs, user_function(self.check, "rollout.check"), self.on_refusal)
-        play.concurrent = False
+        GuardedEnvs(play.envs, user_function(self.check, "rollout.check"), self.on_refusal).stand(play)
         return play
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        assert isinstance(play.envs, GuardedEnvs)
-        refused = [float(play.envs.refusals[e.name]) for e in rounds[0].episodes]
+        refusals = vars(play.envs)["refusals"]  # of the `GuardedEnvs` that stands there
+        refused = [float(refusals[e.name]) for e in rounds[0].episodes]
         return with_component(rounds[0].forest, "refused", refused)

@@ -100,7 +100,8 @@ class Imagined(Rollout):
 
     def _held_out(self, samples: int) -> Imagined:
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
-        twin = _HeldOut(**options | {"group_size": samples, "checks": 0})
+        options.update(group_size=samples, checks=0)
+        twin = _HeldOut(**options)
         object.__setattr__(twin, "table", self.table)
         return twin
 
@@ -112,13 +113,12 @@ class Imagined(Rollout):
         )
         learn = self.table if self.model == COUNTED and not self.is_held_out else None
         if self.place == "turn":
-            play.envs = Rehearsed(play.envs, predict, rules, self.template, learn)
+            Rehearsed(play.envs, predict, rules, self.template, learn).stand(play)
             play.rules = dataclasses.replace(play.rules, max_turns=2 * play.rules.max_turns)
         elif self._explores(session):
-            play.envs = Learned(play.envs, self.table)
+            Learned(play.envs, self.table).stand(play)
         else:
-            play.envs = Modelled(play.envs, predict, rules)
-        play.concurrent = False
+            Modelled(play.envs, predict, rules).stand(play)
         return play
 
     def _explores(self, session: Session) -> bool:

@@ -44,7 +44,7 @@ def lower_bound(mean: float, n: float, delta: float) -> float:
 @part("mixture", stage="rollout")
 @dataclass(frozen=True)
 class Mixture(Rollout):
-    """`group_size` attempts at each task, a share of them by the policy, the others by the model that the run starts from.
+    """`group_size` attempts at each task, a share by the policy, the others by the model that the run began with.
 
     floor  share of the baseline's mean outcome that the mixture's is to keep
     delta  of the policy's lower confidence bound: the lower, the more careful;   discount  of earlier steps' outcomes
