@@ -459,13 +459,16 @@ def parts_of(name):
     yield "shapes", bool(m.shapes)
 
 
+ONE_PER_GROUP = ("rank_grpo", "wmpo", "compass_skills", "compass_latent", "veriguard")
+
+
 def one_per_family():
     """The method of each module of the catalogue with the most kinds of parts."""
     families = {module: names.split() for module, names in _MODULES.items() if module.startswith("catalogue.")}
     return [max(names, key=lambda name: len(set(parts_of(name)))) for names in families.values()]
 
 
-@pytest.mark.parametrize("name", some(NAMES, [*one_per_family(), "refcritic", "scope"]))
+@pytest.mark.parametrize("name", some(NAMES, [*one_per_family(), "refcritic", "scope", *ONE_PER_GROUP]))
 @pytest.mark.filterwarnings("ignore:reward")
 def test_every_method_trains_two_steps(name, tmp_path):
     keys = {"tasks.per_step": 4, "sampling.max_new_tokens": 6, "eval.tasks": 2, "optim.weight_decay": 0.0}
