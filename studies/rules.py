@@ -21,7 +21,7 @@ def bounded(completion, answer):
     return {
         "correct": float(found is not None and found[2] == answer),
         "cost": min(len(text.split("#")[0]) / 24, 1.0),
-        "kept": float(len(text.split("#")[0]) <= 4),
+        "kept": float(len(text.split("#")[0]) <= 7),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,7 +41,7 @@ class Dual(Statistic):
     """
 
     cost: str = ""
-    at_most: float = field(default=math.nan, metadata={"unbounded": True})
+    at_most: float | None = None
     rate: Annotated[float, Gt(0)] = 0.1
     start: Annotated[float, Ge(0)] = 0.0
     learns_from_equal_groups: bool = field(default=True, init=False, repr=False)
@@ -57,13 +56,15 @@ class Dual(Statistic):
         return self._memory["multiplier"]
 
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
-        if not self.cost or not math.isfinite(self.at_most):
+        if not self.cost or self.at_most is None:
             missing = "credit.at_most" if self.cost else "credit.cost"
             raise ConfigError(f"credit=dual has no bound: set {missing}, of a component's mean over the rollouts")
         if self.cost not in forest.component_names:
             known = ", ".join(forest.component_names) or "none"
             hint = did_you_mean(self.cost, forest.component_names)
-            raise ConfigError(f"credit.cost={self.cost}: the rollouts have no component of that name{hint}; {known}")
+            raise ConfigError(
+                f"credit.cost={self.cost}: the rollouts have no component of that name{hint}; there is {known}"
+            )
         cost_R = forest.components[:, forest.component_names.index(self.cost)]
         ids_R, is_known_R = forest.ids("group", axis="R"), cost_R.isfinite()
         cost_advantage_R = self.apply(cost_R.nan_to_num(0.0), ids_R, forest.compared & is_known_R) * is_known_R
@@ -73,7 +74,7 @@ class Dual(Statistic):
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
         """Ascend by the step's mean cost; a step in which nothing has a cost moves nothing."""
         mean_cost = figures.get(f"reward_{self.cost}")
-        if mean_cost is not None:
+        if mean_cost is not None and self.at_most is not None:
             self._memory["multiplier"] = ascended(self.multiplier, mean_cost, self.at_most, self.rate)
         return {"dual_multiplier": self.multiplier}
 

@@ -200,7 +200,7 @@ rank_grpo = Definition(
 
     r_k   = [item k is among the reference's]        (`credit.decay: log`: sum_{j>=k} r_j / log2(j + 2), j from 0)
     A_k   = (r_k - mean_g r_k) / (std_g r_k + 1e-4), the mean over the same rank of the group's lists
-    rho_k = exp(mean over the item's tokens of logp - logp^old);   loss over tokens, clip 0.06 and 0.08, KL 1e-3
+    rho_k = exp(mean over the item's tokens of logp - logp^old);   loss over tokens, clip 0.06 and 0.08
 
     Choices. From the authors' code. The newline belongs to the item before it, an item beyond the 20th has advantage 0,
     and a list without a rank has 0 there. Here a token with several newlines ends one item (there it skips ranks), what
@@ -221,7 +221,6 @@ rank_grpo = Definition(
         "objective.aggregate": "token_mean",
         "objective.clip_low": 0.06,
         "objective.clip_high": 0.08,
-        "objective.kl.coef": 1e-3,
     },
-    paper_defaults={"sampling.max_new_tokens": 1024, "optim.lr": 1e-6},
+    paper_defaults={"objective.kl.coef": 1e-3, "sampling.max_new_tokens": 1024, "optim.lr": 1e-6},
 )
