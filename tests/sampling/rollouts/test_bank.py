@@ -6,10 +6,12 @@ import math
 from typing import Any
 
 import pytest
+from tests.sampling.rollouts.acting_session import STEPS, acting, seeded, turns_of
 from tests.sampling.rollouts.team_session import AnswerSession, decoded
 
 from gxpo.base.errors import CheckpointError, ConfigError
-from gxpo.parts.protocols import Task
+from gxpo.environments.envs import EnvPool, source
+from gxpo.parts.protocols import EpisodeRules, Sampling, Task
 from gxpo.sampling.rollouts.bank import Bank, edit, read_operation
 
 ADD, SUB = Task("add", "1+1=", "2"), Task("sub", "3-1=", "2")
@@ -64,7 +66,7 @@ def test_mixed_groups_alone_are_written_about() -> None:
     rollout = Bank(2, **PLAIN)
     forest = grow(rollout, session, *tasks)
     assert len(session.requests) == 2 and [decoded(r.prompt) for r in session.requests[1]] == ["1+2=|2|3|"]
-    assert rollout.banks["kept"] == ["x"]
+    assert rollout.banks["current"] == ["x"]
     assert component(forest, "edits")[2] == 1.0 and sum(map(math.isnan, component(forest, "edits"))) == 5
 
 
@@ -81,19 +83,19 @@ def test_attempts_read_the_bank_and_are_not_trained() -> None:
 def test_examples_are_right_attempts() -> None:
     rollout = Bank(2, writer="example", entry="{text}\n")
     grow(rollout, AnswerSession(halves), ADD, SUB)
-    assert rollout.banks["kept"] == ["1+1=2", "3-1=2"]
+    assert rollout.banks["current"] == ["1+1=2", "3-1=2"]
 
 
 def test_a_bank_has_a_bound_and_the_oldest_go() -> None:
     rollout = Bank(2, writer=lambda contrast: [{"op": "add", "text": f"{contrast.task}{k}"} for k in (1, 2)], most=3)
     for _ in range(2):
         grow(rollout, AnswerSession(halves), ADD)
-    assert rollout.banks["kept"] == ["1+1=2", "1+1=1", "1+1=2"]
+    assert rollout.banks["current"] == ["1+1=2", "1+1=1", "1+1=2"]
 
 
 def test_too_long_an_experience_is_refused_and_counted() -> None:
     rollout = Bank(2, writer=lambda contrast: [{"op": "add", "text": "x" * 9}], longest=8)
-    assert component(grow(rollout, AnswerSession(halves), ADD), "edits")[0] == 0.0 and not rollout.banks["kept"]
+    assert component(grow(rollout, AnswerSession(halves), ADD), "edits")[0] == 0.0 and not rollout.banks["current"]
 
 
 @pytest.mark.parametrize("written", ["well", "MODIFY G9: x"])
@@ -101,7 +103,9 @@ def test_an_unreadable_edit_costs_that_edit_alone(written: str) -> None:
     rollout = Bank(2, **PLAIN)
     session = AnswerSession(lambda policy, context, attempt: written if "|" in context else "23"[attempt])
     forest = grow(rollout, session, ADD)
-    assert component(forest, "edits")[0] == 0.0 and not rollout.banks["kept"] and forest.outcome.tolist() == [1.0, 0.0]
+    assert (
+        component(forest, "edits")[0] == 0.0 and not rollout.banks["current"] and forest.outcome.tolist() == [1.0, 0.0]
+    )
 
 
 def test_a_writer_that_raises_writes_nothing() -> None:
@@ -112,9 +116,25 @@ def test_a_writer_that_raises_writes_nothing() -> None:
     assert component(forest, "edits")[0] == 0.0 and "ValueError: no idea" in forest.info[0]["edit"][0]["text"]
 
 
+def test_operations_that_are_no_mappings_write_nothing() -> None:
+    forest = grow(Bank(2, writer=lambda contrast: ["carry the one"]), AnswerSession(halves), ADD)
+    assert component(forest, "edits")[0] == 0.0 and forest.info[0]["edit"][0]["op"] == "failed"
+
+
+def test_a_bank_stands_before_the_first_observation_of_a_world() -> None:
+    with EnvPool(source(STEPS, {"start": 2}), workers=0) as steps:
+        rollout, say = Bank(2, writer="example", entry="{text};"), lambda context, key: "a?"[key.attempt]
+        for step in (1, 2):
+            session = acting(steps, say, step=step, rules=EpisodeRules(3), sampling=Sampling(max_new_tokens=8))
+            forest = rollout.grow(seeded(session, 4), session)
+    example = "2 left\n>a\n1 left\n>\na\n0 left\n>"
+    assert rollout.banks["current"] == [example] * 2 and component(forest, "experiences") == [1.0, 1.0]
+    assert turns_of(forest, 0)[0]["context"] == f"{example};count\n\n2 left\n>"
+
+
 def test_what_does_not_fit_beside_a_prompt_is_left_out() -> None:
     rollout = Bank(2, **PLAIN)
-    rollout.banks["kept"] = ["12345", "abc"]
+    rollout.banks["current"] = ["12345", "abc"]
     session = AnswerSession(halves, max_context=32 + len("abc;1+1="))  # 32 tokens of an action
     grow(rollout, session, ADD)
     assert read(session) == ["abc;1+1="]
@@ -127,26 +147,26 @@ def test_an_edit_is_kept_where_it_does_better() -> None:
         )
         rollout = Bank(4, writer=lambda contrast: [{"op": "add", "text": "x"}], keeps="better", entry="{text}")
         grow(rollout, session, ADD)
-        assert rollout.banks["kept"] == [] and rollout.banks["tried"] == ["x"]
+        assert rollout.banks["current"] == [] and rollout.banks["candidate"] == ["x"]
         grow(rollout, session, ADD)
-        assert rollout.banks["kept"] == expected
+        assert rollout.banks["current"] == expected
 
 
 def test_held_out_tasks_are_never_in_a_bank() -> None:
     rollout = Bank(2, writer="example")
     grow(rollout.evaluation(2), AnswerSession(halves), SUB)
-    assert rollout.banks["kept"] == []
+    assert rollout.banks["current"] == []
     grow(rollout, AnswerSession(halves), ADD)
     session = AnswerSession(halves)
     grow(rollout.evaluation(2), session, SUB)
-    assert read(session) == ["[0] 1+1=2\n3-1="] and rollout.banks["kept"] == ["1+1=2"]
+    assert read(session) == ["[0] 1+1=2\n3-1="] and rollout.banks["current"] == ["1+1=2"]
 
 
 def test_a_bank_is_part_of_the_checkpoint() -> None:
     rollout, again = Bank(2), Bank(2)
-    rollout.banks["kept"] = ["a"]
+    rollout.banks["current"] = ["a"]
     again.load_state_dict(rollout.state_dict())
-    assert again.banks == {"kept": ["a"]}
+    assert again.banks == {"current": ["a"]}
     with pytest.raises(CheckpointError, match="no bank"):
         again.load_state_dict({"memory": []})
 

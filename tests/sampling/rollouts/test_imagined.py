@@ -51,7 +51,7 @@ def test_a_table_holds_no_more_than_its_bound() -> None:
     model = CountedModel(2)
     for action in "xyz":
         model.add("a", action, Prediction("b"))
-    assert len(model.table) == 2 and model.refused == 1
+    assert len(model.table) == 2 and model.refused_count == 1
 
 
 def test_a_judge_at_its_threshold_decides_the_success() -> None:

@@ -61,22 +61,22 @@ def edit(bank: Sequence[str], operations: Sequence[Operation], plan: Sequence[Op
     (['c'], 0)
     """
     entries = {f"G{i}": text for i, text in enumerate(bank)}
-    refused = added = 0
+    n_refused = n_added = 0
     for operation in (*operations, *plan):
         op, text = operation.get("op"), str(operation.get("text") or "").strip()
         ids = [str(x) for x in operation.get("ids") or ([operation["id"]] if "id" in operation else [])]
         is_valid = all(i in entries for i in ids) and bool(ids) != (op == "add") and (bool(text) or op == "delete")
         if not is_valid or op not in ("add", "modify", "merge", "delete"):
-            refused += 1
+            n_refused += 1
         elif op == "add":
-            entries[f"C{added}"] = text
-            added += 1
+            entries[f"C{n_added}"] = text
+            n_added += 1
         else:
             # the first of its entries holds the new text, the others go
             entries = {i: text if i == ids[0] else old for i, old in entries.items() if i == ids[0] or i not in ids}
             if op == "delete":
                 entries.pop(ids[0], None)
-    return list(entries.values()), refused
+    return list(entries.values()), n_refused
 
 
 def read_operation(text: str) -> Operation | None:
@@ -85,11 +85,11 @@ def read_operation(text: str) -> Operation | None:
     >>> read_operation("Hm.\\nMODIFY G1: carry the one")
     {'op': 'modify', 'ids': ['G1'], 'text': 'carry the one'}
     """
-    found = _OPERATION.findall(text)
-    if not found:
+    matches = _OPERATION.findall(text)
+    if not matches:
         return None
-    op, ids, said = found[-1]
-    return {"op": op.lower(), "ids": re.findall(r"[GC]\d+", ids.upper()), "text": said.strip()}
+    op, ids, rest = matches[-1]
+    return {"op": op.lower(), "ids": re.findall(r"[GC]\d+", ids.upper()), "text": rest.strip()}
 
 
 @part("bank", stage="rollout")
@@ -132,7 +132,7 @@ class Bank(Rollout):
         check_template("rollout.template", self.template, ("prompt", "bank"))
         check_template("rollout.entry", self.entry, ("text",), ("number",))
         check_template("rollout.ask", self.ask, ("task",), ("right", "wrong", "bank"))
-        self.banks.setdefault("kept", [])
+        self.banks.setdefault("current", [])
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise ConfigError for a writer that can't be used."""
@@ -148,21 +148,24 @@ class Bank(Rollout):
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
         options.update(group_size=samples)
         twin = _HeldOut(**options)
-        twin.banks["kept"] = self.banks["kept"]
+        twin.banks["current"] = self.banks["current"]
         return twin
 
     # ------------------------------------------------------------ attempts
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
-        tried = self.banks.get("tried")
-        n_tried = self.group_size // 2 if tried is not None else 0
+        candidate = self.banks.get("candidate")
+        n_candidate = self.group_size // 2 if candidate is not None else 0
         out = []
         for draw in draws:
-            for n, bank, which in ((self.group_size - n_tried, self.banks["kept"], "kept"), (n_tried, tried, "tried")):
+            for n, bank, which in (
+                (self.group_size - n_candidate, self.banks["current"], "current"),
+                (n_candidate, candidate, "candidate"),
+            ):
                 if n and bank is not None:
-                    begin = 0 if which == "kept" else self.group_size - n_tried
-                    shown = self._fitting(draw, bank, play)
-                    wording = Wording(self.template, {"bank": self._text(shown)}) if shown else None
-                    info = {"experiences": len(shown), "bank": which}
+                    begin = 0 if which == "current" else self.group_size - n_candidate
+                    shown_texts = self._fitting(draw, bank, play)
+                    wording = Wording(self.template, {"bank": self._text(shown_texts)}) if shown_texts else None
+                    info = {"experiences": len(shown_texts), "bank": which}
                     out.append(draw.attempts(n, first=begin, wording=wording, measured=not self.trains, info=info))
         return out
 
@@ -174,13 +177,13 @@ class Bank(Rollout):
         if play.world:
             return list(bank)
         room = play.session.episode.max_context - play.session.sampling.max_new_tokens
-        shown = list(bank)
-        while shown:
-            worded = Wording(self.template, {"bank": self._text(shown)}).of_task(draw.task)
-            if len(play.session.encode(worded)) <= room:
+        shown_texts = list(bank)
+        while shown_texts:
+            worded_task = Wording(self.template, {"bank": self._text(shown_texts)}).of_task(draw.task)
+            if len(play.session.encode(worded_task)) <= room:
                 break
-            shown = shown[1:]
-        return shown
+            shown_texts = shown_texts[1:]
+        return shown_texts
 
     # ------------------------------------------------------------ edits
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
@@ -191,12 +194,12 @@ class Bank(Rollout):
             first_row = {group: forest.group.index(group) for group in forest.group}
             contrasts = self._contrasts(rounds[0], play)
             operations: list[Operation] = []
-            for group, written in zip(contrasts, self._write(contrasts, play), strict=True):
-                _, refused = edit(self.banks["kept"], written)
-                is_carried_out = bool(written) and not refused and self._is_short(written)
+            for group, group_operations in zip(contrasts, self._write(contrasts, play), strict=True):
+                _, n_refused = edit(self.banks["current"], group_operations)
+                is_carried_out = bool(group_operations) and not n_refused and self._is_short(group_operations)
                 edits[first_row[group]] = float(is_carried_out)
-                episodes[first_row[group]].info["edit"] = list(written)
-                operations += written if is_carried_out else []
+                episodes[first_row[group]].info["edit"] = list(group_operations)
+                operations += group_operations if is_carried_out else []
             self._take(operations)
         forest = forest.replace(info=[{**i, **e.info} for i, e in zip(forest.info, episodes, strict=True)])
         forest = with_component(forest, "experiences", [float(e.info["experiences"]) for e in episodes])
@@ -208,19 +211,19 @@ class Bank(Rollout):
     def _take(self, operations: Sequence[Operation]) -> None:
         """Carry out a step's edits; with `keeps` "better" the edited bank is tried first."""
         if operations:
-            edited = edit(self.banks["kept"], operations)[0][-self.most :]
-            self.banks["kept" if self.keeps == "always" else "tried"] = edited
+            edited_bank = edit(self.banks["current"], operations)[0][-self.most :]
+            self.banks["current" if self.keeps == "always" else "candidate"] = edited_bank
 
     def _decide(self, forest: Forest) -> None:
         """Keep the bank that was tried if its attempts did better on average."""
-        if (tried := self.banks.pop("tried", None)) is None:
+        if (candidate := self.banks.pop("candidate", None)) is None:
             return
-        outcomes: dict[str, list[float]] = {"kept": [], "tried": []}
+        outcomes: dict[str, list[float]] = {"current": [], "candidate": []}
         for info, outcome in zip(forest.info, forest.outcome.tolist(), strict=True):
             if math.isfinite(outcome):
                 outcomes[info["bank"]].append(outcome)
-        if all(outcomes.values()) and fmean(outcomes["tried"]) > fmean(outcomes["kept"]):
-            self.banks["kept"] = tried
+        if all(outcomes.values()) and fmean(outcomes["candidate"]) > fmean(outcomes["current"]):
+            self.banks["current"] = candidate
 
     def _contrasts(self, round: Round, play: Play) -> dict[str, Contrast]:
         """Return what a writer reads of each group that has a success and a failure."""
@@ -234,7 +237,7 @@ class Bank(Rollout):
             if max(outcomes) > min(outcomes):
                 best, worst = (round.episodes[rows[first_best([s * x for x in outcomes])]] for s in (1.0, -1.0))
                 task = _text_of_task(best, play)
-                out[group] = Contrast(task, play.transcript(best), play.transcript(worst), tuple(self.banks["kept"]))
+                out[group] = Contrast(task, play.transcript(best), play.transcript(worst), tuple(self.banks["current"]))
         return out
 
     def _write(self, contrasts: Mapping[str, Contrast], play: Play) -> list[list[Operation]]:
@@ -244,10 +247,10 @@ class Bank(Rollout):
         if self.writer != "policy":
             return [self._called(contrast) for contrast in contrasts.values()]
         session, out = play.session, list[list[Operation]]()
-        bank = self._text(self.banks["kept"])
+        bank = self._text(self.banks["current"])
         for number, contrast in enumerate(contrasts.values()):
-            asked = self.ask.format(task=contrast.task, right=contrast.right, wrong=contrast.wrong, bank=bank)
-            task = dataclasses.replace(play.drawn[0].task, prompt=asked)
+            question = self.ask.format(task=contrast.task, right=contrast.right, wrong=contrast.wrong, bank=bank)
+            task = dataclasses.replace(play.drawn[0].task, prompt=question)
             context = session.encode(task)
             if len(context) > session.episode.max_context - session.sampling.max_new_tokens:
                 out.append([])
@@ -260,16 +263,18 @@ class Bank(Rollout):
 
     def _called(self, contrast: Contrast) -> list[Operation]:
         try:
-            return list(user_function(self.writer, "rollout.writer")(contrast))
+            operations = list(user_function(self.writer, "rollout.writer")(contrast))
         except Exception as error:
             return [{"op": "failed", "text": described(error)}]
+        is_list_of_mappings = all(isinstance(operation, Mapping) for operation in operations)
+        return operations if is_list_of_mappings else [{"op": "failed", "text": "an operation is no mapping"}]
 
     # ------------------------------------------------------------ memory
     def state_dict(self) -> dict[str, Any]:
         return {name: list(bank) for name, bank in self.banks.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if "kept" not in state or not set(state) <= {"kept", "tried"}:
+        if "current" not in state or not set(state) <= {"current", "candidate"}:
             raise CheckpointError(f"the checkpoint's rollout part holds {sorted(state)}, no bank")
         self.banks.clear()
         self.banks.update({name: [str(text) for text in bank] for name, bank in state.items()})

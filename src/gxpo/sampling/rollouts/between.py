@@ -43,17 +43,17 @@ Predict = Callable[[str, str], "Prediction | None"]  # (observation, action) -> 
 class CountedModel:
     """Table of a world: the most frequent answer to each (observation, action) that was met; never invents one.
 
-    most  pairs that it holds: those beyond are not learned, and are counted in `refused`
+    most  pairs that it holds: those beyond are not learned, and are counted in `refused_count`
 
     >>> model = CountedModel(1)
     >>> for observation in ("a", "b"): model.add(observation, "left", Prediction("c"))
-    >>> model("a", "left"), model("b", "left"), model.refused
+    >>> model("a", "left"), model("b", "left"), model.refused_count
     (Prediction(observation='c', done=False, success=None, reward=None), None, 1)
     """
 
     most: int
     table: dict[str, Counter[str]] = field(default_factory=dict)
-    refused: int = 0
+    refused_count: int = 0
 
     def __call__(self, observation: str, action: str) -> Prediction | None:
         answers = self.table.get(json.dumps([observation, action]))
@@ -63,7 +63,7 @@ class CountedModel:
         """Count an answer that the world gave."""
         key = json.dumps([observation, action])
         if key not in self.table and len(self.table) >= self.most:
-            self.refused += 1
+            self.refused_count += 1
             return
         self.table.setdefault(key, Counter())[json.dumps(answer)] += 1
 
@@ -90,7 +90,7 @@ class Between:
         return self._seen(self.inner.reset(seeds))
 
     def step(self, actions: Mapping[str, Reply]) -> dict[str, Answer]:
-        passed, answers = dict(actions), dict[str, Answer]()
+        passed_actions, answers = dict(actions), dict[str, Answer]()
         for name, reply in actions.items():
             # an error of a model or of a check costs the episode in which it happens, and the action is not carried out
             try:
@@ -99,14 +99,14 @@ class Between:
                 answer = self.failed("raised", f"{type(error).__name__}: {one_line(str(error))}")
             if answer is not None:
                 answers[name] = answer
-                del passed[name]
-        before = {name: self.newest.get(name, "") for name in passed}
-        real = self.inner.step(passed) if passed else {}
+                del passed_actions[name]
+        before = {name: self.newest.get(name, "") for name in passed_actions}
+        real = self.inner.step(passed_actions) if passed_actions else {}
         for name, answer in real.items():
-            self.happened(before[name], passed[name].content, answer)
+            self.happened(before[name], passed_actions[name].content, answer)
         # in the order of the actions, and closed inside where an episode is over here alone
-        ended = [n for n, a in answers.items() if isinstance(a, EnvFailure) or a.done]
-        self.inner.finish(ended)
+        ended_names = [n for n, a in answers.items() if isinstance(a, EnvFailure) or a.done]
+        self.inner.finish(ended_names)
         self._seen(real)
         return {name: answers[name] if name in answers else real[name] for name in actions}
 
@@ -183,11 +183,11 @@ class Modelled(Between):
 
     def answer(self, name: str, reply: Reply) -> Answer:
         prediction = self.predict(self.newest[name], reply.content)
-        checked = self.rules.check(self.first[name], prediction, reply.content)
-        if isinstance(checked, str):
-            return self.failed("nonsense", checked)
-        self.newest[name] = checked.observation
-        return checked.step()
+        answer = self.rules.check(self.first[name], prediction, reply.content)
+        if isinstance(answer, str):
+            return self.failed("nonsense", answer)
+        self.newest[name] = answer.observation
+        return answer.step()
 
 
 class Rehearsed(Between):
@@ -197,17 +197,19 @@ class Rehearsed(Between):
         super().__init__(inner)
         self.predict, self.rules, self.template, self.learn = predict, rules, template, learn
         self.max_turns = 2 * inner.max_turns
-        self.proposed: set[str] = set()  # episodes whose next action is carried out
+        self.proposal_names: set[str] = set()  # episodes whose next action is carried out
 
     def answer(self, name: str, reply: Reply) -> Answer | None:
-        if name in self.proposed:
-            self.proposed.discard(name)
+        if name in self.proposal_names:
+            self.proposal_names.discard(name)
             return None
-        self.proposed.add(name)
+        self.proposal_names.add(name)
         observation = self.newest[name]
-        checked = self.rules.check(observation, self.predict(observation, reply.content), reply.content)
-        predicted = "unknown" if isinstance(checked, str) else checked.observation
-        return TimeStep(self.template.format(observation=observation, predicted=predicted), f"proposal: {observation}")
+        prediction = self.rules.check(observation, self.predict(observation, reply.content), reply.content)
+        predicted_text = "unknown" if isinstance(prediction, str) else prediction.observation
+        return TimeStep(
+            self.template.format(observation=observation, predicted=predicted_text), f"proposal: {observation}"
+        )
 
     def happened(self, observation: str, action: str, answer: Answer) -> None:
         learn_step(self.learn, observation, action, answer)

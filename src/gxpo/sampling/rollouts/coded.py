@@ -50,10 +50,14 @@ class Coded(Rollout):
         out = []
         for draw in draws:
             random = keyed(play.session, draw.name, "code")
-            shared = random.choice(self.codes)
+            group_code = random.choice(self.codes)
             for i in range(self.group_size):
-                drawn = {"turns": self.codes[i % len(self.codes)], "each": random.choice(self.codes), "group": shared}
-                code = drawn[self.draw]
+                code_by_draw = {
+                    "turns": self.codes[i % len(self.codes)],
+                    "each": random.choice(self.codes),
+                    "group": group_code,
+                }
+                code = code_by_draw[self.draw]
                 wording = Wording(self.template, {"code": code})
                 out.append(draw.attempts(1, first=i, wording=wording, info={"code": code}))
         return out

@@ -70,5 +70,5 @@ class Guarded(Rollout):
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         refusals = vars(play.envs)["refusals"]  # of the `GuardedEnvs` that stands there
-        refused = [float(refusals[e.name]) for e in rounds[0].episodes]
-        return with_component(rounds[0].forest, "refused", refused)
+        refusal_counts = [float(refusals[e.name]) for e in rounds[0].episodes]
+        return with_component(rounds[0].forest, "refused", refusal_counts)

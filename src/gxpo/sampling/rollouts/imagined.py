@@ -135,16 +135,16 @@ class Imagined(Rollout):
     @staticmethod
     def _agreement(episode: Episode, envs: Modelled) -> float:
         """Play an episode's actions in the world itself; return the share of answers that were the model's."""
-        world, name, same, replies = envs.inner, episode.name, 0, [r for r in episode.replies if r is not None]
-        predicted = [*[t["observation_text"] for t in episode.turns[1:]], text_of_step(episode.time_step)]
+        world, name, n_same, replies = envs.inner, episode.name, 0, [r for r in episode.replies if r is not None]
+        predicted_texts = [*[t["observation_text"] for t in episode.turns[1:]], text_of_step(episode.time_step)]
         answer = world.reset({name: episode.task.info["seed"]})[name]
-        for reply, expected in zip(replies, predicted, strict=True):
+        for reply, expected_text in zip(replies, predicted_texts, strict=True):
             if isinstance(answer, EnvFailure) or answer.done:
                 break
             answer = world.step({name: Reply(reply.content, None, reply.calls)})[name]
-            same += isinstance(answer, TimeStep) and text_of_step(answer) == expected
+            n_same += isinstance(answer, TimeStep) and text_of_step(answer) == expected_text
         world.finish([name])
-        return same / max(1, len(replies))
+        return n_same / max(1, len(replies))
 
     # ------------------------------------------------------------ memory
     def state_dict(self) -> dict[str, Any]:

@@ -77,8 +77,8 @@ class Mixture(Rollout):
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         out = []
         for draw in draws:
-            exact = self.share * self.group_size
-            n_own = math.floor(exact) + (keyed(play.session, draw.name, "mixture").random() < exact % 1)
+            exact_count = self.share * self.group_size
+            n_own = math.floor(exact_count) + (keyed(play.session, draw.name, "mixture").random() < exact_count % 1)
             if n_own:
                 out.append(draw.attempts(n_own))
             if n_own < self.group_size:
