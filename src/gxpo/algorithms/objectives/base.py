@@ -338,7 +338,7 @@ class PolicyGradient(TermPart):
         logprob, advantage = policy.logprob[entries], credit[entries].to(policy.logprob)
         log_ratio, owner, step = logprob - denominator_P[entries], trajectory[entries], forest.path_step[entries]
         with naming("ratio", self._level, name=show):
-            piece = pieces_of(forest).piece[entries]
+            piece = None if self._level.couples == "token" else pieces_of(forest).piece[entries]
             log_level = self._level.level(self.surrogate.before(log_ratio, advantage), owner, step, piece)
         expect(log_level, log_ratio.shape, "ratio", self._level, "token that is trained", name=show)
         # what only some surrogates read is computed for those alone
