@@ -68,6 +68,9 @@ def check_settings(s: RunSettings, method: Method) -> None:
             f"rollout.group_size=1: {show(method.credit)} compares the rollouts of a group, and one alone is given a "
             "credit of 0: raise it to 2 or more, or take a credit over the batch (credit=batch_whiten)"
         )
+    for part in getattr(method.credit, "parts", (method.credit,)):
+        if hasattr(part, "check_options"):
+            part.check_options()
     choices.check(s.learner.choices)
     check_ratios(method)
     check_rendered(s)

@@ -9,6 +9,7 @@ import pytest
 from tests.sampling.rollouts.acting_session import STEPS, acting, seeded, turns_of
 from tests.sampling.rollouts.team_session import AnswerSession, decoded
 
+import gxpo
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.environments.envs import EnvPool, source
 from gxpo.parts.protocols import EpisodeRules, Sampling, Task
@@ -96,6 +97,11 @@ def test_a_bank_has_a_bound_and_the_oldest_go() -> None:
 def test_too_long_an_experience_is_refused_and_counted() -> None:
     rollout = Bank(2, writer=lambda contrast: [{"op": "add", "text": "x" * 9}], longest=8)
     assert component(grow(rollout, AnswerSession(halves), ADD), "edits")[0] == 0.0 and not rollout.banks["current"]
+
+
+def test_a_bank_without_a_bound_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.most is 0; it is 1 or more"):
+        gxpo.method("training_free_grpo", {"rollout.most": 0})
 
 
 @pytest.mark.parametrize("written", ["well", "MODIFY G9: x"])

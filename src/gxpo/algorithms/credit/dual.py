@@ -55,10 +55,14 @@ class Dual(Statistic):
     def multiplier(self) -> float:
         return self._memory["multiplier"]
 
-    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+    def check_options(self) -> None:
+        """Raise ConfigError for a constraint without a bound; called before the run."""
         if not self.cost or self.at_most is None:
             missing = "credit.at_most" if self.cost else "credit.cost"
             raise ConfigError(f"credit=dual has no bound: set {missing}, of a component's mean over the rollouts")
+
+    def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
+        self.check_options()
         if self.cost not in forest.component_names:
             known = ", ".join(forest.component_names) or "none"
             hint = did_you_mean(self.cost, forest.component_names)
