@@ -86,6 +86,13 @@ def test_an_unknown_answer_costs_that_rollout_alone(steps: EnvPool) -> None:
     assert steps.counts["nonsense"] == before + 1
 
 
+def test_leaving_what_the_model_knows_can_be_a_failed_episode(steps: EnvPool) -> None:
+    rollout, before = Imagined(2, explore=1, unknown="failed"), steps.counts["nonsense"]
+    grow(rollout, steps)
+    forest = grow(rollout, steps, lambda context, key: "ab"[key.attempt], step=2)
+    assert forest.success.tolist() == [1.0, 0.0] and steps.counts["nonsense"] == before + 1
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [

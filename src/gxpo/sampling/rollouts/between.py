@@ -147,6 +147,7 @@ class Rules:
     judge: Callable[[str, str], float] | None = None
     threshold: float = 0.82
     max_state: int = 10_000
+    unknown: str = "unscored"
 
     def check(self, first: str, prediction: Prediction | None, action: str) -> Prediction | str:
         """Return the prediction with the judge's verdict, or why it can't be used."""
@@ -185,7 +186,9 @@ class Modelled(Between):
         prediction = self.predict(self.newest[name], reply.content)
         answer = self.rules.check(self.first[name], prediction, reply.content)
         if isinstance(answer, str):
-            return self.failed("nonsense", answer)
+            failure = self.failed("nonsense", answer)
+            lost = TimeStep(self.newest[name], None, done=True, success=False, info={"unknown": answer})
+            return failure if self.rules.unknown == "unscored" else lost
         self.newest[name] = answer.observation
         return answer.step()
 

@@ -48,12 +48,14 @@ class Imagined(Rollout):
                their answers that were the model's, 1 of a model that is the world
     judge      FILE.py:NAME, a function of (first observation, observation) that gives the chance of a success from 0 to
                1: at `threshold` the episode ends and is one. "": success is the model's
+    unknown    an episode in which the model can't answer is "unscored", so that nothing is learned from it, or it has
+               "failed", so that leaving what the model knows is held back
     max_state  most characters of a predicted observation
     most       pairs of observation and action that the table holds
     template   of "turn": {observation}, and {predicted}, which is "unknown" where the model can't tell
 
-    An episode in which the model can't answer fails as one of a broken environment: unscored, and counted. Held-out
-    tasks are episodes of the world itself.
+    Episodes in which the model can't answer are counted as of a broken environment. Held-out tasks are episodes of the
+    world itself.
 
     Source: WMPO, arXiv 2511.09515, and its code (threshold .82); StarWM, arXiv 2602.14857 ("turn").
     """
@@ -65,6 +67,7 @@ class Imagined(Rollout):
     checks: Limit = 1
     judge: Any = ""
     threshold: float = 0.82
+    unknown: Literal["unscored", "failed"] = "unscored"
     max_state: Count = 10_000
     most: Count = 10_000
     template: str = "{observation}\nThat would lead to:\n{predicted}\nYour action:"
@@ -108,9 +111,8 @@ class Imagined(Rollout):
     def _play(self, session: Session) -> Play:
         play = super()._play(session)
         predict: Predict = self.table if self.model == COUNTED else user_function(self.model, "rollout.model")
-        rules = Rules(
-            user_function(self.judge, "rollout.judge") if self.judge else None, self.threshold, self.max_state
-        )
+        judge = user_function(self.judge, "rollout.judge") if self.judge else None
+        rules = Rules(judge, self.threshold, self.max_state, self.unknown)
         learn = self.table if self.model == COUNTED and not self.is_held_out else None
         if self.place == "turn":
             Rehearsed(play.envs, predict, rules, self.template, learn).stand(play)
