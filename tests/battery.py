@@ -16,6 +16,7 @@ from gxpo.forest.forest import Forest
 
 ON_BATTERY = {  # components of the battery in the place of those that a method's own rewards make
     "hdpo": {"credit.weights": {"*": 1.0, "format": 0.15}, "credit.only": {"format": "success"}},
+    "primal_dual_marl": {"credit.cost": "format", "credit.at_most": 0.1},
 }
 
 

@@ -22,14 +22,15 @@ from gxpo.parts.definition import EVIDENCE, Definition, same
 from gxpo.training.bound_learner import BoundLearner
 
 NAMES = sorted(METHODS)
-FLOWS = {"flow_grpo", "tempflow_grpo"}  # of samplers that act in latents: their own tests train them
+FLOWS = {"flow_grpo", "tempflow_grpo", "chunk_grpo"}  # of samplers that act in latents: their own tests train them
 EQUAL_GROUPS_LEARN = {
     "sdpo_self", "srpo_routing",  # the battery's teachers, whatever the verdicts
     "reinforce_pp",  # groups equal within but not between
     "gae", "t_ppo", "poise", "remax", "pvpo", "aapo", "v05",  # against a baseline that is not the group's
-    "gae_turn", "steppo", "poad", "archer", "hiper", "spa_rl",  # against a value
+    "world4rl", "gae_turn", "steppo", "poad", "archer", "hiper", "spa_rl",  # against a value
     "igpo", "grpo_vps", "spae",  # steps that raise the belief in the answer, whatever was won
-    "prorag", "capo_genprm", "hrm",  # somebody scores the steps
+    "prorag", "capo_genprm", "hrm", "hi_grpo",  # somebody scores the steps
+    "rank_grpo",  # items that are hits, whatever the list is worth
     "matchtir",  # turns of one number, of which some are the last and paid
     "alphamath", "masprm",  # a head is trained; what is right is imitated
     "polychromic",  # attempts that say the same beside others that do not
@@ -400,6 +401,24 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
 }
 
 
+SMOKE["chunk_grpo"] = {**SMOKE["chunk_grpo"], "rollout.chunks": [2, 5]}
+SMOKE["hi_grpo"] = {**SMOKE["step_filter"], "segment.text": ","}
+SMOKE["rank_grpo"] = {  # single characters are the items
+    "task": str(Path(__file__).parents[1] / "lists.jsonl"),
+    "tasks.options": {"held_out_fraction": 0.4},
+    "segment": "chunks",
+    "segment.tokens": 1,
+}
+GUARD = f"{Path(__file__).parents[1] / 'sampling' / 'rollouts' / 'guard.py'}"
+SMOKE |= {
+    **{name: {**LAKE, "rollout.model": f"{GUARD}:toy_world"} for name in ("wmpo", "world4rl", "ctrl_world")},
+    "starwm": {**LAKE, "env.max_turns": 2, "rollout.template": "{predicted}"},
+    "veriguard": {**LAKE, "rollout.check": f"{GUARD}:no_up", "rollout.cases": f"{GUARD}:CASES"},
+    **{name: {"rollout.template": "{prompt}{code}"} for name in ("compass_latent", "mra")},
+    "stepmix": {"learner.lora_rank": 4, "rollout.floor": 0.1},
+    "primal_dual_marl": {"rollout.graph": "second_opinion", "credit.cost": "format", "credit.at_most": 0.1},
+}
+UNTRAINED = {"training_free_grpo", "mars_prompt", "compass_skills"}  # nothing but their bank learns
 LISTED = {  # by success rates of tasks that are met again
     "task": SMOKE["ttrl"]["task"], "tasks.options": {"held_out_fraction": 0.4}, "sampling.max_new_tokens": 6,
 }  # fmt: skip
@@ -440,13 +459,16 @@ def parts_of(name):
     yield "shapes", bool(m.shapes)
 
 
+ONE_PER_GROUP = ("rank_grpo", "wmpo", "compass_skills", "compass_latent", "veriguard")
+
+
 def one_per_family():
     """The method of each module of the catalogue with the most kinds of parts."""
     families = {module: names.split() for module, names in _MODULES.items() if module.startswith("catalogue.")}
     return [max(names, key=lambda name: len(set(parts_of(name)))) for names in families.values()]
 
 
-@pytest.mark.parametrize("name", some(NAMES, [*one_per_family(), "refcritic", "scope"]))
+@pytest.mark.parametrize("name", some(NAMES, [*one_per_family(), "refcritic", "scope", *ONE_PER_GROUP]))
 @pytest.mark.filterwarnings("ignore:reward")
 def test_every_method_trains_two_steps(name, tmp_path):
     keys = {"tasks.per_step": 4, "sampling.max_new_tokens": 6, "eval.tasks": 2, "optim.weight_decay": 0.0}
@@ -460,6 +482,9 @@ def test_every_method_trains_two_steps(name, tmp_path):
                      out=tmp_path / "run", set=keys)  # fmt: skip
     rows = run.metrics
     assert [r["step"] for r in rows] == [1, 2]
+    if name in UNTRAINED:
+        assert rows[0]["weights_crc"] == rows[1]["weights_crc"] and "reward_experiences" in rows[1]
+        return
     assert (rows[0]["weights_crc"] == rows[1]["weights_crc"]) == (name in RETRAINED) and rows[-1]["empty_steps"] == 0
     for row in rows:
         assert row["grad_norm"] > 0 and all(v is None or isinstance(v, (int, float)) for v in row.values())

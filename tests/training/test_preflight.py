@@ -42,15 +42,20 @@ def test_methods_that_may_learn_from_one(name, keys):
     assert learns_from_one(gxpo.method(name, {**ALONE, **keys}))
 
 
-JUDGED = {  # functions of the user's, without which a method can't be
-    "rollout.score": "tests.algorithms.signals.step_scorer:by_length",
-    "rollout.by": f"{Path(__file__).parents[1] / 'sampling' / 'rollouts' / 'candidate_scores.py'}:rest",
+FOLDER = Path(__file__).parents[1] / "sampling" / "rollouts"
+NAMED = {  # functions of the user's, without which a method can't be
+    "scope": {
+        "rollout.score": "tests.algorithms.signals.step_scorer:by_length",
+        "rollout.by": f"{FOLDER / 'candidate_scores.py'}:rest",
+    },
+    "primal_dual_marl": {"credit.cost": "format", "credit.at_most": 0.1},
+    "veriguard": {"rollout.check": f"{FOLDER / 'guard.py'}:no_up"},
 }
 
 
 def test_no_method_is_refused_with_its_own_group_size():
     for name in METHODS:
-        method = gxpo.method(name, JUDGED if name == "scope" else {})
+        method = gxpo.method(name, NAMED.get(name, {}))
         model = "flow" if "latents" in getattr(method.rollout, "provides", ()) else "tiny:cold"
         check_settings(gxpo.config.resolve({}).settings.model_copy(update={"model": model}), method)
 
@@ -76,6 +81,12 @@ def test_sampling_unfit_for_a_rollout_is_refused_before_a_run(name, keys, messag
             continue
         with pytest.raises(ConfigError, match=message):
             check_settings(resolved.settings, resolved.method)
+
+
+def test_a_constraint_without_a_bound_is_refused_before_a_run():
+    bare = gxpo.method("grpo", {"credit": "dual", "credit.cost": "format"})
+    with pytest.raises(ConfigError, match=r"credit=dual has no bound: set credit\.at_most"):
+        check_settings(gxpo.config.resolve({}).settings.model_copy(update={"model": "tiny:cold"}), bare)
 
 
 def episodes(*provides):

@@ -64,7 +64,7 @@ _MODULES = {
     "catalogue.critics": "gae t_ppo gae_turn steppo poad archer hiper",
     "catalogue.monte_carlo_values": "vineppo spo_segment vsrm pav",
     "catalogue.belief_and_hidden_states": "igpo grpo_vps spae verl_rank hicra avatar_tas",
-    "catalogue.scored_steps": "matchtir mt_grpo prorag capo_genprm e_grpo step_grpo_r1vl",
+    "catalogue.scored_steps": "matchtir mt_grpo prorag capo_genprm e_grpo step_grpo_r1vl rank_grpo",
     "catalogue.trees": "tree_grpo tree_rl tree_po arpo_agentic slate rose anytime_brpo deepsearch tree_opo alphamath "
     "masprm",
     "catalogue.plans": "himac pta_grpo thor step_grpo_router",
@@ -77,9 +77,12 @@ _MODULES = {
     "catalogue.teams": "at_grpo dr_mas critique_rl",
     "catalogue.masked_observations": "papo vppo",
     "catalogue.parameter_updates": "sfpo trpo seeupo",
-    "catalogue.flows": "flow_grpo tempflow_grpo",
-    "reconstructed.rewards": "sem np_engine ssl_sweet_spot rl_struct uniform_phantom genii rluf reagent_v",
+    "catalogue.flows": "flow_grpo tempflow_grpo chunk_grpo",
+    "catalogue.worlds_and_banks": "wmpo training_free_grpo compass_latent",
+    "reconstructed.rewards": "sem np_engine ssl_sweet_spot rl_struct uniform_phantom genii rluf reagent_v hi_grpo",
     "reconstructed.losses": "etr earl power_dl mpo_set",
+    "reconstructed.worlds": "world4rl ctrl_world starwm mars_prompt compass_skills mra stepmix tscac veriguard "
+    "primal_dual_marl",
     "reconstructed.sampling": "portool mbma hi_agent erpo craft_gui videorl_select favchat_degrpo mixed_po veripo "
     "bfs_prover_v2 glore scope refcritic sentinel",
 }

@@ -61,13 +61,13 @@ def with_inner(key: str, part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def controls(method: Method) -> dict[str, Any]:
-    """Return the parts that adapt to each step's figures, by key: those of the objective and update with `adjust`."""
+    """Return the parts that adapt to each step's figures (`adjust`), by key: of credit, objective and update."""
     parts = {
         k: part
         for name, term in method.terms.items()
         for k, part in with_inner("objective" if name == "policy" else f"objective.{name}", term)
     }
-    parts["update"] = method.update
+    parts |= {"update": method.update, **dict(with_inner("credit", method.credit))}
     return {k: v for k, v in parts.items() if hasattr(v, "adjust")}
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from gxpo.algorithms.weighting.base import WeightPart
 from gxpo.base.errors import ConfigError, GxpoError, ModelError
-from gxpo.base.usercode import one_line
+from gxpo.base.usercode import NotRun, one_line
 from gxpo.environments import worlds
 from gxpo.environments.rewards.named import check_named
 from gxpo.environments.tasks.source import solution_of
@@ -67,6 +68,9 @@ def check_settings(s: RunSettings, method: Method) -> None:
             f"rollout.group_size=1: {show(method.credit)} compares the rollouts of a group, and one alone is given a "
             "credit of 0: raise it to 2 or more, or take a credit over the batch (credit=batch_whiten)"
         )
+    for part in getattr(method.credit, "parts", (method.credit,)):
+        if hasattr(part, "check_options"):
+            part.check_options()
     choices.check(s.learner.choices)
     check_ratios(method)
     check_rendered(s)
@@ -75,7 +79,9 @@ def check_settings(s: RunSettings, method: Method) -> None:
     check_externals(s, method)
     check_changing_rubric(s, method)
     check_asynchronous(s, method)
-    RolloutPart.hook(method.rollout, "check_sampling")(sampling_of(s))
+    # where a configuration is only looked at, a rollout's functions of the user's stay unloaded
+    with suppress(NotRun):
+        RolloutPart.hook(method.rollout, "check_sampling")(sampling_of(s))
 
 
 def check_optimiser(s: RunSettings) -> None:

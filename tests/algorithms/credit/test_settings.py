@@ -37,7 +37,7 @@ WORDS = {
         "value": ("leaf_mean", "child_mean"),
         "scale": ("none", "sibling_std"),
     },
-    "pass_at_k": {"kind": ("analytic", "sloo_minus_one", "leave_one_out", "max_second")},
+    "pass_at_k": {"kind": ("analytic", "sloo_minus_one", "leave_one_out", "max_second", "max_mean")},
     "risk_bundle": {"zero": ("high", "low"), "share": ("std", "equal")},
     "segment_relative": {"scale": ("std", "batch_std", "none")},
     "graph_values": {"scale": ("none", "std")},

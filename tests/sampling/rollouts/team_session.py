@@ -125,3 +125,10 @@ class TeamSession:
         """These tasks, which can then be judged."""
         self.know(tasks)
         return list(tasks)
+
+
+class AnswerSession(TeamSession):
+    """A session whose rollouts leave the text that is judged to it: all that an attempt says."""
+
+    def score(self, forest: Forest, texts: Sequence[str] | None = None) -> Forest:
+        return super().score(forest, texts or [decoded(forest.action(r)) for r in range(forest.n_trajectories)])

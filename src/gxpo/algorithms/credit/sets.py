@@ -117,12 +117,18 @@ def set_leave_one_out(correct: Tensor, group: Tensor, k: int, where: Tensor | No
 
 @torch.no_grad()
 def max_second(
-    outcome: Tensor, group: Tensor, where: Tensor | None = None, scale: str = "std", eps: float = 1e-6
+    outcome: Tensor,
+    group: Tensor,
+    where: Tensor | None = None,
+    scale: str = "std",
+    eps: float = 1e-6,
+    against: str = "second",
 ) -> Tensor:
     """Best-of-group advantage: (largest - second largest) / (std + eps) for the best attempt, else 0; [R] float64.
 
     where  [R] bool, compared (default: all); the others are given 0
     scale  "std" (one degree of freedom) | "none"
+    against  "second", or "others": the mean of the others is taken off in place of the second largest
 
     What the attempt adds to the best of the group. Exactly 0 where two are best, so in binary groups with several
     successes. Source: Tang et al., arXiv 2503.19595; as `grpo_passk` in verl.
@@ -131,7 +137,10 @@ def max_second(
     value = outcome.to(torch.float64)
     is_best_R = is_counted_R & (group >= 0) & (value == grouped.max(value, group, is_counted_R))
     # The second largest is the largest of all but the best; a tie for the best leaves no gap to reward.
-    gap = value - grouped.max(value, group, is_counted_R & ~is_best_R)
+    if against == "others":
+        gap = value - grouped.leave_one_out(value, group, is_counted_R)
+    else:
+        gap = value - grouped.max(value, group, is_counted_R & ~is_best_R)
     is_sole_best_R = is_best_R & (grouped.count(group, is_best_R) == 1) & (grouped.count(group, is_counted_R) > 1)
     unit = grouped.std(value, group, is_counted_R) + eps if scale == "std" else torch.ones_like(gap)
     return torch.where(is_sole_best_R & ~grouped.degenerate(value, group, is_counted_R), gap / unit, 0.0)
@@ -144,16 +153,17 @@ def pass_at_k(
     group: Tensor,
     where: Tensor | None = None,
     *,
-    kind: Literal["analytic", "sloo_minus_one", "leave_one_out", "max_second"] = "analytic",
+    kind: Literal["analytic", "sloo_minus_one", "leave_one_out", "max_second", "max_mean"] = "analytic",
     k: Annotated[int, Ge(1)] = 2,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Pass@k advantage, the same for every token, by one of four estimators:
+    """Pass@k advantage, the same for every token, by one of five estimators:
 
     kind "analytic"        `subset_mean`, normalised by the std of the sets' results
          "sloo_minus_one"  `sloo_minus_one` of the outcomes, unbiased: PKPO
          "leave_one_out"   `set_leave_one_out`, PKPO as in MaxRL's code
          "max_second"      `max_second` of the outcomes; k is the group itself
+         "max_mean"        the best outcome less the mean of the others, for the best attempt alone; not scaled
     k    attempts that a task is given; a group of fewer has advantage 0, and in "analytic" one of k
 
     "analytic" and "leave_one_out" read verdicts: a trajectory without one is correct where its outcome is above 0.
@@ -161,6 +171,8 @@ def pass_at_k(
     # Estimators of outcomes come first; the other two read verdicts.
     if kind == "max_second":
         return max_second(outcome, group, where, eps=eps)
+    if kind == "max_mean":
+        return max_second(outcome, group, where, "none", against="others")
     if kind == "sloo_minus_one":
         return sloo_minus_one(outcome, group, k, where)
     if kind == "leave_one_out":

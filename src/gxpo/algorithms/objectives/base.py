@@ -26,6 +26,7 @@ from gxpo.algorithms.objectives.surrogate import (
 )
 from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.forest import grouped
+from gxpo.forest.reshape import pieces_of
 from gxpo.parts.definition import kind_of, show
 from gxpo.parts.functions import expect, naming
 from gxpo.parts.ranges import Part
@@ -337,7 +338,8 @@ class PolicyGradient(TermPart):
         logprob, advantage = policy.logprob[entries], credit[entries].to(policy.logprob)
         log_ratio, owner, step = logprob - denominator_P[entries], trajectory[entries], forest.path_step[entries]
         with naming("ratio", self._level, name=show):
-            log_level = self._level.level(self.surrogate.before(log_ratio, advantage), owner, step)
+            piece = None if self._level.couples == "token" else pieces_of(forest).piece[entries]
+            log_level = self._level.level(self.surrogate.before(log_ratio, advantage), owner, step, piece)
         expect(log_level, log_ratio.shape, "ratio", self._level, "token that is trained", name=show)
         # what only some surrogates read is computed for those alone
         entropy = None

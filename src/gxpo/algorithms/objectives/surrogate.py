@@ -114,11 +114,12 @@ class Ratio(Part, ABC):
     couples: str = "token"
 
     @abstractmethod
-    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
+    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor, segment: Tensor | None = None) -> Tensor:
         """Log-ratio at the part's level, [n]; each token carries its own gradient.
 
         log_ratio         [n] of the tokens, in path order; beyond "token" all trained ones of each trajectory
         trajectory, turn  [n] int64: which trajectory, and which step of one, each belongs to
+        segment           [n] int64: which segment of a turn; None: turns have no segments
         """
         raise NotImplementedError
 
@@ -128,7 +129,7 @@ class RatioFunction(FunctionPart, Ratio):
 
     @classmethod
     def facts(cls, function: Callable[..., Any]) -> dict[str, Any]:
-        column_names = ("log_ratio", "trajectory", "turn")
+        column_names = ("log_ratio", "trajectory", "turn", "segment")
         for name in signature(function).columns:
             if name not in column_names:
                 raise ConfigError(
@@ -137,8 +138,9 @@ class RatioFunction(FunctionPart, Ratio):
                 )
         return {}
 
-    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
-        columns = {"log_ratio": log_ratio, "trajectory": trajectory, "turn": turn}
+    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor, segment: Tensor | None = None) -> Tensor:
+        segment = turn if segment is None else segment
+        columns = {"log_ratio": log_ratio, "trajectory": trajectory, "turn": turn, "segment": segment}
         return self.function(*(columns[name] for name in signature(self.function).columns), **self.options)
 
 
@@ -147,7 +149,7 @@ class RatioFunction(FunctionPart, Ratio):
 class Token(Ratio):
     """Token-level importance ratio (PPO, GRPO). Source: PPO, arXiv 1707.06347."""
 
-    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor) -> Tensor:
+    def level(self, log_ratio: Tensor, trajectory: Tensor, turn: Tensor, segment: Tensor | None = None) -> Tensor:
         return log_ratio
 
 
@@ -164,6 +166,16 @@ def turn(log_ratio: Tensor, turn: Tensor) -> Tensor:
     With one turn a trajectory it is `sequence`. Source: segment ratios of ROLL; SeeUPO's ratio of a turn.
     """
     return sequence_ratio(log_ratio, turn)
+
+
+@part("segment", stage="ratio", couples="trajectory")
+def segment(log_ratio: Tensor, segment: Tensor) -> Tensor:
+    """Segment-level importance ratio: geometric mean over the segment (of a turn without any, over the turn).
+
+    Items of a list (Rank-GRPO, arXiv 2510.20150, with `segment: delimiter`), chunks of denoising steps (Chunk-GRPO,
+    arXiv 2510.21583, with `rollout.chunks`). Each token has its own gradient, see `sequence_ratio`.
+    """
+    return sequence_ratio(log_ratio, segment)
 
 
 # ---------------------------------------------------------------- surrogates

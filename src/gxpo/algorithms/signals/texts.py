@@ -14,6 +14,7 @@ from torch import Tensor
 from gxpo.base.answers import ANSWER, compiled, extract
 from gxpo.base.errors import GxpoError
 from gxpo.base.usercode import object_at
+from gxpo.forest.reshape import pieces_of
 from gxpo.parts.functions import checked_by
 from gxpo.parts.registry import part
 
@@ -79,6 +80,29 @@ def clusters(texts: Sequence[str], group: Tensor, pattern: str = ANSWER) -> Tens
         key = (g, answer is not None, text.strip() if answer is None else answer)
         ids.append(id_by_answer.setdefault(key, len(id_by_answer)) if g >= 0 else -1)
     return torch.tensor(ids, dtype=torch.int64)
+
+
+@part("item_hits", stage="signal", gives={"item_hit": "P"})
+def item_hits(forest: Forest, decode: Decode, answers: Answers) -> Tensor:
+    """The signal "item_hit" [P]: 1 for tokens of an item that is among the reference's, else 0.
+
+    An item is a segment of the action (`segment: delimiter`, `segment.text: "\\n"`), the reference's items are the
+    lines of the task's answer. They are compared without case and double spaces; of equal items the first counts.
+    """
+    forest.need_ids("hits of a list's items")
+    piece_P = pieces_of(forest).piece
+    texts = [decode(tokens.tolist()) for tokens in forest.token[forest.path_token].split(piece_P.bincount().tolist())]
+    owners, references = pieces_of(forest).trajectory.tolist(), answers(forest)
+    wanted = [{*map(_normal, str(x or "").splitlines())} - {""} for x in references]
+    hit = []
+    for text, r in zip(texts, owners, strict=True):
+        hit.append(float(_normal(text) in wanted[r]))
+        wanted[r].discard(_normal(text))
+    return torch.tensor(hit, dtype=torch.float64)[piece_P]
+
+
+def _normal(item: str) -> str:
+    return " ".join(item.split()).casefold()
 
 
 def _actions(forest: Forest) -> list[list[int]]:

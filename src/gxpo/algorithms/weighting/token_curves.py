@@ -472,6 +472,21 @@ def u_shape(x: Tensor, *, strength: Factor = 0.3) -> Tensor:
     return 1 + strength * (2 * x - 1).square()
 
 
+def equal_segments(x: Tensor, trajectory: Tensor) -> Tensor:
+    """Weight of tokens by which all segments of a trajectory count alike, whatever their lengths; by "segment".
+
+    w = (mean tokens of the trajectory's segments) / (tokens of this one): 1 on average
+
+    Source: Chunk-GRPO, arXiv 2510.21583, whose loss is the mean over chunks of denoising steps.
+
+    >>> equal_segments(torch.tensor([0, 1, 1, 1]), torch.zeros(4).long()).round(decimals=6).tolist()
+    [2.0, 0.666667, 0.666667, 0.666667]
+    """
+    segment = grouped.dense(trajectory * (int(x.max()) + 2) + x + 1) if len(x) else x
+    share = 1 / grouped.count(segment)
+    return share / grouped.mean(share, trajectory)
+
+
 def over_mean(x: Tensor, segment: Tensor) -> Tensor:
     """Score divided by its mean over the segments, each counted once; 1 where there is none.
 

@@ -66,3 +66,33 @@ tempflow_grpo = Definition(
     paper_defaults={"sampling.temperature": 0.7},
     cost="a seed takes T + branches * T (T - 1) / 2 velocity evaluations; training one for each branch",
 )
+
+chunk_grpo = Definition(
+    r"""Chunk-GRPO: importance ratio, clip and loss per chunk of consecutive denoising steps of a flow model.
+
+    rho_j = exp(mean_{k in chunk j} (logp_k - logp_k^old))
+    L     = mean_i mean_j max(-A rho_j, -A clip(rho_j, 1 - 1e-4, 1 + 1e-4)),   A as in GRPO, for every chunk
+
+    Choices. From the paper's later version (eq. 12 to 17); there is no code. The chunks of 16 trained steps are its
+    first version's, [2, 3, 4, 7]: for another number of steps, say `rollout.chunks`; the smallest change of the latents
+    at which a new chunk should begin is a property of the model. Left out: chunks that adapt to the run, and training
+    a random half of the chunks, which its reviews say hurts. Clip and noise as in `flow_grpo` (the paper's are
+    DanceGRPO's). One chunk is GSPO's ratio, a chunk for each step `flow_grpo`'s.
+    """,
+    cite="luo2025chunkgrpo",
+    evidence="paper",
+    keys={
+        "rollout": "denoise",
+        "rollout.chunks": [2, 3, 4, 7],
+        "credit": "segment_relative",
+        "objective.ratio": "segment",
+        "weight.chunk": "token_weight",
+        "weight.chunk.by": "segment",
+        "weight.chunk.keep": "equal_segments",
+        "objective.aggregate": "token_mean",
+        "objective.clip_low": 1e-4,
+        "objective.clip_high": 1e-4,
+    },
+    paper_defaults={"sampling.temperature": 0.7},
+    cost="one velocity evaluation a denoising step, in sampling and in training",
+)

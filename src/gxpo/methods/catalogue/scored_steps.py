@@ -193,3 +193,34 @@ step_grpo_r1vl = Definition(
         "objective.kl.coef": 0.04,
     },
 )
+
+# items of a list
+rank_grpo = Definition(
+    r"""Rank-GRPO: return, advantage and importance ratio per item of a list, compared rank by rank in the group.
+
+    r_k   = [item k is among the reference's]        (`credit.decay: log`: sum_{j>=k} r_j / log2(j + 2), j from 0)
+    A_k   = (r_k - mean_g r_k) / (std_g r_k + 1e-4), the mean over the same rank of the group's lists
+    rho_k = exp(mean over the item's tokens of logp - logp^old);   loss over tokens, clip 0.06 and 0.08
+
+    Choices. From the authors' code. The newline belongs to the item before it, an item beyond the 20th has advantage 0,
+    and a list without a rank has 0 there. Here a token with several newlines ends one item (there it skips ranks), what
+    follows the 20th item is items of their own (there one bin), and the end-of-text token belongs to the last item
+    (there it is paid apart, if at all: rewards for lists of the right length are left out). An answer that can't be
+    parsed has 0 at all ranks there; here each line stands for itself. The reference is the task's answer, a line each.
+    """,
+    cite="zhu2025rankgrpo",
+    evidence="reference-code",
+    code="yaochenzhu/Rank-GRPO@0808d82c0807396c07b4f4815a6f9bd9c4f03ae8 libs/trl/rank_grpo_trainer.py "
+    "libs/reward_funcs.py train_rank_grpo.py",
+    keys={
+        "segment": "delimiter",
+        "segment.text": "\n",
+        "signal.item_hits": "item_hits",
+        "credit": "rank_relative",
+        "objective.ratio": "segment",
+        "objective.aggregate": "token_mean",
+        "objective.clip_low": 0.06,
+        "objective.clip_high": 0.08,
+    },
+    paper_defaults={"objective.kl.coef": 1e-3, "sampling.max_new_tokens": 1024, "optim.lr": 1e-6},
+)

@@ -169,3 +169,26 @@ reagent_v = Definition(
     },
     cost="three answers of a judge for each attempt, and drafts",
 )
+
+hi_grpo = Definition(
+    r"""Hi-GRPO: rewards per stage of an answer, each stage compared with the same stage of the group's answers.
+
+    A_{i,s} = (R_i - mean_g R) / (std_g R) + (r_{i,s} - mean_g r_s) / (std_g r_s),   s the stages: plan, then object
+
+    Choices. From the abstract and a summary; no training code was found. R, the reward of the whole, pays the plan
+    for what came of it; r_s is a judge's score of the stage, of your choice (`signal.step_judge.score=judges.py:score`,
+    which can weigh several judges). Stages end with an empty line (`segment.text`). Stand-in: texts; the paper's stages
+    are the shape and the texture of a three-dimensional object, and its judges read pictures of it.
+    """,
+    cite="tang2025higrpo",
+    evidence="reconstruction",
+    keys={
+        "segment": "delimiter",
+        "signal.step_judge": "step_judge",
+        "credit.add.stage": "relative",
+        "credit.add.stage.value": "segment_score",
+        "credit.add.stage.unit": "segment",
+        "credit.add.stage.among": ("segment",),
+    },
+    cost="a score for every stage, by a model or a judge of your choice",
+)

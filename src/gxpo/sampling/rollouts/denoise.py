@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,13 @@ class Denoise(Rollout):
     """`group_size` samples of each condition, each from an initial noise of its own; see `Independent` for names.
 
     `sampling.temperature` is the noise level of every step but the last; at 0 nothing is trained.
+
+    chunks  numbers of consecutive trained steps that are one segment (`objective.ratio: segment`), from the first on;
+            they add up to all trained steps, which are all but the last; []: each step is one
     """
 
     group_size: Count = 8
+    chunks: Sequence[Count] = ()
 
     provides = ("latents",)
 
@@ -44,8 +49,16 @@ class Denoise(Rollout):
 
     def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
         sampled_episodes = [(e, e.sampled) for e in rounds[0].episodes if e.sampled is not None]
+        # a sample is the initial noise, the trained steps and the last step, of the ODE
+        trained_steps = {len(c.tokens) - 2 for _, c in sampled_episodes}
+        if self.chunks and trained_steps != {sum(self.chunks)}:
+            raise ConfigError(
+                f"rollout.chunks={list(self.chunks)} adds up to {sum(self.chunks)} denoising steps, and "
+                f"{max(trained_steps)} are trained, all but the last: change the numbers"
+            )
         records = (
-            _record(play.session, e.task, e.group, e.id, [c], prompt=list(e.opening.ids)) for e, c in sampled_episodes
+            _record(play.session, e.task, e.group, e.id, [c], self.chunks, prompt=list(e.opening.ids))
+            for e, c in sampled_episodes
         )
         return Forest.from_records(list(records))
 
@@ -172,8 +185,23 @@ def _cut(sample: Completion, begin: int, end: int) -> Completion:
     return dataclasses.replace(sample, tokens=sample.tokens[part], logprobs=sample.logprobs[part], extras=extras)
 
 
+def segment_begins(tokens: int, chunks: Sequence[int]) -> list[int]:
+    """Tokens at which segments begin: the initial noise, each chunk of steps and what follows them; [] each token.
+
+    >>> segment_begins(7, [2, 3]), segment_begins(3, [])
+    ([0, 1, 3, 6], [0, 1, 2])
+    """
+    return [0, *accumulate([1, *chunks])] if chunks else list(range(tokens))
+
+
 def _record(
-    session: Session, task: Task, group: str, name: str, parts: Sequence[Completion], **columns: Any
+    session: Session,
+    task: Task,
+    group: str,
+    name: str,
+    parts: Sequence[Completion],
+    chunks: Sequence[int] = (),
+    **columns: Any,
 ) -> dict[str, Any]:
     """Build a record whose action is these parts, or the tokens that a fork adds to its base."""
     parts = [part for part in parts if part.tokens]
@@ -182,7 +210,7 @@ def _record(
     trainable[0] &= "fork" in columns  # without a fork the first token is the initial noise
     turn = action(*parts) | {
         "trainable": trainable.tolist(),
-        "segments": list(range(len(trainable))),
+        "segments": segment_begins(len(trainable), chunks),
         "extras": {key: torch.from_numpy(x) for key, x in extras.items()},
         "action_text": _format_latent(extras["latent"][-1]),
     }
