@@ -368,6 +368,13 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     },
     "fapo": {"reward.add.flawed.component": "format"},
     **{name: {"rollout.delimiter": ","} for name in ("tree_grpo", "tree_po", "tree_rl", "rose", "search_r2", "glore")},
+    **{name: {"teacher.model": "tiny"} for name in ("dgpo_distill", "rpd")},
+    **{name: {"sampling.max_new_tokens": 24} for name in ("adhint", "policy_rollout")},
+    "hill": {"learner.lora_rank": 4, "rollout.attempts": 2, "rollout.refinements": 4, "tasks.per_step": 8},
+    "ipo_safety": {"rollout.phrases": ["[0-9]"], "rollout.insert": "+"},
+    "fate": {"reward.shape.front.components": ["correct", "format"]},
+    "dpa": {"reward.shape.direction.components": ["correct", "format"], "credit.quantile": 0.75},
+    "arspo": {"reward.shape.hard.component": "format", "weight.progress.kinds": ["correct"]},
     "scope": {
         "rollout.delimiter": ",",
         "rollout.score": "tests.algorithms.signals.step_scorer:by_length",
