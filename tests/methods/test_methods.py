@@ -27,7 +27,7 @@ EQUAL_GROUPS_LEARN = {
     "sdpo_self", "srpo_routing",  # the battery's teachers, whatever the verdicts
     "reinforce_pp",  # groups equal within but not between
     "gae", "t_ppo", "poise", "remax", "pvpo", "aapo", "v05",  # against a baseline that is not the group's
-    "gae_turn", "steppo", "poad", "archer", "hiper", "spa_rl",  # against a value
+    "gae_turn", "steppo", "poad", "archer", "hiper", "spa_rl", "dgpo_distill", "rpd",  # against a value
     "igpo", "grpo_vps", "spae",  # steps that raise the belief in the answer, whatever was won
     "prorag", "capo_genprm", "hrm",  # somebody scores the steps
     "matchtir",  # turns of one number, of which some are the last and paid

@@ -178,7 +178,7 @@ multi_objective_grpo = Definition(
 
     Choices. From the abstract: it is GRPO, and what is new is its reward model, which is yours (`scoring.weights` of
     several rewards, or a judge's panel). The sum comes before the std, so the scale of a head is its weight: of two
-    answers with (1, 0) and (0, 10) the second wins. `gdpo_multi` standardises each first: then both have 0.
+    answers with (1, 0) and (0, 10) the second wins. `gdpo_multi` standardises each first, where these two cancel.
     """,
     cite="li2025multiobjectivegrpo",
     evidence="reconstruction",
