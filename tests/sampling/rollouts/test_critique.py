@@ -70,6 +70,16 @@ def test_one_policy_can_play_both_roles() -> None:
     assert forest.agent_names == ("critic", "solver")
 
 
+def test_an_attempt_that_is_called_right_can_be_kept() -> None:
+    session = TeamSession(say)
+    forest = Critique(2, 2, 3, refine="wrong", **OPTIONS, **CRITIC).grow(session.asked(ADD), session)
+    # attempt 0 is called wrong and refined, attempt 1, which is wrong, too, is called right and stays
+    assert forest.outcome.tolist() == [1.0, 1.0, 0.0, 0.0] and forest.info[2]["refinements"] == ["3"]
+    assert len(session.requests[2]) == 6 and session.budget.discarded == 2 + 6
+    with pytest.raises(ConfigError, match="refines what a critic calls wrong"):
+        Critique(refine="wrong", right="", wrong="")
+
+
 def test_held_out_tasks_are_answered_after_a_critique() -> None:
     rollout = Critique(4, 1, 5, "trained", **OPTIONS, **CRITIC).evaluation(2)
     session = TeamSession(say)

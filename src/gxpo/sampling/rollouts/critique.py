@@ -80,7 +80,7 @@ class _Call:
 
     parent   the action that it reads last: a refinement's critique, a critique's attempt
     outcome  of attempts and refinements; nan: the reward could not score it
-    leaks    of critiques: it holds the answer
+    verdict  of critiques: stated, 1 right or 0 wrong; None: there is none;   leaks  it holds the answer
     """
 
     role: str
@@ -94,6 +94,7 @@ class _Call:
     text: str = ""
     outcome: float = float("nan")
     success: float = float("nan")
+    verdict: float | None = None
     leaks: bool = False
 
     @property
@@ -119,6 +120,8 @@ class Critique(RolloutPart):
     refine_temperature  of a frozen solver's refinements; None: as the run samples
     only         "all" attempts; "all_wrong": of tasks without a right attempt the first one, as hints are (the solver
                  is then trained, and held-out tasks are attempted plainly)
+    refine       "all" attempts, or those called "wrong": one that is called right is kept, as its own refinement, and
+                 refine_template may leave {critique} out
     gate         "answer": a critique that holds the task's answer has no refinements, outcome 0, and component "leaks"
                  1: the solver never reads it
 
@@ -148,6 +151,7 @@ class Critique(RolloutPart):
     wrong: str = r"(?i)VERDICT:\W*(wrong|incorrect)"
     refine_temperature: Annotated[float, Ge(0)] | None = None
     only: Literal["all", "all_wrong"] = "all"
+    refine: Literal["all", "wrong"] = "all"
     gate: Literal["none", "answer"] = "none"
 
     single_turn = True
@@ -162,7 +166,13 @@ class Critique(RolloutPart):
             )
         read = ("attempt",) if self.attempts else ()
         check_template("rollout.template", self.template, ("prompt", *read), ("solution",))
-        check_template("rollout.refine_template", self.refine_template, ("critique",), ("prompt", *read))
+        # where only what is called wrong is refined, the verdict has its use even if the solver never reads it
+        needs = () if self.refine == "wrong" else ("critique",)
+        check_template("rollout.refine_template", self.refine_template, needs, ("critique", "prompt", *read))
+        if self.refine == "wrong" and not (self.right and self.attempts):
+            raise ConfigError(
+                "rollout.refine=wrong refines what a critic calls wrong: set rollout.right, rollout.wrong and attempts"
+            )
         if bool(self.right) != bool(self.wrong):
             raise ConfigError("rollout.right and rollout.wrong are two sides of one verdict: set both, or neither")
         if self.only == "all_wrong" and (self.solver == "frozen" or not self.attempts):
@@ -227,6 +237,7 @@ class Critique(RolloutPart):
         ]  # fmt: skip
         self._say(critiques, session)
         for critique in critiques:
+            critique.verdict = stated_verdict(critique.text, self.right, self.wrong) if self.right else None
             critique.leaks = self.gate == "answer" and states_answer(critique.text, str(critique.task.answer))
         # the solver once more, under each critique; its mean outcome is the critique's
         refinements = [
@@ -235,7 +246,7 @@ class Critique(RolloutPart):
                        dataclasses.replace(c.key, path=(*c.key.path, m), turn=1),
                        f"{c.group}.{c.key.path[0]}/{solver}", session, c)
             for c in critiques
-            if not c.leaks
+            if not (c.leaks or self._keeps(c))
             for m in range(self.refinements)
         ]  # fmt: skip
         self._say(refinements, session, self.refine_temperature)
@@ -254,6 +265,10 @@ class Critique(RolloutPart):
             by_group.setdefault(attempt.group, []).append(attempt)
         verdicts = {g: [a.success for a in group if math.isfinite(a.success)] for g, group in by_group.items()}
         return {group[0] for g, group in by_group.items() if verdicts[g] and max(verdicts[g]) < 1}
+
+    def _keeps(self, critique: _Call) -> bool:
+        """Return True if the attempt is kept as it is: the critic calls it right, and only wrong ones are refined."""
+        return self.refine == "wrong" and critique.verdict == 1.0
 
     def _shown(self, task: Task, attempt: _Call | None, session: Session) -> dict[str, str]:
         """Return the texts in the critic's prompt beside the task's own."""
@@ -332,7 +347,9 @@ class Critique(RolloutPart):
             assert refinement.parent is not None
             answers_of[refinement.parent].append(refinement)
         for critique, answers in answers_of.items():
-            verdict = stated_verdict(critique.text, self.right, self.wrong) if self.right else None
+            verdict = critique.verdict
+            if self._keeps(critique) and critique.parent is not None:
+                answers.append(critique.parent)
             attempt = float("nan") if critique.parent is None else critique.parent.success
             # without an attempt there is nothing to judge: these components stay unknown
             rewards = {"refined": fmean(r.success for r in answers) if answers else 0.0}
