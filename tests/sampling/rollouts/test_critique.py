@@ -70,6 +70,19 @@ def test_one_policy_can_play_both_roles() -> None:
     assert forest.agent_names == ("critic", "solver")
 
 
+def test_a_critique_can_be_limited_to_a_few_tokens() -> None:
+    limits = []
+
+    class Limited(TeamSession):
+        def sample(self, requests, sampling=None):
+            limits.append(sampling.max_new_tokens)
+            return super().sample(requests, sampling)
+
+    session = Limited(say)
+    Critique(1, 1, 1, critic_tokens=2, **OPTIONS, **CRITIC).grow(session.asked(ADD), session)
+    assert limits == [32, 2, 32]
+
+
 def test_an_attempt_that_is_called_right_can_be_kept() -> None:
     session = TeamSession(say)
     forest = Critique(2, 2, 3, refine="wrong", **OPTIONS, **CRITIC).grow(session.asked(ADD), session)

@@ -14,7 +14,7 @@ from annotated_types import Ge
 
 from gxpo.base.errors import ConfigError, TaskError
 from gxpo.forest.forest import Forest
-from gxpo.parts.protocols import Completion, Request, Sampling, Session, StreamKey, Task
+from gxpo.parts.protocols import Completion, Request, Session, StreamKey, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.build import (
     Count,
@@ -118,6 +118,7 @@ class Critique(RolloutPart):
     right, wrong  regular expressions of a critique's verdict on the attempt; the last match counts. Both empty: no
                   verdict is asked for, and there are no components of one
     refine_temperature  of a frozen solver's refinements; None: as the run samples
+    critic_tokens  most tokens of a critique; None: as the run samples
     only         "all" attempts; "all_wrong": of tasks without a right attempt the first one, as hints are (the solver
                  is then trained, and held-out tasks are attempted plainly)
     refine       "all" attempts, or those called "wrong": one that is called right is kept, as its own refinement, and
@@ -150,6 +151,7 @@ class Critique(RolloutPart):
     right: str = r"(?i)VERDICT:\W*(right|correct)"
     wrong: str = r"(?i)VERDICT:\W*(wrong|incorrect)"
     refine_temperature: Annotated[float, Ge(0)] | None = None
+    critic_tokens: Count | None = None
     only: Literal["all", "all_wrong"] = "all"
     refine: Literal["all", "wrong"] = "all"
     gate: Literal["none", "answer"] = "none"
@@ -235,7 +237,7 @@ class Critique(RolloutPart):
             for task, draw, i, a in topics
             for c in range(self.group_size)
         ]  # fmt: skip
-        self._say(critiques, session)
+        self._say(critiques, session, tokens=self.critic_tokens)
         for critique in critiques:
             critique.verdict = stated_verdict(critique.text, self.right, self.wrong) if self.right else None
             critique.leaks = self.gate == "answer" and states_answer(critique.text, str(critique.task.answer))
@@ -290,21 +292,18 @@ class Critique(RolloutPart):
         read = task if template == "{prompt}" else Wording(template, texts).of_task(task)
         return _Call(role, task, read, session.encode(read), key, group, parent)
 
-    def _say(self, calls: Sequence[_Call], session: Session, temperature: float | None = None) -> None:
+    def _say(
+        self, calls: Sequence[_Call], session: Session, temperature: float | None = None, tokens: int | None = None
+    ) -> None:
         """Sample what each call says; one whose context leaves no room for an action stays empty."""
-        sampling = self._sampling(session, temperature)
+        options = {"temperature": temperature, "max_new_tokens": tokens}
+        sampling = dataclasses.replace(session.sampling, **{k: x for k, x in options.items() if x is not None})
         room = session.episode.max_context - sampling.max_new_tokens
         fitting = [call for call in calls if len(call.context) <= room]
         requests = [Request(call.context, (call.key,), policy=self._policy(call.role)) for call in fitting]
         sampled = session.sample(requests, sampling) if requests else []
         for call, (completion,) in zip(fitting, sampled, strict=True):
             call.completion, call.text = completion, session.decode(completion.tokens)
-
-    @staticmethod
-    def _sampling(session: Session, temperature: float | None) -> Sampling:
-        if temperature is None:
-            return session.sampling
-        return dataclasses.replace(session.sampling, temperature=temperature)
 
     def _policy(self, role: str) -> str:
         return SHARED if self.solver == "shared" else role
