@@ -273,10 +273,6 @@ def exponential(
 
     In a group only the shape of the differences is left once they are divided by their standard deviation: the best
     gain on those in the middle. Source: OmniVL-Guard, arXiv 2602.10687 (steepness 3).
-
-    >>> x = torch.tensor([0.2, 0.8])
-    >>> exponential(x, lambda name, share: x).round(decimals=4).tolist()
-    [1.8221, 11.0232]
     """
     value = read(component, share=False).to(torch.float64)
     return outcome + torch.where(value.isnan(), 0.0, (steepness * value).exp() - value)

@@ -145,12 +145,10 @@ hill = Definition(
     r_h = (1 - p^n - (1 - p)^n) e^(min(D, 0) / 0.3);   r_h = -0.2 if the hint holds the answer
     A, L as in GRPO over 4 hints of a task, over its 8 attempts, and over the 8 answers under each hint
 
-    Choices. From the authors' code. p = 1/4 without reliance is worth 0.899872, with D = -0.15 it is 0.545800. There
-    the answers under the best hint replace the all-wrong group; here those under each hint are trained, as a group of
-    their own. Two adapters of one model stand for two models. A hint is the hinter's whole text, there what is between
-    tags, and its failing form is not punished. What a leak is: an answer of one or two characters after "=", ":", "is"
-    or the like, a longer one as a whole word or number (there anywhere, so that 1000 states 100). The wording of both
-    prompts is ours. `eval_accuracy` is without hints.
+    Choices. p = 1/4 without reliance is worth 0.899872, with D = -0.15 it is 0.545800. In the code the answers under
+    the best hint replace the all-wrong group; here those under each hint are trained, as a group of their own, and two
+    adapters of one model stand for two models. A hint is the hinter's whole text, there what is between tags. A longer
+    answer leaks as a whole word or number (there anywhere, so that 1000 states 100). Both prompts are ours.
     """,
     cite="xia2026hill",
     evidence="reference-code",
