@@ -453,7 +453,9 @@ def one_per_family():
     return [max(names, key=lambda name: len(set(parts_of(name)))) for names in families.values()]
 
 
-@pytest.mark.parametrize("name", some(NAMES, [*one_per_family(), "refcritic", "scope"]))
+@pytest.mark.parametrize(
+    "name", some(NAMES, [*one_per_family(), "refcritic", "scope", "dpa", "dgpo_distill", "ipo_safety"])
+)
 @pytest.mark.filterwarnings("ignore:reward")
 def test_every_method_trains_two_steps(name, tmp_path):
     keys = {"tasks.per_step": 4, "sampling.max_new_tokens": 6, "eval.tasks": 2, "optim.weight_decay": 0.0}
