@@ -15,6 +15,7 @@ from gxpo.algorithms.signals import Signals
 from gxpo.forest.forest import Forest
 
 ON_BATTERY = {  # components of the battery in the place of those that a method's own rewards make
+    "arspo": {"weight.progress.kinds": ["correct", "format"]},
     "hdpo": {"credit.weights": {"*": 1.0, "format": 0.15}, "credit.only": {"format": "success"}},
     "primal_dual_marl": {"credit.cost": "format", "credit.at_most": 0.1},
 }

@@ -27,7 +27,7 @@ EQUAL_GROUPS_LEARN = {
     "sdpo_self", "srpo_routing",  # the battery's teachers, whatever the verdicts
     "reinforce_pp",  # groups equal within but not between
     "gae", "t_ppo", "poise", "remax", "pvpo", "aapo", "v05",  # against a baseline that is not the group's
-    "world4rl", "gae_turn", "steppo", "poad", "archer", "hiper", "spa_rl",  # against a value
+    "world4rl", "gae_turn", "steppo", "poad", "archer", "hiper", "spa_rl", "dgpo_distill", "rpd",  # against a value
     "igpo", "grpo_vps", "spae",  # steps that raise the belief in the answer, whatever was won
     "prorag", "capo_genprm", "hrm", "hi_grpo",  # somebody scores the steps
     "rank_grpo",  # items that are hits, whatever the list is worth
@@ -369,6 +369,13 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
     },
     "fapo": {"reward.add.flawed.component": "format"},
     **{name: {"rollout.delimiter": ","} for name in ("tree_grpo", "tree_po", "tree_rl", "rose", "search_r2", "glore")},
+    **{name: {"teacher.model": "tiny"} for name in ("dgpo_distill", "rpd")},
+    **{name: {"sampling.max_new_tokens": 24} for name in ("adhint", "policy_rollout")},
+    "hill": {"learner.lora_rank": 4, "rollout.attempts": 2, "rollout.refinements": 4, "tasks.per_step": 8},
+    "ipo_safety": {"rollout.phrases": ["[0-9]"], "rollout.insert": "+"},
+    "fate": {"reward.shape.front.components": ["correct", "format"]},
+    "dpa": {"reward.shape.direction.components": ["correct", "format"], "credit.quantile": 0.75},
+    "arspo": {"reward.shape.hard.component": "format", "weight.progress.kinds": ["correct"]},
     "scope": {
         "rollout.delimiter": ",",
         "rollout.score": "tests.algorithms.signals.step_scorer:by_length",
@@ -468,7 +475,10 @@ def one_per_family():
     return [max(names, key=lambda name: len(set(parts_of(name)))) for names in families.values()]
 
 
-@pytest.mark.parametrize("name", some(NAMES, [*one_per_family(), "refcritic", "scope", *ONE_PER_GROUP]))
+@pytest.mark.parametrize(
+    "name",
+    some(NAMES, [*one_per_family(), "refcritic", "scope", "dpa", "dgpo_distill", "ipo_safety", *ONE_PER_GROUP]),
+)
 @pytest.mark.filterwarnings("ignore:reward")
 def test_every_method_trains_two_steps(name, tmp_path):
     keys = {"tasks.per_step": 4, "sampling.max_new_tokens": 6, "eval.tasks": 2, "optim.weight_decay": 0.0}

@@ -47,7 +47,7 @@ _MODULES = {
     "tw_grpo vital_dgrpo grpo_s",
     "catalogue.tool_calls_and_length": "otc hdpo tool_star ton conciser lc_r1 length_curriculum rlsp fapo "
     "gcpo_geometry pm4grpo",
-    "catalogue.reward_design": "grpo_lead lens unlikeliness dra_grpo fgrpr spectral_po multirole carl",
+    "catalogue.reward_design": "grpo_lead lens unlikeliness dra_grpo fgrpr spectral_po multirole carl dpa arspo",
     "catalogue.structured_answers": "asr_grpo speech_grpo table2latex mixed_r1 videochat_r1 lpo_gui vlm_rl_clg",
     "catalogue.agreement": "ttrl empo ttrv ps_grpo",
     "catalogue.judges": "arena_rl heron listener debate_reward meta_po rubric_hacking",
@@ -59,7 +59,7 @@ _MODULES = {
     "catalogue.group_and_pair_losses": "gvpo reg_grpo opmd copg disco real dpo trpa nft rover",
     "catalogue.preferences": "simpo ipo kto orpo group_robust_po mnpo step_apo cpl_contrastive dmpo sdpo_segment p3o "
     "refuel",
-    "catalogue.self_distillation": "sdpo_self srpo_routing bupo soft_grpo",
+    "catalogue.self_distillation": "sdpo_self srpo_routing bupo soft_grpo dgpo_distill rpd policy_rollout",
     "catalogue.repeated_states": "gigpo hgpo salt graph_gpo graft",
     "catalogue.critics": "gae t_ppo gae_turn steppo poad archer hiper",
     "catalogue.monte_carlo_values": "vineppo spo_segment vsrm pav",
@@ -69,7 +69,7 @@ _MODULES = {
     "masprm",
     "catalogue.plans": "himac pta_grpo thor step_grpo_router",
     "catalogue.trained_models": "poise oprl spa_rl hrm steporlm",
-    "catalogue.hints_and_drafts": "scaf_grpo ghpo igrpo search_r2",
+    "catalogue.hints_and_drafts": "scaf_grpo ghpo igrpo search_r2 adhint hill cog_rethinker ipo_safety",
     "catalogue.replay_and_budget": "repo_replay ar3po v0 knapsack_rl pipo r1v2_ssb gcpo_gold luffy tempsamp_r1",
     "catalogue.groups_without_signal": "eframe r3 arpo_gui snapshot_rl",
     "catalogue.task_sampling": "vas cures srpo_history drive",
@@ -79,12 +79,13 @@ _MODULES = {
     "catalogue.parameter_updates": "sfpo trpo seeupo",
     "catalogue.flows": "flow_grpo tempflow_grpo chunk_grpo",
     "catalogue.worlds_and_banks": "wmpo training_free_grpo compass_latent",
-    "reconstructed.rewards": "sem np_engine ssl_sweet_spot rl_struct uniform_phantom genii rluf reagent_v hi_grpo",
+    "reconstructed.rewards": "sem np_engine ssl_sweet_spot rl_struct uniform_phantom genii rluf reagent_v hi_grpo "
+    "multi_objective_grpo",
     "reconstructed.losses": "etr earl power_dl mpo_set",
     "reconstructed.worlds": "world4rl ctrl_world starwm mars_prompt compass_skills mra stepmix tscac veriguard "
     "primal_dual_marl",
     "reconstructed.sampling": "portool mbma hi_agent erpo craft_gui videorl_select favchat_degrpo mixed_po veripo "
-    "bfs_prover_v2 glore scope refcritic sentinel",
+    "bfs_prover_v2 glore scope refcritic sentinel fate",
 }
 
 

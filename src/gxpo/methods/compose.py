@@ -322,6 +322,15 @@ def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
     horizon = {"horizon": getattr(policy, "horizon", None)}
     kl_fields: dict[str, Any] = {"aggregate": getattr(policy, "aggregate", "token_mean")}
     place = keys.choice("objective.kl.place", "loss", "reward")
+    to, where = (
+        keys.choice("objective.kl.to", "reference", "teacher"),
+        keys.choice("objective.kl.where", "all", "wrong"),
+    )
+    if place == "loss" and (to, where) != ("reference", "all"):
+        raise ConfigError(
+            f"objective.kl.{'to' if to == 'teacher' else 'where'} belongs to a KL in the reward: set "
+            "objective.kl.place=reward; in the loss a teacher is objective.add.NAME=distillation"
+        )
     # a KL that is weighed by the ratio (`ratio_weighted`) takes the policy term's denominator
     if isinstance(policy, objectives.PolicyGradient):
         kl_fields["ratio_over"] = policy.ratio_over
@@ -338,7 +347,7 @@ def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
     elif kl.is_ever_used:
         if kl.ratio_weighted:
             raise ConfigError("objective.kl.ratio_weighted weighs the KL in the loss: set objective.kl.place=loss")
-        kl_reward = KLReward(coef=kl.coef, estimator=kl.estimator)
+        kl_reward = KLReward(kl.coef, kl.estimator, to, where)
         if kl.control is not None:
             raise ConfigError("objective.kl.control moves the KL in the loss: set objective.kl.place=loss")
     bonus = objectives.Entropy(**keys.fields(objectives.Entropy, "objective.entropy", preset=horizon))

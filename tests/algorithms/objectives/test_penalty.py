@@ -462,3 +462,26 @@ def test_runs_do_not_share_what_the_control_remembers():
     state = one.state_dict()
     two.load_state_dict(state)
     assert two.terms["mirror_kl"].current_coef == pytest.approx(2.0)
+
+
+# ---------------------------------------------------------------- a teacher in the reward
+def test_wrong_answers_alone_pay_for_differing_from_the_teacher():
+    """log pi -1.2, -.5, -2 and the teacher's -.7, -.9, -1: rewards +.0005, -.0004, +.001, in all .0011."""
+    forest = gxpo.Forest.from_completions([[1]], [[[2, 3, 4], [2, 3, 4]]], [[0.0, 1.0]])
+    forest = forest.with_rewards(forest.outcome, success=forest.outcome)
+    signals = {
+        "proximal_logprob": torch.tensor([-1.2, -0.5, -2.0] * 2, dtype=torch.float64),
+        "teacher_token_logprob": torch.tensor([-0.7, -0.9, -1.0] * 2, dtype=torch.float64),
+    }
+    part = gxpo.method("dgpo_distill").kl_reward
+    assert (part.coef, part.estimator, part.needs) == (0.001, "k1", ("teacher_token_logprob",))
+    assert [round(x, 9) for x in part.penalise(forest, signals).outcome.tolist()] == [0.0011, 1.0]
+    everywhere = gxpo.method("dgpo_distill", {"objective.kl.where": "all"}).kl_reward
+    assert [round(x, 9) for x in everywhere.penalise(forest, signals).outcome.tolist()] == [0.0011, 1.0011]
+
+
+@pytest.mark.parametrize("key", ["to", "where"])
+def test_a_teacher_in_the_loss_is_a_distillation(key):
+    value = {"to": "teacher", "where": "wrong"}[key]
+    with pytest.raises(ConfigError, match=f"objective.kl.{key} belongs to a KL in the reward"):
+        gxpo.method("grpo", {f"objective.kl.{key}": value})

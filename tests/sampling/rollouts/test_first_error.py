@@ -7,9 +7,11 @@ import random
 from functools import partial
 
 import pytest
+import torch
 from tests.sampling.rollouts import growing_session
 from tests.sampling.rollouts.growing_session import tasks
 
+import gxpo
 from gxpo.base.errors import ConfigError
 from gxpo.parts.protocols import Sampling
 from gxpo.sampling.rollouts.cut_and_regenerate import CutAndRegenerate
@@ -157,3 +159,61 @@ def test_a_judge_and_a_teacher_are_named_before_the_run() -> None:
 
 def test_calls_that_all_return_warn_of_nothing(recwarn) -> None:
     assert call_each(lambda x: x + 1, "rollout.by", [(1,), (2,)]) == [2, 3] and not recwarn.list
+
+
+# ---------------------------------------------------------------- phrases and pairs
+PHRASE = {"where": "phrase", "phrases": ["sure", "I can"], "insert": "no,", "keep": "pairs"}
+
+
+def test_an_attempt_is_cut_at_its_first_phrase_and_a_text_put_there() -> None:
+    def say(context, stream):
+        return context[-3:] + "ok" if stream.path else ("hm,I can,sure" if stream.attempt == 0 else "no")
+
+    session = GrowingSession(say, judge)
+    forest = CutAndRegenerate(group_size=2, **PHRASE).grow(tasks("a"), session)
+    assert [session.decode(forest.action(s)) for s in range(2)] == ["hm,I can,sure", "hm,no,no,ok"]
+    assert forest.group == ["s60/a/0"] * 2 and forest.origin == ["policy", "correction"]
+    assert forest.info[1] == {"cuts": [3]} and forest.success.tolist() == [0.0, 1.0]
+    known = forest.path_behaviour_logprob[forest.path_of(1)].isfinite().tolist()
+    assert known == [True] * 3 + [False] * 3 + [True] * 6
+    # what both share is stored once: the margin of a pair is that of what differs
+    assert forest.n_tokens == len("a?") + len("hm,I can,sure~") + len("no,no,ok~") and session.budget.discarded == 1
+
+
+def test_a_phrase_at_the_beginning_cuts_all_of_the_answer() -> None:
+    session = GrowingSession(lambda context, stream: "ok" if stream.path else "sure", judge)
+    forest = CutAndRegenerate(**PHRASE).grow(tasks("a"), session)
+    assert [session.decode(forest.action(s)) for s in range(2)] == ["sure", "no,ok"]
+
+
+def test_without_a_phrase_or_room_all_attempts_stay() -> None:
+    for first, options in (("no", {}), ("sure", {"sampling": Sampling(max_new_tokens=3)})):
+        session = GrowingSession(lambda context, stream, first=first: first, judge, **options)
+        forest = CutAndRegenerate(group_size=2, **PHRASE).grow(tasks("a"), session)
+        assert forest.group == ["s60/a"] * 2 and forest.origin == ["policy"] * 2 and session.budget.discarded == 0
+
+
+def test_a_shared_beginning_cancels_in_a_pair() -> None:
+    """h = 0.8 over all or over what differs: -log sigmoid(0.1 * 0.8) = 0.653947."""
+    margin = torch.tensor(0.1 * 0.8, dtype=torch.float64)
+    assert round(float(-torch.nn.functional.logsigmoid(margin)), 6) == 0.653947
+    method = gxpo.method("ipo_safety", {"objective.nll": 0.0})
+    losses = []
+    for actions in ([[7, 8, 2], [7, 8, 3]], [[2], [3]]):
+        forest = gxpo.Forest.from_completions([[1]], [actions], [[1.0, 0.0]])
+        n = len(actions[0])
+        policy = torch.tensor([0.3, -0.2, -0.1][3 - n :] + [0.3, -0.2, -0.9][3 - n :], dtype=torch.float64)
+        tokens = gxpo.PolicyTokens(policy, policy, reference_logprob=torch.zeros_like(policy))
+        losses.append(round(float(method.loss(forest, tokens).value), 6))
+    assert losses == [0.653947, 0.653947]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"where": "phrase"}, "set both, or neither"), ({"phrases": ["a"]}, "set both, or neither"),
+     ({"where": "phrase", "phrases": ["("]}, "no regular expression"),
+     ({"insert": "no", "by": lambda task, before: ""}, "rollout.by writes all of it")],
+)  # fmt: skip
+def test_phrases_that_cannot_be_are_refused(options, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CutAndRegenerate(**options)

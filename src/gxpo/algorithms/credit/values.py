@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from annotated_types import Ge, Gt, Interval
@@ -13,6 +13,9 @@ from gxpo.algorithms.credit.state_keys import Moves
 from gxpo.base.errors import one_of
 from gxpo.forest import grouped
 from gxpo.parts.functions import checked_by
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
 
 
 # ---------------------------------------------------------------- graph distance
@@ -133,3 +136,39 @@ def graph_return(
         distance_before = torch.where(before >= 0, distance[before.clamp_min(0)], farthest[success])
         distance_after = distance_after - distance_before + 1
     return worth * discount**distance_after
+
+
+@column("R")
+def hint_worth(
+    forest: Forest,
+    reliance: Tensor,
+    *,
+    temperature: Annotated[float, Gt(0)] = 0.3,
+    leak: float = -0.2,
+) -> Tensor:
+    """Worth of a hint (HiLL): (1 - p^n - (1 - p)^n) e^(min(D, 0) / temperature), `leak` where it holds the answer.
+
+    p  share right of the n answers under the hint: the first factor is the chance that n such answers differ
+    D  mean signal "reliance" of the right ones, so that a hint they would not be likely without is worth less
+
+    Trajectories that no answer names as its "critique" keep their outcome. Source: HiLL and its hinter_utils.py.
+    """
+    place = {name: r for r, name in enumerate(forest.id)}
+    owner = torch.tensor([place.get(info.get("critique", ""), -1) for info in forest.info])
+    is_answer = (owner >= 0) & forest.success.isfinite()
+    right = is_answer & (forest.success >= 1)
+
+    def total(x: Tensor, where: Tensor) -> Tensor:
+        zero = torch.zeros(forest.n_trajectories, dtype=torch.float64)
+        return zero.index_add_(0, owner[where], x[where].to(torch.float64))
+
+    n, n_right = total(torch.ones_like(forest.success), is_answer), total(torch.ones_like(forest.success), right)
+    rate = n_right / n.clamp_min(1)
+    is_read = right & reliance.isfinite()
+    mean_reliance = total(reliance, is_read) / total(torch.ones_like(reliance), is_read).clamp_min(1)
+    worth = (1 - rate**n - (1 - rate) ** n) * (mean_reliance.clamp_max(0.0) / temperature).exp()
+    value = torch.where(n > 0, worth, forest.outcome)
+    if "leaks" in forest.component_names:
+        is_leak = forest.components[:, forest.component_names.index("leaks")] >= 1
+        value = torch.where(is_leak, leak, value)
+    return value

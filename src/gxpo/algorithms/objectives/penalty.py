@@ -18,6 +18,7 @@ from gxpo.algorithms.objectives.control import Control, Width, annealed
 from gxpo.algorithms.objectives.surrogate import denominator
 from gxpo.base.errors import ConfigError, GxpoError, MissingSignal, one_of
 from gxpo.parts.definition import kind_of
+from gxpo.parts.named_columns import TRAJECTORY
 from gxpo.parts.registry import part
 
 if TYPE_CHECKING:
@@ -83,27 +84,40 @@ def penalised_outcome(
 class KLReward:
     """KL penalty in the reward: `penalised_outcome` with the policy at the start of the step, before group statistics.
 
+    to     "reference", or "teacher": the signal "teacher_token_logprob" (`signal.NAME: teacher_model`)
+    where  "all" rollouts, or those that are "wrong" by their verdict (without one: of an outcome of 0 or less)
+
     Only the outcome is penalised; step rewards are left as they are. REINFORCE++ and RLOO have k1 here;
     k3 and k3+ are the same, since nothing is differentiated.
     """
 
     coef: float
     estimator: Estimator = "k3"
-
-    needs = ("reference_logprob",)
+    to: str = "reference"
+    where: str = "all"
 
     def __post_init__(self) -> None:
         one_of("objective.kl.estimator", self.estimator, ESTIMATORS)
+        one_of("objective.kl.to", self.to, ("reference", "teacher"))
+        one_of("objective.kl.where", self.where, ("all", "wrong"))
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The signal that the policy is compared with."""
+        return ("reference_logprob" if self.to == "reference" else "teacher_token_logprob",)
 
     def penalise(self, forest: Forest, signals: Signals) -> Forest:
         """Forest with the penalty subtracted from its outcomes. Raises MissingSignal where a log-prob is unknown."""
-        estimate = kl_estimate(signals["proximal_logprob"], signals["reference_logprob"], self.estimator)
+        (name,) = self.needs
+        estimate = kl_estimate(signals["proximal_logprob"], signals[name], self.estimator)
         trainable = forest.path_trainable
         if missing := int((estimate.isnan() & trainable).sum()):
             raise MissingSignal(
-                f"objective.kl in the reward: proximal_logprob or reference_logprob is nan for {missing} of "
+                f"objective.kl in the reward: proximal_logprob or {name} is nan for {missing} of "
                 f"{int(trainable.sum())} trainable tokens"
             )
+        if self.where == "wrong":
+            trainable = trainable & ~forest.to_path(TRAJECTORY["correct"](forest), "R")
         outcome = penalised_outcome(forest.outcome, estimate, forest.path_trajectory, self.coef, where=trainable)
         return forest.replace(outcome=outcome)
 

@@ -225,6 +225,20 @@ def dependency(proximal_logprob: Tensor, masked_logprob: Tensor) -> Tensor:
 
 
 @_on("P")
+def hint_strangeness(entropy: Tensor, credit: Tensor, trajectory: Tensor, columns: Any) -> Tensor:
+    """Of tokens that nobody sampled: -|H - mean H of the trajectory's sampled ones| (nats), -inf where A < 0; others 0.
+
+    Under `exponential` a weight from 0 to 1: a hint's token counts as far as it is as sure as the policy's own, and a
+    failure does not push its hint down. Source: ADHint, arXiv 2512.13095; its form is reconstructed.
+    """
+    is_hint = columns.forest.path_behaviour_logprob[columns.entries].isnan()
+    entropy = entropy.to(torch.float64)
+    distance = (entropy - grouped.mean(entropy, trajectory, ~is_hint)).abs()
+    distance = torch.where(credit < 0, torch.inf, distance)
+    return torch.where(is_hint, -distance, 0.0)
+
+
+@_on("P")
 def position(place: Tensor, trajectory: Tensor) -> Tensor:
     """Relative position: 0 at the first trained token of a trajectory, 1 at the last; 0 for a single token."""
     return place.to(torch.float64) / (grouped.count(trajectory) - 1).clamp_min(1)

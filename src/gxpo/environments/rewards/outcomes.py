@@ -231,6 +231,53 @@ def priced_length(
     return outcome.to(torch.float64) * (1.0 - price * (length.to(torch.float64) / max_length).clamp_max(1.0))
 
 
+def directed(
+    outcome: Tensor, info: Sequence[Mapping[str, Any]], read: Read, *, components: tuple[str, ...] = ("first", "second")
+) -> Tensor:
+    """Rewards along a direction: sum_k v_k component_k, v the rollout's info["direction"]; others keep their outcome.
+
+    >>> v = {"direction": [0.965926, -0.258819]}  # -15 degrees
+    >>> scores = {"first": torch.tensor([0.7, 0.7]), "second": torch.tensor([0.4, 0.4])}
+    >>> directed(torch.zeros(2), [v, {}], lambda name, share: scores[name]).round(decimals=4).tolist()
+    [0.5726, 0.0]
+    """
+    direction = torch.tensor([list(row.get("direction", ())) or [math.nan] * len(components) for row in info])
+    value = torch.stack([read(name, share=False) for name in components], 1)
+    along = (direction.to(torch.float64) * value).sum(1)
+    return torch.where(direction.isnan().any(1), outcome.to(torch.float64), along)
+
+
+def pareto_front(
+    outcome: Tensor, read: Read, group: Tensor, counts: Tensor, *, components: tuple[str, ...] = ("safe", "useful")
+) -> Tensor:
+    """1 for attempts that no other of the group dominates in the components, else 0; unscored where one is unknown.
+
+    a dominates b: it is at least as good in all components, and better in one. Source: FATE, arXiv 2605.11882.
+
+    >>> scores = {"safe": torch.tensor([1.0, 0.6, 0.5, 1.0]), "useful": torch.tensor([0.2, 0.9, 0.5, 0.1])}
+    >>> one = torch.zeros(4, dtype=torch.int64)
+    >>> pareto_front(torch.zeros(4), lambda name: scores[name], one, one == 0).tolist()
+    [1.0, 1.0, 0.0, 0.0]
+    """
+    value = torch.stack([read(name) for name in components], 1).to(torch.float64)
+    difference = value[:, None] - value[None]  # [other, attempt, component]
+    dominates = (difference >= -grouped.DEGENERATE).all(2) & (difference > grouped.DEGENERATE).any(2)
+    dominates &= (group[:, None] == group[None]) & counts[:, None]
+    return torch.where(value.isnan().any(1), torch.nan, 1.0 - dominates.any(0).to(torch.float64))
+
+
+def exponential(
+    outcome: Tensor, read: Read, *, component: str = "iou", steepness: Annotated[float, Gt(0)] = 3.0
+) -> Tensor:
+    """e^(steepness x) in the place of x, a component of the outcome of weight 1; outcomes without it stay.
+
+    In a group only the shape of the differences is left once they are divided by their standard deviation: the best
+    gain on those in the middle. Source: OmniVL-Guard, arXiv 2602.10687 (steepness 3).
+    """
+    value = read(component, share=False).to(torch.float64)
+    return outcome + torch.where(value.isnan(), 0.0, (steepness * value).exp() - value)
+
+
 def _low_to_high(low: float, high: float, **_: Any) -> str | None:
     """Describe bounds that are out of order; None for valid ones."""
     return None if low < high else f"low ({low:g}) must be below high ({high:g})"

@@ -107,3 +107,123 @@ search_r2 = Definition(
     },
     cost="a refiner's turn for each attempt, and a suffix for each that is cut: cut attempts are charged as discarded",
 )
+
+# hints by difficulty, hints that are learnt, other prompts
+adhint = Definition(
+    r"""ADHint: half of a group begins with part of the reference answer: the harder the task, the more.
+
+    w = 0.8 (1 - p) + 0.1, p the success rate of the plain half;   hint = the answer's first floor(w L) tokens
+    A as in GRPO, among the plain half and among the hinted half apart;   L as in GRPO, and on the hint's tokens
+    l = -e^(-|H_t - mean H of own tokens|) A f(pi) for A >= 0, else 0,   f(x) = x / (x + 0.1)
+
+    Choices. From notes of the paper's source; no code was found. With p = 1/4, w = 0.7. With groups apart a success
+    without the hint counts more, and a failure with it is punished more, as the paper wants: for verdicts the advantage
+    of a success is the root of (1 - p) / p of its half. The form of the weight, 0.1 and 0.9 are the notes' example; the
+    noise on w is 0 (`rollout.noise`). Nobody sampled the hint, so its ratio is LUFFY's. A reference answer that the
+    reward does not accept, or that is too long, gives no hint. Held-out tasks have none.
+    """,
+    cite="zhang2025adhint",
+    evidence="secondary",
+    keys={
+        "rollout": "again",
+        "rollout.when": "always",
+        "rollout.how": "hint_by_rate",
+        "rollout.keep": "but_references",
+        "objective.on_unknown_behaviour": "shaped",
+        "weight.hint": "token_weight",
+        "weight.hint.by": "hint_strangeness",
+        "weight.hint.keep": "exponential",
+    },
+    refuses={"objective.ratio": ("sequence",)},
+    cost="none in samples; needs reference answers",
+)
+
+hill = Definition(
+    r"""HiLL: a second policy learns to write hints for all-wrong tasks, paid by whether the hinted groups are mixed.
+
+    p = share right of n = 8 answers under the hint,  D = mean log pi(o | q) - log pi(o | q, h), a token, of right ones
+    r_h = (1 - p^n - (1 - p)^n) e^(min(D, 0) / 0.3);   r_h = -0.2 if the hint holds the answer
+    A, L as in GRPO over 4 hints of a task, over its 8 attempts, and over the 8 answers under each hint
+
+    Choices. p = 1/4 without reliance is worth 0.899872, with D = -0.15 it is 0.545800. In the code the answers under
+    the best hint replace the all-wrong group; here those under each hint are trained, as a group of their own, and two
+    adapters of one model stand for two models. A hint is the hinter's whole text, there what is between tags. A longer
+    answer leaks as a whole word or number (there anywhere, so that 1000 states 100). Both prompts are ours.
+    """,
+    cite="xia2026hill",
+    evidence="reference-code",
+    code="Andree-9/HiLL@195d94ebee446504db6477606914d5c87fc13c30 verl/trainer/ppo/hinter_utils.py "
+    "verl/trainer/ppo/hill_ray_trainer.py scripts/run_hill.sh",
+    keys={
+        "rollout": "critique",
+        "rollout.roles": ["hinter", "reasoner"],
+        "rollout.solver": "trained",
+        "rollout.attempts": 8,
+        "rollout.group_size": 4,
+        "rollout.refinements": 8,
+        "rollout.only": "all_wrong",
+        "rollout.gate": "answer",
+        "rollout.right": "",
+        "rollout.wrong": "",
+        "rollout.template": "{prompt}\n\nA failed attempt:\n{attempt}\n\nThe solution:\n{solution}\n\n"
+        "Write a short hint that helps to find the way, without numbers and without the answer.\n",
+        "rollout.refine_template": "{prompt}\n\n{critique}",
+        "signal.reliance": "hint_reliance",
+        "credit.value": "hint_worth",
+    },
+    paper_defaults={"objective.clip_high": 0.28, "optim.lr": 1e-6, "tasks.per_step": 128, "update.minibatches": 2},
+    cost="4 hints and 32 answers for each all-wrong task, and a second reading of these; adapters (learner.lora_rank)",
+)
+
+cog_rethinker = Definition(
+    r"""Cog-Rethinker: all-wrong tasks are attempted again, split into questions, then against their own mistake.
+
+    while a group is all wrong: G attempts under "split it", then G under "here is a wrong answer; find the mistake"
+    A, L as in GRPO over each group's newest attempts, plus 0.1 mean over tokens with A > 0 of -log pi(. | q)
+
+    Choices. From the abstract and public reviews; no code was found. There each stage is trained under its own prompt
+    and its right answers are imitated under the task's own one; here both terms read the task's own prompt, under which
+    it is tested (`objective.context: sampled` is the stage's own for both). The weight of the imitation is ours, and so
+    are both prompts (`rollout.templates`). There the first is followed by solved examples from a growing store, the
+    second by past right rewritings, and groups without signal are drawn anew (`+dapo`); left out. Without an all-wrong
+    group a step is GRPO's, and the imitation of its right answers.
+    """,
+    cite="sun2025cogrethinker",
+    evidence="secondary",
+    keys={
+        "rollout": "again",
+        "rollout.how": "next_prompt",
+        "rollout.keep": "newest",
+        "objective.add.imitation": "positive_likelihood",
+        "objective.add.imitation.coef": 0.1,
+    },
+    cost="up to two more groups for each all-wrong one",
+)
+
+ipo_safety = Definition(
+    r"""IPO (safety, intervened preference optimization): compliance is cut off, refused, gone on from, and preferred.
+
+    y' = y up to its first phrase of compliance + trigger + the policy's rest;   of (y, y') the better by the reward, w
+    L = -log sigmoid(0.1 h) - 0.1 mean_t log pi(y_w),   h = log pi / pi_ref of w less that of the other
+
+    Choices. From summaries; no code was found. What both answers share cancels in h, so the pair is as good as one
+    from the point of divergence: h = 0.8 is a loss of 0.653947 either way; only the likelihood term sees the whole
+    answer. The reward decides which is better, so name one that judges safety. Phrases and trigger are ours, in English
+    (`rollout.phrases`, `rollout.insert`). Attempts without such a phrase are left out of a step that has others. The
+    name is another method's: `ipo` regresses margins.
+    """,
+    cite="zhang2025iposafety",
+    evidence="secondary",
+    keys={
+        "rollout": "cut_and_regenerate",
+        "rollout.where": "phrase",
+        "rollout.phrases": [r"(?i)\b(sure|of course|certainly)\b", r"(?i)\bi (can|will|should) (help|provide|explain)"],
+        "rollout.insert": "Wait. This could do harm, so I should not help with it. ",
+        "rollout.keep": "pairs",
+        "objective": "preference_pairs",
+        "objective.pairs": "outcome",
+        "objective.nll": 0.1,
+    },
+    refuses={"objective.kl.place": ("reward",)},
+    cost="the rest of each attempt that complies",
+)

@@ -179,3 +179,57 @@ carl = Definition(
         "reward.shape.factored.fail": "failed",
     },
 )
+
+dpa = Definition(
+    r"""DPA (directional preference alignment): the prompt states a direction between two rewards, which then pays.
+
+    theta drawn for each group, the prompt states 100 (cos theta, sin theta);   r = cos theta r_1 + sin theta r_2
+    L = mean over tokens with A > 0 of -log pi,   A = r - the second largest of the group's 8: the best is imitated
+
+    Choices. Only the README is public. The direction is the same in a group, else its members would be compared under
+    different objectives. -15 degrees of (0.7, 0.4) pay 0.57262. The seven angles and the sentence are ours
+    (`rollout.angles`, `rollout.template`); the rewards are components of yours (`reward.shape.direction.components`).
+    Rejection sampling is in turns with sampling there, here in each step; with another group size than 8 set
+    `credit.quantile` to (size - 1) / size. Held-out tasks are attempted without a direction.
+    """,
+    cite="wang2024dpa",
+    evidence="secondary",
+    keys={
+        "rollout": "again",
+        "rollout.when": "always",
+        "rollout.how": "stated_direction",
+        "rollout.keep": "newest",
+        "reward.shape.direction": "shape",
+        "reward.shape.direction.function": "directed",
+        "credit.center": "quantile",
+        "credit.quantile": 0.875,
+        "credit.scale": "none",
+        "objective": "positive_likelihood",
+        "objective.coef": 1.0,
+    },
+    refuses={"objective.kl.place": ("reward",)},
+    cost="none",
+)
+
+arspo = Definition(
+    r"""ARSPO (OmniVL-Guard): an exponential reward for hard kinds of tasks, and weights of kinds by their progress.
+
+    r = e^(3 x) of a hard kind's score x, x of an easy one's;   A as in GRPO;   w_k multiplies the loss of kind k
+    w_k <- 1.1 w_k if the kind is below its best or is the lowest, 1 + 0.9 (w_k - 1) if mastered, up to 4; min_k w_k = 1
+
+    Choices. From notes of the paper; its repository has no code. Standardising leaves only the shape of e^(3 x): x =
+    .2, .4, .6, .8 have A = -.922639, -.552263, .122606, 1.352297, against +-1.161891 and +-.387297 of x itself. What a
+    kind counts is the work of w. 1.1, 0.9, and mastered at 0.9 are ours. Kinds are components of the reward, of which
+    a task has one (`weight.progress.kinds`); "iou" is the hard one (`reward.shape.hard.component`). Stand-in: no
+    forged pictures or films.
+    """,
+    cite="shen2026arspo",
+    evidence="secondary",
+    keys={
+        "reward.shape.hard": "shape",
+        "reward.shape.hard.function": "exponential",
+        "weight.progress": "task_progress",
+        "weight.progress.kinds": ["exact", "iou"],
+    },
+    cost="two numbers for each kind in the checkpoint",
+)

@@ -120,3 +120,85 @@ soft_grpo = Definition(
     paper_defaults={"objective.kl.coef": 0.001},
     cost="as sampling and training with stored support; mixtures of K embeddings",
 )
+
+# teachers, and contexts that are taken away
+dgpo_distill = Definition(
+    r"""DGPO (distillation-guided): PPO in which wrong answers, and they alone, pay for differing from a teacher.
+
+    r = score - 0.001 sum_t (log pi_old - log pi_teacher)_t where the score is 0, else score;   A, L as in GAE
+
+    Choices. From the authors' code, in which each token has its own term of the sum, and a row is wrong whose scores
+    are all below 0.1; here the verdict says what is wrong, and the sum is on the last token: without a discount the
+    return of a token differs by what came before it. The estimate is signed: what the teacher likes more is a bonus.
+    The student starts from a cold start on the teacher's answers, which is a run of its own (`model`). The teacher is
+    `teacher.model`, with the policy's tokenizer. `dgpo_math` and others have the same name.
+    """,
+    cite="kotoge2025dgpodistill",
+    evidence="reference-code",
+    code="omron-sinicx/dgpo@97b78163b6c00e6c3970a4edc17d0ff58fbcacd4 verl/trainer/ppo/ray_trainer.py "
+    "scripts/train_dgpo.sh",
+    keys={
+        "credit": "gae",
+        "objective.add.value": "value_regression",
+        "signal.teacher": "teacher_model",
+        "signal.teacher.top_k": 1,
+        "objective.kl.place": "reward",
+        "objective.kl.to": "teacher",
+        "objective.kl.where": "wrong",
+        "objective.kl.estimator": "k1",
+        "objective.kl.coef": 0.001,
+    },
+    paper_defaults={"optim.lr": 1e-6, "tasks.per_step": 512, "update.minibatches": 2},
+    cost="a second model; a forward pass of it over all rollouts",
+)
+
+rpd = Definition(
+    r"""RPD (refined policy distillation): PPO plus a distance to what a teacher would do in the policy's own states.
+
+    L = L_PPO + lambda mean_t KL(teacher || pi)_t, lambda 1
+
+    Choices. From the authors' code, where actions are those of a robot and the distance is the squared difference of
+    two means: for means (0, 0.5) and (0.2, 0.1) it is 0.1. Tokens have no mean; its other choice, the negative log-prob
+    of the teacher's action, is KL(teacher || pi) up to a constant when averaged over actions. Stand-in: text, no robot.
+    The cosine of the code, 1 to 0, is `objective.add.distil.coef: {schedule: cosine, from: 1, to: 0, over: STEPS}`.
+    The value head is trained as in `gae`; its lambda of 0.9 and discount of 0.8 are a robot's. The teacher is
+    `teacher.model`, with the policy's tokenizer.
+    """,
+    cite="julg2025rpd",
+    evidence="reference-code",
+    code="Refined-Policy-Distillation/RPD@10becdf8683e80a1f475d1deebc7e6687a1e3fb6 src/rpd/ppo_rgb_rpd.py train.py",
+    keys={
+        "credit": "gae",
+        "objective.add.value": "value_regression",
+        "signal.teacher": "teacher_model",
+        "objective.add.distil": "distillation",
+        "objective.add.distil.alpha": 0.0,
+        "objective.add.distil.ratio_max": None,
+    },
+    cost="a second model; a forward pass of it over all rollouts",
+)
+
+policy_rollout = Definition(
+    r"""PolicyRollout (TriMPI): half of a group reads a document in its prompt; all are trained without it.
+
+    o_1 .. o_G ~ pi_old(. | q),  o_G+1 .. o_2G ~ pi_old(. | q, document);   A as in GRPO over all 2G
+    L as in GRPO with rho = pi(o | q) / pi_old(o | q) for both halves
+
+    Choices. From an equation in notes of the paper. No weight corrects that half of a group was sampled under another
+    prompt, as there (`objective.ratio_over: behaviour` does). A success with the document beside a failure without has
+    A = +-0.707, where the failure alone had 0. The document is the task's `info["hints"]`, a list of one text; without
+    it, its worked solution. Its first two stages, pre-training on documents and fine-tuning on reasoning, are left out.
+    """,
+    cite="wang2025trimpi",
+    evidence="secondary",
+    keys={
+        "rollout": "again",
+        "rollout.when": "always",
+        "rollout.how": "each_hint",
+        "rollout.keep": "everything",
+        "rollout.fractions": (1.0,),
+        "rollout.template": "{hint}\n\n{prompt}",
+        "rollout.samples": 8,
+    },
+    cost="8 more rollouts a group, and the document in half of the prompts",
+)

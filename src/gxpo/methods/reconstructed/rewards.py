@@ -192,3 +192,20 @@ hi_grpo = Definition(
     },
     cost="a score for every stage, by a model or a judge of your choice",
 )
+
+# several objectives
+multi_objective_grpo = Definition(
+    r"""Multi-objective GRPO for safe alignment: GRPO on a weighted sum of the heads of a multi-label reward model.
+
+    r = sum_m w_m f_m(q, o), f_m scores of safety, helpfulness, truthfulness...;   A, L as in GRPO
+
+    Choices. From the abstract: it is GRPO, and what is new is its reward model, which is yours (`scoring.weights` of
+    several rewards, or a judge's panel). The sum comes before the std, so the scale of a head is its weight: of two
+    answers with (1, 0) and (0, 10) the second wins. `gdpo_multi` standardises each first, where these two cancel.
+    """,
+    cite="li2025multiobjectivegrpo",
+    evidence="reconstruction",
+    keys={},
+    alias_of="grpo",
+    cost="none",
+)

@@ -317,3 +317,33 @@ sentinel = Definition(
     },
     cost="an answer of the frozen model for each prefix; adapters (learner.lora_rank)",
 )
+
+# repairs that are compared
+fate = Definition(
+    r"""FATE (mostly ours): the policy repairs its failures, and what no other attempt dominates is preferred.
+
+    y' ~ pi(. | q, failed y);   w: not dominated in (safe, useful) by any of the group, l: dominated
+    L = mean over pairs (w, l) of a group of -log sigmoid(0.1 h),   h = log pi / pi_ref of w less that of l, under q
+
+    Choices. From the abstract. Of (1, .2), (.6, .9), (.5, .5), (1, .1) the first two are the front. G repairs, all of
+    the newest failure, are compared with all first attempts; there verifiers also say what was wrong, and filter for
+    over-refusal and for form: put what they say into `rollout.templates`, and add components. Its optimiser (PFPO:
+    supervised warm-up, then Pareto-aware steps) is a preference loss here. "safe" and "useful" are components of your
+    reward, of which `success` says what a failure is (`reward.shape.front.components`). Stand-in: no agent's tools.
+    """,
+    cite="yin2026fate",
+    evidence="reconstruction",
+    keys={
+        "rollout": "again",
+        "rollout.when": "always",
+        "rollout.how": "next_prompt",
+        "rollout.templates": ("{prompt}\n\nThis answer failed:\n{attempt}\n\nRepair it from its first mistake on.\n",),
+        "rollout.keep": "everything",
+        "reward.shape.front": "shape",
+        "reward.shape.front.function": "pareto_front",
+        "objective": "preference_pairs",
+        "objective.pairs": "outcome",
+    },
+    refuses={"objective.kl.place": ("reward",)},
+    cost="a repair for each attempt of a group with a failure",
+)

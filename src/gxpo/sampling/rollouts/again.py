@@ -13,7 +13,7 @@ from gxpo.parts.definition import show
 from gxpo.parts.functions import Formula
 from gxpo.parts.protocols import Session, Task
 from gxpo.parts.registry import part
-from gxpo.sampling.rollouts.attempts import Attempts, Draw
+from gxpo.sampling.rollouts.attempts import Attempts, Draw, Fork
 from gxpo.sampling.rollouts.base import Count, Rollout, Round
 from gxpo.sampling.rollouts.build import Limit
 from gxpo.sampling.rollouts.episodes import Play
@@ -75,10 +75,10 @@ class Retried(Formula, Rollout):
         if (check := getattr(self.how, "check_task", None)) is not None:
             self.apply(check, [task, solution])
 
-    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
+    def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts | Fork]:
         return self.apply(self.how, [Ask([], draws, play, self.group_size, self.stored)])
 
-    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts]:
+    def then(self, rounds: Sequence[Round], play: Play) -> list[Attempts | Fork]:
         if len(rounds) == getattr(self.how, "rounds", None) or play.session.step <= self.warmup_steps:
             return []
         # `how` is not asked when no group needs it: it may be costly, as an expert is

@@ -319,6 +319,7 @@ class Fork(NamedTuple):
     anew   begin a record of its own here: all that came before, the first `token` tokens of the action included, is
            its prompt, neither trained nor read by rewards; an environment goes on from where it stood, and the policy
            acts, whoever acted in the base
+    origin of its record, in the place of its base's; "": the base's. The policy then acts, whoever acted in the base
     """
 
     base: Episode
@@ -328,15 +329,18 @@ class Fork(NamedTuple):
     token: int = 0
     info: Mapping[str, Any] = {}
     anew: bool = False
+    origin: str = ""
 
 
 def forked(fork: Fork, place: Snapshot | Episode) -> Episode:
     """Make the attempt of a fork at `place`: its base's snapshot before the turn, or the base itself for a sample."""
-    base, turn, key, name, token, info, _ = fork
+    base, turn, key, name, token, info, _, origin = fork
     twin = Episode(name, base.task, base.group, key, place.context.copy(), place.opening, place.time_step)
     twin.turns, twin.replies, twin.snapshots = base.turns[:turn], base.replies[:turn], base.snapshots[:turn]
     twin.moves = 0 if isinstance(place, Episode) else place.moves
     twin.base, twin.inherited, twin.spec = base, turn, base.spec
     twin.instance_info, twin.info = base.instance_info, dict(info)
     twin.prefix_tokens = tuple(base.action_tokens(turn)[:token]) if token else ()
+    if origin and base.spec is not None:
+        twin.spec = dataclasses.replace(base.spec, actor=None, origin=origin)
     return twin

@@ -1,26 +1,25 @@
-"""Critics beside a solver: critiques of an attempt, each scored by what the solver makes of it (Critique-RL)."""
+"""Critics beside a solver: critiques of an attempt, each scored by what the solver makes of it (Critique-RL, HiLL)."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from gxpo.base.errors import ConfigError
+from gxpo.base.errors import ConfigError, TaskError
 from gxpo.forest.forest import Forest
-from gxpo.parts.protocols import Completion, Request, Sampling, Session, StreamKey, Task
+from gxpo.parts.protocols import Completion, Request, Session, StreamKey, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.build import (
     Count,
     Limit,
     RolloutPart,
-    Text,
     action,
     dotted,
     group_of,
@@ -29,6 +28,7 @@ from gxpo.sampling.rollouts.build import (
     stream,
 )
 from gxpo.sampling.rollouts.graph import SHARED
+from gxpo.sampling.rollouts.reference import reference_of
 from gxpo.sampling.rollouts.wording import Wording, check_template
 
 CRITIQUE = """{prompt}
@@ -60,12 +60,27 @@ def stated_verdict(text: str, right: str, wrong: str) -> float | None:
     return None if max(places) < 0 else float(places[1] > places[0])
 
 
+def states_answer(text: str, answer: str) -> bool:
+    """Return True if a text holds the answer, as a whole word or number.
+
+    An answer of one or two characters also has to follow "=", ":", "is", "equals" or "to": "2 variables" states no 2.
+
+    >>> [states_answer(text, "25") for text in ("it is 25.", "25 apples", "= 250", "is 2.25")]
+    [True, False, False, False]
+    """
+    answer = answer.strip()
+    whole = rf"(?<![\w.]){re.escape(answer)}(?!\w|\.\d)"
+    cue = r"(?:[=:]|\b(?:is|equals|to))\s*" if len(answer) <= 2 else ""
+    return bool(answer) and re.search(cue + whole, text, re.IGNORECASE) is not None
+
+
 @dataclass(eq=False)
 class _Call:
     """One action of a role: the task as it reads it, its context, and what it says.
 
     parent   the action that it reads last: a refinement's critique, a critique's attempt
     outcome  of attempts and refinements; nan: the reward could not score it
+    verdict  of critiques: stated, 1 right or 0 wrong; None: there is none;   leaks  it holds the answer
     """
 
     role: str
@@ -79,6 +94,8 @@ class _Call:
     text: str = ""
     outcome: float = float("nan")
     success: float = float("nan")
+    verdict: float | None = None
+    leaks: bool = False
 
     @property
     def id(self) -> str:
@@ -96,9 +113,18 @@ class Critique(RolloutPart):
     solver       "frozen": the model that the run starts from, sampled and not trained; "trained": an adapter of its
                  own; "shared": one policy plays both roles
     roles        names of the critic and of the solver: of agents, and of policies unless one is shared
-    template     the critic's prompt: {prompt} and {attempt};   refine_template  the solver's: {critique}, and both
-    right, wrong  regular expressions of a critique's verdict on the attempt; the last match counts
+    template     the critic's prompt: {prompt} and {attempt}, and {solution}, the reference solution, if it may see it
+    refine_template  the solver's: {critique}, and {prompt} and {attempt}
+    right, wrong  regular expressions of a critique's verdict on the attempt; the last match counts. Both empty: no
+                  verdict is asked for, and there are no components of one
     refine_temperature  of a frozen solver's refinements; None: as the run samples
+    critic_tokens  most tokens of a critique; None: as the run samples
+    only         "all" attempts; "all_wrong": of tasks without a right attempt the first one, as hints are (the solver
+                 is then trained, and held-out tasks are attempted plainly)
+    refine       "all" attempts, or those called "wrong": one that is called right is kept, as its own refinement, and
+                 refine_template may leave {critique} out
+    gate         "answer": a critique that holds the task's answer has no refinements, outcome 0, and component "leaks"
+                 1: the solver never reads it
 
     A critique is one trajectory. Its outcome is the mean outcome of its refinements; it is a success if all of them
     are. Further components, for `reward.shape` (see `critique_reward`):
@@ -106,6 +132,7 @@ class Critique(RolloutPart):
       verdict     1: its verdict on the attempt is right; 0: wrong, or there is none to be read
       unreadable  1: there is no verdict to be read
       attempt     verdict on the attempt itself;   refined  mean verdict on the refinements
+      leaks       of a gate: 1: it holds the answer
 
     A trained solver's attempts (group "s{step}/{task}") and refinements (a group for each critique) are in the forest
     with their own rewards, and have none of these components; a frozen solver's are charged as discarded. A context
@@ -121,12 +148,16 @@ class Critique(RolloutPart):
     roles: list[str] = field(default_factory=lambda: ["critic", "solver"])
     template: str = CRITIQUE
     refine_template: str = REFINE
-    right: Text = r"(?i)VERDICT:\W*(right|correct)"
-    wrong: Text = r"(?i)VERDICT:\W*(wrong|incorrect)"
+    right: str = r"(?i)VERDICT:\W*(right|correct)"
+    wrong: str = r"(?i)VERDICT:\W*(wrong|incorrect)"
     refine_temperature: Annotated[float, Ge(0)] | None = None
+    critic_tokens: Count | None = None
+    only: Literal["all", "all_wrong"] = "all"
+    refine: Literal["all", "wrong"] = "all"
+    gate: Literal["none", "answer"] = "none"
 
     single_turn = True
-    components = ("verdict", "unreadable", "attempt", "refined")
+    components = ("verdict", "unreadable", "attempt", "refined", "leaks")
     trains_solver_calls = True  # False for held-out tasks
 
     def __post_init__(self) -> None:
@@ -136,8 +167,21 @@ class Critique(RolloutPart):
                 f"reads what it wrote itself, and call them neither 'prompt' nor {SHARED!r}"
             )
         read = ("attempt",) if self.attempts else ()
-        check_template("rollout.template", self.template, ("prompt", *read))
-        check_template("rollout.refine_template", self.refine_template, ("critique",), ("prompt", *read))
+        check_template("rollout.template", self.template, ("prompt", *read), ("solution",))
+        # where only what is called wrong is refined, the verdict has its use even if the solver never reads it
+        needs = () if self.refine == "wrong" else ("critique",)
+        check_template("rollout.refine_template", self.refine_template, needs, ("critique", "prompt", *read))
+        if self.refine == "wrong" and not (self.right and self.attempts):
+            raise ConfigError(
+                "rollout.refine=wrong refines what a critic calls wrong: set rollout.right, rollout.wrong and attempts"
+            )
+        if bool(self.right) != bool(self.wrong):
+            raise ConfigError("rollout.right and rollout.wrong are two sides of one verdict: set both, or neither")
+        if self.only == "all_wrong" and (self.solver == "frozen" or not self.attempts):
+            raise ConfigError(
+                "rollout.only=all_wrong leaves a step without rollouts where every task has a right attempt: set "
+                "rollout.solver=trained (or shared) and rollout.attempts to 1 or more, so that the attempts are trained"
+            )
         for name in ("right", "wrong"):
             try:
                 re.compile(getattr(self, name))
@@ -156,12 +200,19 @@ class Critique(RolloutPart):
         critic, solver = self.roles
         return {critic: "trained", solver: self.solver}
 
+    def check_task(self, task: Task, solution: Callable[[Task], str | None]) -> None:
+        """Raise TaskError if a task lacks what the critic is shown, or what the gate looks for."""
+        if "{solution}" in self.template:
+            reference_of(task, solution)
+        if self.gate == "answer" and task.answer is None:
+            raise TaskError(f"task {task.id!r} has no answer that rollout.gate=answer could find in a critique")
+
     def evaluation(self, samples: int) -> Critique:
         """Return the rollout for held-out tasks: `samples` chains of attempt, critique and refinement."""
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         sizes = {"attempts": samples, "group_size": 1} if self.attempts else {"group_size": samples}
         options.update(sizes, refinements=1)
-        return _HeldOut(**options)
+        return (_HeldOut if self.only == "all" else _Plain)(**options)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         critic, solver = self.roles
@@ -176,15 +227,20 @@ class Critique(RolloutPart):
         attempt_forest = self._score(attempts, session)
         # a group of critiques for each attempt, or for each task where there is none
         topics: list[tuple[Task, str, int, _Call | None]] = [(a.task, a.key.task, a.key.attempt, a) for a in attempts]
-        topics = topics or [(task, draw, 0, None) for task, draw in draws]
+        topics = topics if self.attempts else [(task, draw, 0, None) for task, draw in draws]
+        if self.only == "all_wrong":
+            wrong = self._all_wrong(attempts)
+            topics = [topic for topic in topics if topic[3] in wrong]
         critiques = [
-            self._call(critic, task, self.template, {} if a is None else {"attempt": a.text},
-                       stream(session, draw, i, (c,)),
+            self._call(critic, task, self.template, self._shown(task, a, session), stream(session, draw, i, (c,)),
                        f"{group_of(session, draw)}/{critic}/{i}", session, a)
             for task, draw, i, a in topics
             for c in range(self.group_size)
         ]  # fmt: skip
-        self._say(critiques, session)
+        self._say(critiques, session, tokens=self.critic_tokens)
+        for critique in critiques:
+            critique.verdict = stated_verdict(critique.text, self.right, self.wrong) if self.right else None
+            critique.leaks = self.gate == "answer" and states_answer(critique.text, str(critique.task.answer))
         # the solver once more, under each critique; its mean outcome is the critique's
         refinements = [
             self._call(solver, c.task, self.refine_template,
@@ -192,6 +248,7 @@ class Critique(RolloutPart):
                        dataclasses.replace(c.key, path=(*c.key.path, m), turn=1),
                        f"{c.group}.{c.key.path[0]}/{solver}", session, c)
             for c in critiques
+            if not (c.leaks or self._keeps(c))
             for m in range(self.refinements)
         ]  # fmt: skip
         self._say(refinements, session, self.refine_temperature)
@@ -201,6 +258,24 @@ class Critique(RolloutPart):
             session.budget.discarded += len(attempts) + len(refinements)
             return forest
         return Forest.concat([forest, *filter(None, (attempt_forest, refinement_forest))])
+
+    @staticmethod
+    def _all_wrong(attempts: Sequence[_Call]) -> set[_Call]:
+        """Return the first attempt of each task that has a known failure and no known success."""
+        by_group: dict[str, list[_Call]] = {}
+        for attempt in attempts:
+            by_group.setdefault(attempt.group, []).append(attempt)
+        verdicts = {g: [a.success for a in group if math.isfinite(a.success)] for g, group in by_group.items()}
+        return {group[0] for g, group in by_group.items() if verdicts[g] and max(verdicts[g]) < 1}
+
+    def _keeps(self, critique: _Call) -> bool:
+        """Return True if the attempt is kept as it is: the critic calls it right, and only wrong ones are refined."""
+        return self.refine == "wrong" and critique.verdict == 1.0
+
+    def _shown(self, task: Task, attempt: _Call | None, session: Session) -> dict[str, str]:
+        """Return the texts in the critic's prompt beside the task's own."""
+        texts = {} if attempt is None else {"attempt": attempt.text}
+        return texts | ({"solution": session.solution(task) or ""} if "{solution}" in self.template else {})
 
     def _call(
         self,
@@ -217,21 +292,18 @@ class Critique(RolloutPart):
         read = task if template == "{prompt}" else Wording(template, texts).of_task(task)
         return _Call(role, task, read, session.encode(read), key, group, parent)
 
-    def _say(self, calls: Sequence[_Call], session: Session, temperature: float | None = None) -> None:
+    def _say(
+        self, calls: Sequence[_Call], session: Session, temperature: float | None = None, tokens: int | None = None
+    ) -> None:
         """Sample what each call says; one whose context leaves no room for an action stays empty."""
-        sampling = self._sampling(session, temperature)
+        options = {"temperature": temperature, "max_new_tokens": tokens}
+        sampling = dataclasses.replace(session.sampling, **{k: x for k, x in options.items() if x is not None})
         room = session.episode.max_context - sampling.max_new_tokens
         fitting = [call for call in calls if len(call.context) <= room]
         requests = [Request(call.context, (call.key,), policy=self._policy(call.role)) for call in fitting]
         sampled = session.sample(requests, sampling) if requests else []
         for call, (completion,) in zip(fitting, sampled, strict=True):
             call.completion, call.text = completion, session.decode(completion.tokens)
-
-    @staticmethod
-    def _sampling(session: Session, temperature: float | None) -> Sampling:
-        if temperature is None:
-            return session.sampling
-        return dataclasses.replace(session.sampling, temperature=temperature)
 
     def _policy(self, role: str) -> str:
         return SHARED if self.solver == "shared" else role
@@ -256,6 +328,8 @@ class Critique(RolloutPart):
             "trainable": self.policies[self._policy(call.role)] == "trained",
             **action(call.completion),
         }
+        if call.role == self.roles[1] and call.parent is not None:
+            columns["info"] = {"critique": call.parent.id}
         columns = {
             "prompt": list(call.context),
             "turns": [turn],
@@ -267,19 +341,24 @@ class Critique(RolloutPart):
     def _critiques(self, critiques: Sequence[_Call], refinements: Sequence[_Call], session: Session) -> Forest:
         """Build the forest of the critiques, with their rewards."""
         records = []
-        for i, critique in enumerate(critiques):
-            answers = refinements[i * self.refinements : (i + 1) * self.refinements]
-            verdict = stated_verdict(critique.text, self.right, self.wrong)
+        answers_of: dict[_Call, list[_Call]] = {critique: [] for critique in critiques}
+        for refinement in refinements:
+            assert refinement.parent is not None
+            answers_of[refinement.parent].append(refinement)
+        for critique, answers in answers_of.items():
+            verdict = critique.verdict
+            if self._keeps(critique) and critique.parent is not None:
+                answers.append(critique.parent)
             attempt = float("nan") if critique.parent is None else critique.parent.success
             # without an attempt there is nothing to judge: these components stay unknown
-            rewards = {"refined": fmean(r.success for r in answers)}
+            rewards = {"refined": fmean(r.success for r in answers) if answers else 0.0}
             if critique.parent is not None:
-                rewards |= {
-                    "attempt": attempt,
-                    "verdict": float(verdict == attempt),
-                    "unreadable": float(verdict is None),
-                }
-            outcome = fmean(r.outcome for r in answers)
+                rewards["attempt"] = attempt
+                if self.right:
+                    rewards |= {"verdict": float(verdict == attempt), "unreadable": float(verdict is None)}
+            if self.gate == "answer":
+                rewards["leaks"] = float(critique.leaks)
+            outcome = fmean(r.outcome for r in answers) if answers else 0.0
             is_known = math.isfinite(sum(rewards.values()) + outcome)
             info: dict[str, Any] = {"verdict": verdict, "refinements": [r.text for r in answers]}
             if not is_known:
@@ -287,7 +366,7 @@ class Critique(RolloutPart):
             columns = {
                 "reward": outcome if is_known else None,
                 "rewards": rewards if is_known else {},
-                "success": all(r.success >= 1 for r in answers) if is_known else None,
+                "success": bool(answers) and all(r.success >= 1 for r in answers) if is_known else None,
                 "info": info,
             }
             records.append(self._record(critique, session, **columns))
@@ -298,3 +377,19 @@ class _HeldOut(Critique):
     """Critiques of held-out tasks, of which the solver's own calls are left out."""
 
     trains_solver_calls = False
+
+
+class _Plain(_HeldOut):
+    """Attempts at held-out tasks, without critiques: hints are for training alone."""
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        solver = self.roles[1]
+        attempts = [
+            self._call(solver, task, "{prompt}", {}, stream(session, draw, a), group_of(session, draw), session)
+            for task, draw in zip(tasks, name_draws(tasks), strict=True)
+            for a in range(self.attempts)
+        ]
+        self._say(attempts, session)
+        forest = self._score(attempts, session)
+        assert forest is not None
+        return forest

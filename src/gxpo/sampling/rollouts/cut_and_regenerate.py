@@ -1,8 +1,9 @@
-"""Cut and regenerate (Search-R2, SCOPE, GLoRe): an attempt keeps its steps before the flawed one and goes on there."""
+"""Cut and regenerate (Search-R2, SCOPE, IPO): an attempt keeps its steps before the flawed one and goes on there."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import re
 from bisect import bisect_right
@@ -14,7 +15,7 @@ from typing import Any, Literal
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.functions import user_function
-from gxpo.parts.protocols import Request, Sampling, Session, StreamKey, Task
+from gxpo.parts.protocols import Completion, Request, Sampling, Session, StreamKey, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Episode, Fork
 from gxpo.sampling.rollouts.build import Count, Limit, RolloutPart, Text, action
@@ -87,6 +88,7 @@ class _Attempt:
     flawed: int | None = None  # the step to cut at; None: accepted
     draft: Episode | None = None  # the attempt before its cuts
     suffix: str = ""  # what is written after the cut, where the policy does not write it
+    n_inserted: int = 0  # tokens of `insert` before the place to go on from
 
     def stream(self, turn: int = 0) -> StreamKey:
         return dataclasses.replace(self.episode.key, path=(len(self.cuts) + 1,), turn=turn)
@@ -111,6 +113,7 @@ class CutAndRegenerate(RolloutPart):
       "judge"            the first step with a score below `threshold`; without one the attempt is accepted
       "continuations"    the first step after which none of `samples` continuations is right, or, if the attempt failed,
                          its last one. The continuations are charged as discarded
+      "phrase"           at the first match of `phrases`, wherever steps end; without one the attempt is accepted
 
     A revised attempt is a declared fork inside the action of the one before it: old and new tokens have the log-probs
     under which they were sampled. Attempts that were cut are not in the forest and are charged to
@@ -131,12 +134,16 @@ class CutAndRegenerate(RolloutPart):
     by              writer of what follows a cut: "policy", or FILE.py:NAME, a function of (task, text before the cut)
                     that gives the rest of the answer as a text, or None. Its tokens have no log-prob under a sampler
                     (`objective.on_unknown_behaviour`); an answer that gets too long is not revised
-    keep            "newest"; "right": the attempt stays as it was where its last version is not right
+    keep            "newest"; "right": the attempt stays as it was where its last version is not right; "pairs": each
+                    attempt that was cut and its last version are a group of two, GROUP/NUMBER, and others are left out
+                    (with no cut in a step all are kept as they are)
+    phrases         of "phrase": regular expressions
+    insert          text that is written after the cut, before the rest; it has no log-prob under a sampler either
     """
 
     group_size: Count = 8
     revisions: Limit = 1
-    where: Literal["refiner", "uniform", "low_probability", "judge", "continuations"] = "refiner"
+    where: Literal["refiner", "uniform", "low_probability", "judge", "continuations", "phrase"] = "refiner"
     delimiter: Text = "\n"
     template: str = QUESTION
     refiner_tokens: Count = 8
@@ -145,12 +152,23 @@ class CutAndRegenerate(RolloutPart):
     samples: Count = 8
     only: Literal["all", "failed"] = "all"
     by: Any = "policy"
-    keep: Literal["newest", "right"] = "newest"
+    keep: Literal["newest", "right", "pairs"] = "newest"
+    phrases: list[str] = field(default_factory=list)
+    insert: str = ""
 
     provides = ("states",)
 
     def __post_init__(self) -> None:
         check_template("rollout.template", self.template, ("prompt",), ("attempt", "steps"))
+        if (self.where == "phrase") != bool(self.phrases):
+            raise ConfigError("rollout.phrases are what rollout.where=phrase looks for: set both, or neither")
+        for phrase in self.phrases:
+            try:
+                re.compile(phrase)
+            except re.error as error:
+                raise ConfigError(f"rollout.phrases has {phrase!r}, no regular expression: {error}") from None
+        if self.insert and self.by != "policy":
+            raise ConfigError("rollout.insert is written before the policy's rest, and rollout.by writes all of it")
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise ConfigError for a judge or writer that can't be used, and for sampling that it can't be read under."""
@@ -162,8 +180,11 @@ class CutAndRegenerate(RolloutPart):
                 raise ConfigError("rollout.by writes tokens that top-k and top-p may exclude: leave these out")
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        if self.by != "policy" and session.envs is not None:
-            raise ConfigError("rollout.by writes the rest of an answer, and these tasks are episodes: set it to policy")
+        for key, is_set in (("by", self.by != "policy"), ("insert", bool(self.insert)), ("phrases", self.phrases)):
+            if is_set and session.envs is not None:
+                raise ConfigError(
+                    f"rollout.{key} is of the text of an answer, and these tasks are episodes: leave it out"
+                )
         with Play(session, restorable=True, at_once=True) as play:
             first = play.begin([draw.attempts(self.group_size) for draw in play.draws(tasks)])
             play.finish(first)
@@ -185,6 +206,8 @@ class CutAndRegenerate(RolloutPart):
                 running = [attempt for attempt in running if attempt.flawed is not None]
                 if self.by != "policy":
                     running = self._write_suffixes(running, play)
+                if self.insert:
+                    running = self._insert(running, play)
                 if not running:
                     break
                 self._regenerate(running, play)
@@ -195,8 +218,25 @@ class CutAndRegenerate(RolloutPart):
             sampling = dataclasses.asdict(session.sampling)
             records = [e.record(sampling) for e in play.episodes]
             forest = Forest.from_records(records + [self._final_record(a, sampling) for a in attempts])
+            if self.keep == "pairs" and any(a.cuts for a in attempts):
+                return self._pairs(forest, attempts, play)
             forest = forest.select(range(len(records), len(records) + len(attempts)))
             return session.score(forest, [self._own_text(a.episode, session) for a in attempts])
+
+    def _pairs(self, forest: Forest, attempts: Sequence[_Attempt], play: Play) -> Forest:
+        """Select each attempt that was cut and its newest version, as a group of two; score both."""
+        # in the forest all episodes come first, in the order in which they were begun, then the newest versions
+        place = {episode: row for row, episode in enumerate(play.episodes)}
+        rows, texts, groups = [], [], []
+        for i, a in enumerate(attempts):
+            assert a.draft is not None
+            if a.cuts:
+                rows += [place[a.draft], len(place) + i]
+                texts += [self._own_text(e, play.session) for e in (a.draft, a.episode)]
+                groups += [f"{a.draft.group}/{a.draft.key.attempt}"] * 2
+        # attempts without a cut are left out, and of the others the draft, which was charged, is kept
+        play.session.budget.discarded += len(attempts) - len(rows)
+        return play.session.score(forest.select(rows).replace(group=groups), texts)
 
     def _step_starts(self, episode: Episode, play: Play) -> list[tuple[int, int]]:
         """Return the (turn, token) at which each step begins: a turn of an episode, a delimited piece of an answer."""
@@ -206,7 +246,10 @@ class CutAndRegenerate(RolloutPart):
 
     def _find_flaws(self, running: Sequence[_Attempt], play: Play) -> None:
         """Set the flawed step of each attempt."""
-        ask = {"refiner": self._ask_refiner, "judge": self._ask_judge, "continuations": self._try_continuations}
+        ask = {
+            "refiner": self._ask_refiner, "judge": self._ask_judge, "continuations": self._try_continuations,
+            "phrase": self._find_phrases,
+        }  # fmt: skip
         if self.where in ask:
             ask[self.where](running, play)
             return
@@ -272,6 +315,37 @@ class CutAndRegenerate(RolloutPart):
         play.session.budget.discarded += len(twins)
         for a in running:
             a.flawed = first_hopeless([(a.name, i) in reached for i in range(len(a.steps) - 1)])
+
+    def _find_phrases(self, running: Sequence[_Attempt], play: Play) -> None:
+        """Find the first phrase in each attempt; the step to cut at begins with it."""
+        decode = play.session.decode
+        for a in running:
+            tokens = a.episode.action_tokens(0)
+            matches = [m for phrase in self.phrases if (m := re.search(phrase, decode(tokens)))]
+            a.flawed = None
+            if matches:
+                at = min(m.start() for m in matches)
+                token = bisect_right(range(len(tokens) + 1), at, key=lambda i: len(decode(tokens[:i]))) - 1
+                # a token that holds the phrase's beginning is cut off with it
+                a.steps, a.flawed = [(0, 0), (0, token)][token == 0 :], int(token > 0)
+
+    def _insert(self, running: Sequence[_Attempt], play: Play) -> list[_Attempt]:
+        """Write `insert` after each cut, as a fork that is left behind it; return the attempts with room for it."""
+        tokens = list(play.session.tokenize(self.insert))
+        limit = play.session.sampling.max_new_tokens
+        fitting = [a for a in running if len(self._before_cut(a)) + len(tokens) < limit]
+        forks = []
+        for a in fitting:
+            key = dataclasses.replace(a.stream(), path=(len(a.cuts) + 1, 0))
+            forks.append(Fork(a.episode, 0, key, f"{key.task}/{a.name}/insert{len(a.cuts)}", len(self._before_cut(a))))
+        episodes = play.fork(forks)
+        play.take(episodes, [Completion(tokens, [math.nan] * len(tokens), "none") for _ in episodes])
+        for a, episode in zip(fitting, episodes, strict=True):
+            before = len(self._before_cut(a))
+            a.logprobs = [[*a.logprobs[0][:before], *([math.nan] * len(tokens))]]
+            a.episode, a.steps, a.flawed = episode, [(0, 0), (0, before + len(tokens))], 1
+            a.n_inserted = len(tokens)
+        return fitting
 
     def _write_suffixes(self, running: Sequence[_Attempt], play: Play) -> list[_Attempt]:
         """Have the rest of each attempt written; return those for which there is one that fits."""
@@ -344,7 +418,7 @@ class CutAndRegenerate(RolloutPart):
             )
         episodes = play.fork(forks)
         for a, fork, episode in zip(running, forks, episodes, strict=True):
-            a.cuts.append(fork.turn if play.world else fork.token)
+            a.cuts.append(fork.turn if play.world else fork.token - a.n_inserted)
             episode.label = f"{a.name}/cut{len(a.cuts)}"
         if self.by == "policy":
             play.finish(episodes)

@@ -9,7 +9,7 @@ import torch
 from gxpo.forest.forest import Forest
 from gxpo.sampling.rollouts.base import Round
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.reference import accepted
+from gxpo.sampling.rollouts.reference import DEMONSTRATION, accepted
 from gxpo.sampling.rollouts.replay_buffer import last_failed, side_by_side, without
 
 
@@ -37,6 +37,14 @@ def newest(rounds: Sequence[Round], play: Play, group_size: int) -> Forest:
         (i for i, (_, last) in enumerate(is_newest) if last), key=lambda i: group_order[is_newest[i][0]]
     )
     return Forest.concat([r.scored for r in rounds]).select(newest_rows)
+
+
+def but_references(rounds: Sequence[Round], play: Play, group_size: int) -> Forest:
+    """Keep all attempts but the reference answers, each in its own group; nobody has sampled these."""
+    forest = Forest.concat([r.scored for r in rounds])
+    kept_rows = [r for r, origin in enumerate(forest.origin) if origin != DEMONSTRATION]
+    play.session.budget.discarded -= forest.n_trajectories - len(kept_rows)
+    return forest.select(kept_rows)
 
 
 def right_for_first(rounds: Sequence[Round], play: Play, group_size: int) -> Forest:

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
-from annotated_types import Gt, Interval
+from annotated_types import Ge, Gt, Interval
 
 from gxpo.base.errors import ConfigError
 from gxpo.parts.protocols import Task
-from gxpo.sampling.rollouts.attempts import Attempts, Draw
+from gxpo.sampling.rollouts.attempts import Attempts, Draw, Episode, Fork
 from gxpo.sampling.rollouts.base import Count, Round
-from gxpo.sampling.rollouts.build import Limit, first_best
+from gxpo.sampling.rollouts.build import Limit, first_best, keyed
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.reference import EXPERTS, demonstrated, reference_of, solutions_of
+from gxpo.sampling.rollouts.reference import DEMONSTRATION, EXPERTS, demonstrated, reference_of, solutions_of
 from gxpo.sampling.rollouts.wording import Cut, Solution, Wording, check_template, hints_of
 
 F = TypeVar("F", bound=Callable[..., Any])
+Share = Annotated[float, Interval(ge=0, le=1)]
 TEMPERED = "tempered"  # origin of attempts at another temperature than the run's
 
 
@@ -149,9 +151,13 @@ def each_hint(
     fractions: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0),
     template: str = "{prompt}\nHints: {hint}",
     cut: Cut = "words",
+    samples: Count = 1,
 ) -> list[Attempts]:
-    """Attempt once under each of a task's hints, all in one batch (Scaf-GRPO); for the options see `next_hint`."""
-    return _hinted(ask, 1, template, fractions, cut)
+    """Attempt under each of a task's hints, all in one batch (Scaf-GRPO); for the other options see `next_hint`.
+
+    samples  attempts under each hint
+    """
+    return _hinted(ask, samples, template, fractions, cut)
 
 
 @_with(fits=_hints_fit, check_task=_has_hints)
@@ -194,6 +200,175 @@ def _hinted(
         for level, hint in enumerate(hints_of(draw.task, solution, fractions, solution_cut), 1)
         if only_level in (None, level)
     ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- hints by difficulty
+def _hints_by_rate_fit(group_size: int, *, least: Share = 0.1, most: Share = 0.9) -> None:
+    if least > most:
+        raise ConfigError(f"rollout.least is {least:g} and rollout.most {most:g}: least must be at most most")
+    _two_or_more(group_size)
+
+
+@_with(fits=_hints_by_rate_fit, check_task=reference_of, rounds=2)
+def hint_by_rate(
+    ask: Ask, *, least: Share = 0.1, most: Share = 0.9, noise: Annotated[float, Ge(0)] = 0.0
+) -> list[Attempts | Fork]:
+    """Attempt plainly, then as often from a first part of the reference answer: the harder, the longer (ADHint).
+
+    The part is the first w of the answer's tokens, w = (most - least) (1 - p) + least, p the success rate of the plain
+    half; `noise`: the std of what is added to w. It begins the attempt's own action, so it is trained, without a
+    log-prob under its sampler (`objective.on_unknown_behaviour`). These attempts are a group of their own, GROUP/hint,
+    of origin "hint"; info["hint"] is w, and info["hint_tokens"] how many tokens it is. Groups are halved: the first
+    half is plain. Answers to prompts only. Source: ADHint, arXiv 2512.13095.
+    """
+    if ask.play.world:
+        raise ConfigError("rollout.how=hint_by_rate begins an answer with a part of another: these tasks are episodes")
+    n, session = ask.group_size // 2, ask.play.session
+    if not ask.rounds:
+        plain: list[Attempts | Fork] = [draw.attempts(ask.group_size - n) for draw in ask.draws]
+        return plain + [_reference_to_leave(draw, ask.play) for draw in ask.draws]
+    # verdicts of the plain half, and the reference answers that the hints are taken from
+    first, verdicts = ask.rounds[0], dict[str, list[float]]()
+    for group, success in zip(first.scored.group, first.scored.success.tolist(), strict=True):
+        verdicts.setdefault(group, []).extend([] if math.isnan(success) else [success])
+    references = {e.group: e for e in first.episodes if e.spec is not None and e.spec.origin == DEMONSTRATION}
+    forks: list[Attempts | Fork] = []
+    reasons: list[str] = []
+    for draw in ask.draws:
+        base = references[f"{draw.group}/hint"]
+        tokens, limit = base.action_tokens(0), session.sampling.max_new_tokens
+        # an answer that does not serve gives no hints: its task has its plain half alone
+        if len(tokens) > limit or verdicts[base.group] != [1.0]:
+            reason = (
+                f"{len(tokens)} tokens, of at most {limit}" if len(tokens) > limit else "not accepted by the reward"
+            )
+            reasons.append(f"that of task {draw.task.id!r}: {reason}")
+            continue
+        w = hint_ratio(fmean(verdicts[draw.group] or [0.0]), least, most)
+        w += noise * keyed(session, draw.name, "hint").gauss(0.0, 1.0) if noise else 0.0
+        # at least the last token is the policy's own
+        at = max(1, min(int(max(w, 0.0) * len(tokens) + 1e-9), len(tokens) - 1))
+        forks += [
+            Fork(base, 0, dataclasses.replace(base.key, attempt=ask.group_size - n + i, path=(1,)),
+                 f"{draw.name}/hint/{i}", at, {"hint": round(w, 6), "hint_tokens": at}, origin="hint")
+            for i in range(n)
+        ]  # fmt: skip
+    if reasons:
+        warnings.warn(
+            f"{len(reasons)} of {len(references)} reference answers give no hints; first {reasons[0]}", stacklevel=2
+        )
+    return forks
+
+
+def hint_ratio(rate: float, least: float, most: float) -> float:
+    """Share of the reference answer that is given as a hint: (most - least) (1 - rate) + least.
+
+    >>> hint_ratio(0.25, 0.1, 0.9)
+    0.7000000000000001
+    """
+    return (most - least) * (1.0 - rate) + least
+
+
+def _reference_to_leave(draw: Draw, play: Play) -> Attempts:
+    """Request the reference answer as an attempt that forks leave, which `keep` leaves out."""
+    spec = demonstrated(draw, 1, play, 0, "reference")
+    return dataclasses.replace(spec, group=f"{draw.group}/hint", home=f"{draw.group}/hint")
+
+
+# ---------------------------------------------------------------- other prompts
+_DECOMPOSE = """{prompt}
+
+Split this into smaller questions, answer each of them, and put their answers together. End with the answer.
+"""
+_REFLECT = """{prompt}
+
+An earlier answer, which is wrong:
+{attempt}
+
+Find the mistake, and answer anew. End with the answer.
+"""
+
+
+def _prompts_fit(group_size: int, *, templates: tuple[str, ...] = (_DECOMPOSE, _REFLECT)) -> None:
+    if not templates:
+        raise ConfigError("rollout.templates is empty: give one for each further round")
+    for template in templates:
+        check_template("rollout.templates", template, ("prompt",), ("attempt",))
+
+
+@_with(fits=_prompts_fit)
+def next_prompt(ask: Ask, *, templates: tuple[str, ...] = (_DECOMPOSE, _REFLECT)) -> list[Attempts]:
+    """Attempt a whole group under the first of other prompts, then under the second, and so on (Cog-Rethinker).
+
+    templates  each puts the task's prompt, {prompt}, into other words; {attempt} is the newest failed attempt of the
+               group, without which it is left alone. They may ask to split the task, or to find the mistake
+
+    An attempt has origin "hint", its place in `templates`, from 1, as info["hint"], and, if it was shown a failure,
+    the failure's id as info["reflects_on"]. It is trained under the task's own prompt unless `objective.context` is
+    "sampled". Source: Cog-Rethinker, arXiv 2510.15979.
+    """
+    if not ask.rounds:
+        return ask.plain()
+    level = len(ask.rounds)
+    if level > len(templates):
+        return []
+    template, out = templates[level - 1], []
+    for draw in ask.draws:
+        fields, info = {}, {"hint": level}
+        if "{attempt}" in template:
+            failed = _newest_failure(ask.rounds, draw.group)
+            if failed is None:
+                continue
+            fields, info = {"attempt": ask.play.transcript(failed)}, info | {"reflects_on": failed.id}
+        out.append(
+            draw.attempts(
+                ask.group_size, path=(level,), label=f"prompt{level}", wording=Wording(template, fields), hidden=True,
+                origin="hint", info=info,
+            )
+        )  # fmt: skip
+    return out
+
+
+def _newest_failure(rounds: Sequence[Round], group: str) -> Episode | None:
+    """Return the newest attempt of a group that is a known failure; None without one."""
+    for played in reversed(rounds):
+        success_R = played.scored.success.tolist()
+        failures = [e for e, x in zip(played.episodes, success_R, strict=True) if e.group == group and x < 1]
+        if failures:
+            return failures[-1]
+    return None
+
+
+# ---------------------------------------------------------------- what is wanted, in the prompt
+def _directions_fit(group_size: int, *, angles: tuple[float, ...] = (0.0,), template: str = "{prompt}") -> None:
+    if not angles:
+        raise ConfigError("rollout.angles is empty: give at least one, in degrees")
+    check_template("rollout.template", template, ("prompt", "first", "second"))
+
+
+@_with(fits=_directions_fit, rounds=1)
+def stated_direction(
+    ask: Ask,
+    *,
+    angles: tuple[float, ...] = (-45.0, -30.0, -15.0, 0.0, 15.0, 30.0, 45.0),
+    template: str = "Weigh the first quality by {first} and the second by {second}.\n{prompt}",
+) -> list[Attempts]:
+    """Attempt each task under a direction between two rewards that its prompt states, one direction a group (DPA).
+
+    angles    in degrees: one is drawn for each group, uniformly, and info["direction"] is its (cos, sin), for
+              `reward.shape.NAME.function: directed`
+    template  {first} and {second} are 100 cos and 100 sin, rounded
+
+    Held-out tasks are attempted under their own prompts. Source: Directional Preference Alignment, arXiv 2402.18571.
+    """
+    requests = []
+    for draw in ask.draws:
+        angle = math.radians(keyed(ask.play.session, draw.name, "direction").choice(angles))
+        direction = [math.cos(angle), math.sin(angle)]
+        first, second = (f"{100 * x:.0f}" for x in direction)
+        wording = Wording(template, {"first": first, "second": second})
+        requests.append(draw.attempts(ask.group_size, wording=wording, info={"direction": direction}))
+    return requests
 
 
 # ---------------------------------------------------------------- references
