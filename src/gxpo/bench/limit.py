@@ -24,7 +24,7 @@ SIDES = (512, 1024, 2048)  # of the matrices that are multiplied to find the fas
 COPIED = 1 << 26  # bytes of the copy
 ROLLOUTS, ACTIONS = (
     (64, 256, 1024),
-    (16, 64, 256, 1024, 2048),
+    (16, 64, 256, 1024, 1920),
 )  # of `grow`: rollouts of 32 tokens, tokens of 64 rollouts
 
 
