@@ -196,7 +196,6 @@ def test_a_guess_of_which_one_is_proved_is_left_out() -> None:
         ({"staleness_mean": 20.0}, "updates old"),
         ({"repetition": rise(0.0, 0.6)}, "repeat themselves"),
         ({"length": np.geomspace(100, 1.2, 60), "length_min": 1.0}, "a token long"),
-        ({"seconds": np.geomspace(10, 200, 60)}, "five times as long"),
         ({"length": rise(100, 600), "reward": rise(0.3, 1.8)}, "another length"),
         ({"eval__accuracy": np.linspace(0.8, 0.4, 9)}, "held-out answers get worse"),
     ],
@@ -204,6 +203,12 @@ def test_a_guess_of_which_one_is_proved_is_left_out() -> None:
 def test_a_rising_reward_is_not_healthy_beside_other_signs(figures: dict[str, Any], words: str) -> None:
     diagnosis = diagnose(log(**healthy(reward=rise(0.3, 0.7) + noise(0.03)) | {"x": 0.0} | figures))
     assert diagnosis.sick or (diagnosis.exit_code == 2 and words in diagnosis.doubt)
+
+
+def test_slower_steps_are_a_note_and_no_doubt_of_a_gain() -> None:
+    figures = healthy(reward=rise(0.3, 0.7) + noise(0.03)) | {"seconds": np.geomspace(10, 200, 60)}
+    diagnosis = diagnose(log(**figures))
+    assert diagnosis.doubt == "" and any("five times as long" in note for note in diagnosis.notes)
 
 
 def test_a_guess_of_less_weight_explains_no_critical_finding() -> None:

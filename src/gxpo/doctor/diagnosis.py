@@ -95,9 +95,10 @@ def diagnose(
             *list(dict.fromkeys(f"{m.enable} ({m.why})" for m in missing))[:MOST_ENABLED],
             "the same run at three times the learning rate: a reward that stays lacks a signal, not speed",
         ]
-    return Diagnosis(
-        log.source, list(log.read), findings, missing, progress(log), list(log.notes), doubt=reason, **evidence
-    )
+    # time is the machine's, too: no doubt about what was learned
+    slowed = ["steps take more than five times as long as at first, answers don't"] if _is_slowed(log) else []
+    notes = [*log.notes, *slowed]
+    return Diagnosis(log.source, list(log.read), findings, missing, progress(log), notes, doubt=reason, **evidence)
 
 
 def _evidence(log: RunLog) -> dict[str, Any]:
@@ -188,7 +189,6 @@ AGAINST: tuple[tuple[Callable[[RunLog], bool], str], ...] = (
     (lambda log: _end(log, "length") > 0 and log.last("length") < 2, "completions are a token long"),
     (lambda log: log.evaluation_gain < 0, "held-out answers get worse"),
     (_is_unproved, "answers have another length than at first, and nothing tells if more of them are right"),
-    (_is_slowed, "steps take more than five times as long as at first"),
 )
 
 
