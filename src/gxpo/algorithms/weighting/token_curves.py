@@ -475,10 +475,7 @@ def u_shape(x: Tensor, *, strength: Factor = 0.3) -> Tensor:
 def equal_segments(x: Tensor, trajectory: Tensor) -> Tensor:
     """Weight of tokens by which all segments of a trajectory count alike, whatever their lengths; by "segment".
 
-    w = (mean tokens of the trajectory's segments) / (tokens of this one): 1 on average
-
-    Source: Chunk-GRPO, arXiv 2510.21583, whose loss is the mean over chunks of denoising steps.
-
+    w = (mean tokens of the trajectory's segments) / (tokens of this one), 1 on average; Chunk-GRPO, arXiv 2510.21583.
     >>> equal_segments(torch.tensor([0, 1, 1, 1]), torch.zeros(4).long()).round(decimals=6).tolist()
     [2.0, 0.666667, 0.666667, 0.666667]
     """

@@ -87,7 +87,7 @@ class Between:
         play.envs, play.concurrent = self, False
 
     def reset(self, seeds: Mapping[str, int]) -> dict[str, Answer]:
-        return self._seen(self.inner.reset(seeds))
+        return self._remember(self.inner.reset(seeds))
 
     def step(self, actions: Mapping[str, Reply]) -> dict[str, Answer]:
         passed_actions, answers = dict(actions), dict[str, Answer]()
@@ -107,7 +107,7 @@ class Between:
         # in the order of the actions, and closed inside where an episode is over here alone
         ended_names = [n for n, a in answers.items() if isinstance(a, EnvFailure) or a.done]
         self.inner.finish(ended_names)
-        self._seen(real)
+        self._remember(real)
         return {name: answers[name] if name in answers else real[name] for name in actions}
 
     def answer(self, name: str, reply: Reply) -> Answer | None:
@@ -133,7 +133,7 @@ class Between:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)  # what else an environment provides
 
-    def _seen(self, answers: dict[str, Answer]) -> dict[str, Answer]:
+    def _remember(self, answers: dict[str, Answer]) -> dict[str, Answer]:
         for name, answer in answers.items():
             if isinstance(answer, TimeStep):
                 self.newest[name] = text_of_step(answer)

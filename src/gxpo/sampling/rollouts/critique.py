@@ -232,7 +232,7 @@ class Critique(RolloutPart):
             wrong = self._all_wrong(attempts)
             topics = [topic for topic in topics if topic[3] in wrong]
         critiques = [
-            self._call(critic, task, self.template, self._shown(task, a, session), stream(session, draw, i, (c,)),
+            self._call(critic, task, self.template, self._texts(task, a, session), stream(session, draw, i, (c,)),
                        f"{group_of(session, draw)}/{critic}/{i}", session, a)
             for task, draw, i, a in topics
             for c in range(self.group_size)
@@ -272,7 +272,7 @@ class Critique(RolloutPart):
         """Return True if the attempt is kept as it is: the critic calls it right, and only wrong ones are refined."""
         return self.refine == "wrong" and critique.verdict == 1.0
 
-    def _shown(self, task: Task, attempt: _Call | None, session: Session) -> dict[str, str]:
+    def _texts(self, task: Task, attempt: _Call | None, session: Session) -> dict[str, str]:
         """Return the texts in the critic's prompt beside the task's own."""
         texts = {} if attempt is None else {"attempt": attempt.text}
         return texts | ({"solution": session.solution(task) or ""} if "{solution}" in self.template else {})
