@@ -204,7 +204,7 @@ def all_right(log: RunLog) -> Finding | None:
             if cold is not None and cold < 0.2:
                 ids.reverse()
                 evidence.append(f"sampling temperature = {cold:g}: the groups hold one answer each")
-        elif exactly and has_no_rollouts and log.source == "trl":
+        elif exactly and has_no_rollouts and log.source in ("trl", "ms-swift"):
             ids.append("missing_scores")
             evidence.append("a scorer that returns None for wrong answers looks the same: the completions would tell")
         return finding(
@@ -217,9 +217,13 @@ def all_right(log: RunLog) -> Finding | None:
     if log.is_solved and log.has("zero_signal") and log.last("zero_signal") > 0.8:
         steps = log.steps("reward")
         since = steps[int(np.argmax(level))] if level.any() else steps[-1]
+        silent = log.column("zero_signal")
+        late = silent.values[silent.steps >= since]
+        is_idle = float(level[steps >= since].mean()) > 0.7 and float(late.mean()) > 0.75
+        is_early = (since - steps[0]) < 0.2 * (steps[-1] - steps[0]) and len(steps) >= 100
         return finding(
             "all_right",
-            "note",
+            "warning" if is_idle and is_early else "note",
             "likely",
             f"done: nearly all answers are right from step {since:.0f} on",
             log.quote("reward"),
@@ -374,6 +378,8 @@ def _unmoved(log: RunLog, step: int) -> bool:
 )
 def group_too_small(log: RunLog) -> Finding | None:
     size = log.group_size
+    if log.has_critic:
+        return None
     if size is None or size > 3:
         return _little_signal(log)
     if size <= 1:

@@ -13,6 +13,7 @@ from gxpo.doctor.sickness import finding, sickness
 BLOWN_UP = 10  # times the largest advantage that a group can give its members
 SPIKE = 1000.0  # gradient norm, in itself and in medians of the run, that advantages of about 1 do not reach
 FAR_KL = 1.0  # nats a token from the reference, from which the policy itself may have broken
+TINY = 0.05  # size up to which rewards are small beside the usual 0 to 1
 FAINT = 2e-3  # length of a gradient that is made of rounding; advantages of about 1 give 0.01 and more
 
 
@@ -137,6 +138,8 @@ def near_constant(log: RunLog) -> Finding | None:
             )
     if (blown_up := _blown_up(log)) is not None:
         return blown_up
+    if (tiny := _tiny(log)) is not None:
+        return tiny
     if not log.has("reward"):
         return None
     # a gradient of rounding: rewards differ by prompt, and within a group by their last bits
@@ -233,6 +236,26 @@ def _blown_up(log: RunLog) -> Finding | None:
         log.quote("reward_std") if log.has("reward_std") else "",
         "the largest advantage of these steps would tell: far above the root of the group's size, a deviation near 0 "
         "was divided by",
+    )
+
+
+def _tiny(log: RunLog) -> Finding | None:
+    """Report rewards within a few hundredths of 0 whose deviation is divided by itself, where what moves is the length
+    of the answers; as possible only."""
+    reward, spread = log.values("reward"), log.values("reward_std")
+    if len(reward) < 20 or not len(spread) or len(log.components()) > 1 or log.setting("scale") == "none":
+        return None
+    if float(np.abs(reward).max()) > TINY or float(np.median(spread)) > TINY / 4 or not float(spread.max()) > 0:
+        return None
+    if log.correctness or log.evaluation or not log.last("length") < 0.6 * log.first("length"):
+        return None
+    return finding(
+        ["near_constant_reward", "length_collapse"],
+        "warning",
+        "possible",
+        f"rewards are at most {reward.max():.2g} and differ by {np.median(spread):.1g}: divided by that, they pay as "
+        "much as right answers would, and what moves is the length",
+        *(log.quote(n) for n in ("reward", "reward_std", "length", "grad_norm") if log.has(n)),
     )
 
 
