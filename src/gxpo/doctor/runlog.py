@@ -42,9 +42,7 @@ SETTINGS: dict[str, str] = {
 }
 
 # Keys of a value model; verl calls all figures of advantages critic/...
-_CRITIC = re.compile(
-    r"vf_(?:loss|explained_var|clipfrac)|critic/values/|value_(?:loss|clipfrac|mean)|explained_var", re.I
-)
+_CRITIC = re.compile(r"vf_(?:loss|explained_var|clipfrac)|critic/values|critic_loss|value_(?:loss|clipfrac)", re.I)
 USUAL_TASKS = 100  # of an evaluation whose size is unknown: benchmarks have 30 (AIME) to 500 (MATH-500)
 
 

@@ -61,9 +61,9 @@ def test_a_gap_above_the_usual_from_the_first_step_is_a_mismatch_though_it_grows
 def test_a_gap_that_grows_between_fresh_rollouts_is_a_mismatch() -> None:
     run = log("areal", **healthy(gap_kl=np.geomspace(0.001, 0.5, 60), staleness_mean=0.3, reward=rise(0.55, 0.0)))
     first = diagnose(run).findings[0]
-    assert first.ids == ("sampler_mismatch",) and "fresh" in first.title
+    assert first.ids == ("sampler_mismatch", "stale_sampler") and "fresh" in first.title
 
 
 def test_a_kl_of_nats_before_any_update() -> None:
-    run = log(**healthy(kl=np.concatenate([[10833.0, 9211.0], np.full(58, 12000.0)]), reward=0.0, zero_signal=1.0))
+    run = log(**healthy(kl=np.concatenate([[10833.0, 9211.0], np.full(58, 12000.0)]), reward=rise(0.3, 0.02)))
     assert "logprob_shift" in diagnose(run).findings[0].ids

@@ -110,3 +110,11 @@ def test_most_of_a_run_without_a_signal_at_the_top() -> None:
     silent = np.concatenate([np.full(20, 0.2), np.full(180, 0.84)])
     first = diagnose(log(reward=reward, zero_signal=silent, grad_norm=np.full(200, 0.1))).findings[0]
     assert (first.ids[0], first.severity) == ("all_right", "warning")
+
+
+def test_one_reward_for_nearly_every_answer() -> None:
+    """A part for form is always paid, the task's never: 0.5 but for four steps of sixty."""
+    reward = np.concatenate([[0.36, 0.42, 0.5, 0.5], np.full(40, 0.5), [0.4], np.full(14, 0.5), [0.1]])
+    silent = np.where(reward == 0.5, 1.0, 0.5)
+    first = diagnose(log("unsloth", reward=reward, zero_signal=silent, grad_norm=0.1, kl=0.03)).findings[0]
+    assert first.ids[0] == "reward_ignores_completion"

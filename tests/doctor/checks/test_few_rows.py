@@ -173,7 +173,7 @@ def test_rewards_that_hardly_differ(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_run_whose_entropy_is_gone(tmp_path: Path) -> None:
-    scores = "0.156 0.184 0.128 0.184 0.269 0.269 0.213 0.241 0.184 0.156 0.128 0.156 0.1 0.184 0.2 0.2".split()
+    scores = [0.156, 0.184, 0.128, 0.184, 0.269, 0.213, 0.241, 0.156] * 2
     row = "step:{} - actor/entropy_loss:0.005 - critic/score/mean:{} - response_length/mean:35.0 - timing_s/gen:1.9\n"
     (tmp_path / "logs.md").write_text("".join(row.format(383 + i, s) for i, s in enumerate(scores)))
     first = diagnose(read(tmp_path / "logs.md")).findings[0]

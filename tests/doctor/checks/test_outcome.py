@@ -160,5 +160,7 @@ def test_a_form_that_is_learnt_first_and_right_answers_that_sink() -> None:
 
 def test_solved_training_tasks_and_held_out_answers_that_get_worse() -> None:
     figures = {"reward": 0.94 + noise(0.02), "eval__reward": rise(0.904, 0.867, 33) + noise(0.003, 33)}
-    first = diagnose(log("verl", **figures, reward_max=1.0, reward_min=0.0, grad_norm=2.0, entropy=0.03)).findings[0]
+    first = diagnose(
+        log("verl", **figures, reward_max=1.0, reward_min=0.0, grad_norm=2.0, entropy=rise(0.04, 0.02))
+    ).findings[0]
     assert first.ids == ("memorising",)

@@ -171,7 +171,7 @@ def _length_moves_first(log: RunLog) -> Finding | None:
         ("truncation", "answers grow into their limit first, and the reward falls after that", _is_cut),
     ):
         begin = has_moved(log)
-        if begin is None or begin > fall - margin or (usual > 0 and grad[at <= begin].max(initial=0.0) > 4 * usual):
+        if begin is None or begin > fall - margin or _is_long(grad[at <= begin], usual):
             continue
         kin = "length_hack" if name == "truncation" else "kl_runaway"
         return finding(
@@ -184,6 +184,11 @@ def _length_moves_first(log: RunLog) -> Finding | None:
             "does the reward, or a KL term of the wrong sign or size, pay for length?",
         )
     return None
+
+
+def _is_long(grad: Floats, usual: float) -> bool:
+    """True if the last gradients are several times as long as usual; a single spike is none."""
+    return usual > 0 and len(grad) > 0 and float(np.median(grad[-5:])) > 4 * usual
 
 
 def _has_shrunk(log: RunLog) -> float | None:

@@ -33,7 +33,7 @@ USUAL = {
     "gap_probability": 0.02,
     "gap_kl": 0.005,
 }  # nats, probability: above what bfloat16 engines show when in step
-MOST_KL = 100.0  # nats a token: more than ten updates bring about
+MOST_KL = 20.0  # nats a token: more than the first updates bring about
 FAR = 0.1  # nats a token that a step moves the policy from where it sampled; 1e-3 to 1e-2 is usual
 SHIFTED = {"gap_mean": 0.5, "gap_probability": 0.2, "gap_kl": 0.5}
 
@@ -257,7 +257,7 @@ def _far_at_first(log: RunLog) -> Finding | None:
     kl, steps = log.values("kl"), log.steps("kl")
     if len(kl) < 2 or steps[0] > 10 or "reward" in log.key("kl"):
         return None
-    if not (kl[0] > 1.0 and steps[0] <= 1) and not kl[0] > MOST_KL:
+    if kl[0] < MOST_KL:
         return None
     return finding(
         ["logprob_shift", "kl_runaway"],
@@ -344,11 +344,12 @@ def sampler_mismatch(log: RunLog) -> Finding | None:
         return None
     if name is not None and _is_fresh(log) and grows(log, name) and log.last(name) > 3 * USUAL[name]:
         return finding(
-            "sampler_mismatch",
+            ["sampler_mismatch", "stale_sampler"],
             "warning" if log.gains else "critical",
             "likely",
             "sampler and learner come apart, although rollouts are fresh: the same weights give other probabilities",
             *(log.quote(n) for n in (*GAPS, "staleness_mean", "reward") if log.has(n)),
+            "weights whose delivery is counted and does not arrive look the same: their checksums would tell",
         )
     large = (
         name is not None and float(np.median(log.values(name))) > USUAL[name] and log.first(name) > 0.6 * USUAL[name]

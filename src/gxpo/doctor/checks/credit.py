@@ -172,6 +172,8 @@ def all_right(log: RunLog) -> Finding | None:
     is_full = (log.has("reward_max") or is_round) and float(reward.mean()) > 0.97 * top and not log.gains
     high = log.first("reward") >= 0.9 * top and float(reward.mean()) >= 0.85 * top
     is_known = log.has("reward_max") or log.has("success") or is_round  # the largest reward, not the largest mean
+    if exactly and not is_known:
+        return None  # one reward for all that is no usual largest one: `reward_ignores_completion` says it
     if easy and is_known and not exactly and high and not log.gains:
         return finding(
             "all_right",
@@ -276,7 +278,9 @@ def no_diversity(log: RunLog) -> Finding | None:
     distinct = None if facts is None else facts.distinct_early
     if facts is not None and distinct is not None:
         count, size, rows = distinct
-        if size < 2 or count > min(1.5, 0.6 * size):
+        # of certain answers that are never scored apart, one in four may differ by a few words
+        most = 0.3 * size if log.is_silent and log.first_entropy < 0.05 else 0.0
+        if size < 2 or count > max(min(1.5, 0.6 * size), most):
             return None
         # short answers repeat by chance: an unsure policy may give equal ones
         if log.first_entropy > 0.3 and count > 1.2:
@@ -431,6 +435,11 @@ def _little_signal(log: RunLog) -> Finding | None:
         return None
     # in the middle most groups of four and more have both right and wrong answers, unless prompts differ much
     ids = ["group_too_small", "all_wrong"] if rate < 0.2 else ["no_diversity", "group_too_small"]
+    # one reward above the lowest in nearly every step is what the reward pays for anything
+    reward = log.values("reward")
+    usual = float(np.median(reward))
+    if float(silent.mean()) > 0.95 and float((np.abs(reward - usual) < 1e-6).mean()) > 0.7 and usual > low:
+        ids = ["reward_ignores_completion", "no_diversity"]
     return finding(
         ids,
         "warning",

@@ -33,7 +33,8 @@ def few_rows(log: RunLog) -> list[Finding]:
     n = max((len(log.values(name)) for name in (score_of(log), "grad_norm", "kl", "gap_kl", "gap_mean")), default=0)
     is_chosen = log.last_step >= 2 * n  # rows of a longer run that somebody picked
     # the last rows of a run, of which the beginning is not known
-    is_end = n >= MOST_ROWS and float(log.steps(score_of(log)).min(initial=0.0)) > 3 * n
+    steps = log.steps(score_of(log))
+    is_end = n >= MOST_ROWS and len(steps) > 0 and float(steps.min()) > 3 * n
     if not LEAST_ROWS <= n < MOST_ROWS and not is_end:
         return []
     signs = [sign(log) for sign in ((_certain_of_little,) if is_end else SIGNS if is_chosen else SIGNS_OF_FIRST_STEPS)]

@@ -71,6 +71,19 @@ def reward_ignores(log: RunLog) -> Finding | None:
             "right and wrong answers earn the same: the reward pays for anything",
             *(log.quote(n) for n in ("reward", "success", "zero_signal") if log.has(n)),
         )
+    # one reward for all, and none that right answers usually have
+    reward = log.values("reward")
+    level = float(reward.mean()) if len(reward) else 0.0
+    is_usual = abs(level - round(level)) <= 0.01 * abs(level) or log.has("reward_max") or log.has("success")
+    if len(reward) >= 5 and log.is_constant("reward") and log.is_silent and level > 0 and not is_usual:
+        return finding(
+            ["reward_ignores_completion", "all_right"],
+            "critical",
+            "likely",
+            f"every answer earns {level:.3g}: a part that all have is paid for, and nothing that tells them apart",
+            *(log.quote(n) for n in ("reward", "zero_signal", "grad_norm") if log.has(n)),
+            *(log.quote(f"component/{n}") for n in log.components()[:4]),
+        )
     # rollouts prove it: no variance within groups, some between them, and texts that differ
     spread = None if log.facts is None else log.facts.spread
     if spread is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gxpo.doctor.checks.update import MEANS
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.sickness import finding, sickness
@@ -97,11 +98,15 @@ def nothing_trained(log: RunLog) -> bool:
     """True if the gradient is exactly 0 in steps whose rewards differ within groups."""
     if not log.has("grad_norm"):
         return False
-    late = slice(len(log.values("grad_norm")) // 2, None)  # completions may have become too long on the way
+    # completions may have become too long on the way
+    late = slice(len(log.values("grad_norm")) // 2 if len(log.values("grad_norm")) > 3 else 0, None)
     still = log.values("grad_norm")[late] == 0
     zero = set(log.steps("grad_norm")[late][still].tolist())
     least = min(3, len(still))  # a pasted row or two of a longer run will do
     if len(zero) < max(least, 0.6 * len(still)) or (log.last_step < 3 and not (log.last_step == 2 == len(zero))):
+        return False
+    # rows that are means over many steps have the gradient of the last of them, which may have been without a signal
+    if log.source in MEANS and log.last_step >= 5 * log.n_steps and still.mean() < 0.95:
         return False
     # a spread over the whole step may lie between groups: single steps without a gradient are then chance
     if not log.has("zero_signal") and not log.has("advantage_max") and (still.mean() < 0.95 or log.is_solved):

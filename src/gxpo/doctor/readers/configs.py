@@ -272,10 +272,9 @@ class PrintedSettings:
         return False
 
     def add(self, pairs: dict[str, Any]) -> None:
-        """Take the settings of a printed dict that has several of one trainer's own."""
-        if any(sum(key in pairs for key in (*one.own_settings, *one.kl)) >= 2 for one in trainers().values()):
-            for name, text in pairs.items():
-                self.settings.setdefault(name, setting(str(text)))
+        """Take the settings of a printed dict."""
+        for name, text in pairs.items():
+            self.settings.setdefault(name, setting(str(text)))
 
     def _branch(self, line: str) -> bool:
         """Read a line of verl's tree, which ends where its braces are closed."""

@@ -276,13 +276,15 @@ class Console:
         if "train_runtime" in values:
             self._end_training()
             return
+        if any(sum(key in values for key in one.own_settings) > 1 for one in keys.trainers().values()):
+            self.settings.add(_pairs(text))
+            return
         for key in STEP_KEYS:
             values.pop(key, None)
         if not any(map(keys.is_metric, values)):
             named = {**figures_of(before), **values} if ":" in before.rstrip()[:-1] else {}
             if {"reward", "entropy"} <= {keys.by_words(key) for key in named}:
                 self.unnumbered_rows.append((float(len(self.unnumbered_rows) + 1), named))
-            self.settings.add(_pairs(text))
             logged = _MESSAGE.search(text)  # prime-rl's `json_sink`: the line is inside an object
             if logged is not None:
                 self._words(logged[1])
@@ -449,6 +451,8 @@ class Console:
             self.table.rows = [*self.earlier_rows, *self.table.rows]
         elif self.earlier_rows:
             self.table.notes.append(f"{len(self.earlier_rows)} rows of a training without a reward were left out")
+        if not self.table.is_numbered and len(self.unnumbered_rows) > 2 * len(self.table.rows) > 0:
+            self.table.rows = self.unnumbered_rows  # the others are of single answers
         self.word_rows = [(s, row) for s, row in self.word_rows if any(map(keys.is_metric, row)) or len(row) > 1]
         # Where dicts or verl's lines are, words with numbers are text: of completions that TRL prints, say.
         is_of_words = not self.table.rows

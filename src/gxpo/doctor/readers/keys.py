@@ -52,6 +52,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Floats], str]] = {
     "minus log": (lambda a: -np.log(a), "-log {}"),
     "percent": (lambda a: a / 100, "{} / 100"),
     "size": (np.abs, "|{}|"),
+    "itself": (lambda a: a, "{}"),
     "minus": (lambda a: -a, "-{}"),
     "rest": (lambda a: 1 - a, "1 - {}"),
     "less": (lambda a, b: a - b, "{} - {}"),
@@ -288,6 +289,9 @@ def by_words(key: str) -> str | None:
     """Name of a key by its words, whatever their order, case and abbreviation: "Avg Reward", "GrpStd", "% truncated";
     None where another meaning is as likely."""
     words = _words(key)
+    # the mean of a gradient's entries is not its length
+    if words == ["grad", "norm"] and "mean" in key.lower() and "norm" not in key.lower():
+        return None
     if (name := _names_of_words().get(frozenset(words))) is not None:
         return name
     # a part of the reward is told by the word for it, or by what stands behind "reward/"

@@ -220,7 +220,7 @@ def _row(row: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
     step, step_key = step_of(row)
     if isinstance(inner, Mapping):
         return step, figures(inner)
-    return step, of_group(row) | figures(row, leave=step_key)
+    return step, (of_group(row) if step is not None else {}) | figures(row, leave=step_key)
 
 
 def _padded(rows: list[Any]) -> set[str]:

@@ -157,7 +157,7 @@ def of_group(row: Mapping[str, Any]) -> dict[str, float]:
     return {
         "mean_reward": mean(numbers),
         "reward_std": pstdev(numbers),
-        "frac_reward_zero_std": float(max(numbers) == min(numbers)),
+        "frac_zero_std": float(max(numbers) == min(numbers)),
         "num_rollouts": float(len(numbers)),
         "num_groups": 1.0,
     }
