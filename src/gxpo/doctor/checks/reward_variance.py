@@ -75,7 +75,8 @@ def reward_ignores(log: RunLog) -> Finding | None:
     reward = log.values("reward")
     level = float(reward.mean()) if len(reward) else 0.0
     is_usual = abs(level - round(level)) <= 0.01 * abs(level) or log.has("reward_max") or log.has("success")
-    if len(reward) >= 5 and log.is_constant("reward") and log.is_silent and level > 0 and not is_usual:
+    is_alone = len(log.components()) < 2  # of several, `no_diversity` quotes what each pays
+    if is_alone and len(reward) >= 5 and log.is_constant("reward") and log.is_silent and level > 0 and not is_usual:
         return finding(
             ["reward_ignores_completion", "all_right"],
             "critical",
