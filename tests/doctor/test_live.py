@@ -169,7 +169,7 @@ def test_what_goes_wrong_inside_is_one_warning():
     lines.clear()
     other = Live("gxpo", warn=lines.append)
     other.row(2, {"reward_mean": 0.5}, {"no such name": 1.0})
-    assert lines == ["doctor: no more checks in this run: ValueError: not among runlog.NAMES: ['no such name']"]
+    assert lines == ["doctor: no more checks in this run: ValueError: not among series.NAMES: ['no such name']"]
 
 
 def test_without_a_warn_it_is_a_python_warning():

@@ -47,7 +47,8 @@ KEYS = {
     "verl": set(VERL["keys"]) | set(VERL["read"]),
     "gxpo": GXPO_KEYS,
 }
-KEYS["unsloth"], PYTHON["unsloth"] = KEYS["trl"], PYTHON["trl"]
+for patched in ("unsloth", "ms-swift"):
+    KEYS[patched], PYTHON[patched] = KEYS["trl"], PYTHON["trl"]
 SAID = [
     (s, f"{n}-{i}", line) for s in SOURCES for n, lines in remedy_table(s).items() for i, line in enumerate(lines)
 ] + [(s, f"enable-{need}", line) for s in ("trl", "verl", "gxpo") for need, line in trainers()[s].lines.items()]
@@ -70,7 +71,7 @@ def test_a_table_of_remedies_is_valid(name):
 
 
 def test_every_file_of_remedies_is_of_a_trainer_or_for_any():
-    assert {p.stem for p in FOLDER.glob("*")} == {*SOURCES, "any"} - {"unsloth"}
+    assert {p.stem for p in FOLDER.glob("*")} == {*SOURCES, "any"} - {"unsloth", "ms-swift"}
 
 
 def test_keys_are_real():

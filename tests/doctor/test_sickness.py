@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 from gxpo.doctor import diagnosis
-from gxpo.doctor.runlog import NAMES
+from gxpo.doctor.series import NAMES
 from gxpo.doctor.sickness import SICKNESSES, STAGES, Sickness, finding, sickness
 
 assert diagnosis  # registers the checks

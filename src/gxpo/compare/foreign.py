@@ -25,7 +25,7 @@ _CONFIGS = ("config.yaml", "config.yml", "config.json", "args.json", "args.yaml"
 
 
 def figure_of(log: RunLog, measure: str) -> tuple[Floats, Floats, str] | None:
-    """Steps, values and the trainer's key of a figure, by its name in `gxpo.doctor.runlog.NAMES` or by that key."""
+    """Steps, values and the trainer's key of a figure, by its name in `gxpo.doctor.series.NAMES` or by that key."""
     for table in (log.series, log.raw):
         for name, series in table.items():
             if measure in (name, series.key) and len(series.finite):

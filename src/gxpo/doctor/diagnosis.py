@@ -222,7 +222,7 @@ def _lines(source: str) -> Mapping[str, str]:
     one without a KL term no KL that is too strong.
     """
     lines = trainer(source).lines
-    return {k: v for k, v in lines.items() if "gxpo" not in v} if source == "unsloth" else lines
+    return {k: v for k, v in lines.items() if "gxpo" not in v} if source in ("unsloth", "ms-swift") else lines
 
 
 def _with_signal(findings: list[Finding], recompute: SignalInEqualGroups, rollouts: Rollouts) -> list[Finding]:

@@ -23,7 +23,8 @@ from gxpo.base.page import (
 from gxpo.doctor.evidence import LIMITS
 from gxpo.doctor.finding import Diagnosis, Finding
 from gxpo.doctor.remedies import MEASURED, foremost
-from gxpo.doctor.runlog import NAMES, RunLog
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import NAMES
 
 LONGEST = 2_000  # characters of a prompt or completion that are shown
 SHARES = re.compile(

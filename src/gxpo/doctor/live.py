@@ -17,8 +17,8 @@ from gxpo.doctor.reading import add_series
 from gxpo.doctor.remedies import foremost
 from gxpo.doctor.rollout_sample import KEPT
 from gxpo.doctor.rollouts import Rollouts, Row, assemble
-from gxpo.doctor.runlog import NAMES, RunLog
-from gxpo.doctor.series import Series
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import NAMES, Series
 
 ROWS = 4_000  # rows of figures that are kept
 FIRST, LAST = 200, 1_000  # rows that are always kept: the beginning, which is the baseline, and the end
@@ -76,7 +76,7 @@ class Live:
     def row(self, step: int, row: Mapping[str, Any], named_figures: Mapping[str, float] | None = None) -> None:
         """Add a step's figures under the trainer's keys; other values are dropped.
 
-        named_figures   those that the trainer does not log, under the names of `gxpo.doctor.runlog.NAMES`
+        named_figures   those that the trainer does not log, under the names of `gxpo.doctor.series.NAMES`
         """
         self._guarded(lambda: self._add(step, row, named_figures or {}))
 
@@ -85,7 +85,7 @@ class Live:
             self._rows.append((float(step), figures_of_row))
         if named_figures:
             if unknown := named_figures.keys() - NAMES.keys():
-                raise ValueError(f"not among runlog.NAMES: {sorted(unknown)}")
+                raise ValueError(f"not among series.NAMES: {sorted(unknown)}")
             self._named_rows.append((float(step), dict(named_figures)))
         self._rows, self._named_rows = _thinned(self._rows), _thinned(self._named_rows)
 

@@ -17,8 +17,8 @@ from gxpo.doctor.readers.files import candidates, dump_source, read_file
 from gxpo.doctor.readers.keys import trainer
 from gxpo.doctor.readers.table import Columns, Table
 from gxpo.doctor.rollout_files import rollouts
-from gxpo.doctor.runlog import NAMES, RunLog
-from gxpo.doctor.series import Series
+from gxpo.doctor.runlog import RunLog
+from gxpo.doctor.series import NAMES, Series
 
 LOOKED_FOR = (
     "trainer_state.json, metrics as JSON lines, CSV or TensorBoard events, stores of MLflow and trackio, consoles, "
@@ -40,7 +40,7 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None, run: str
     Raises `RecordError` where there is nothing at `path`, or several runs, or where `mapping` has an unknown name or a
     key that no file has. A path in which nothing can be read gives a log with an empty `read` and a note.
 
-    mapping  name of `gxpo.doctor.runlog.NAMES` -> the trainer's key that has it, before what is known of its keys
+    mapping  name of `gxpo.doctor.series.NAMES` -> the trainer's key that has it, before what is known of its keys
     run      name of the run to read, of a store or table that holds several
     """
     mapping = dict(mapping or {})
@@ -188,6 +188,8 @@ def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Map
     hints = set().union(*(table.hints for table in members.values()))
     if log.source == "trl" and "unsloth" in hints:
         log.source = "unsloth"
+    elif log.source == "trl" and any(key.startswith("train_speed(") for m in members.values() for key in m.columns):
+        log.source = "ms-swift"
     log.read = sorted({*log.read, *members})
 
 

@@ -17,8 +17,8 @@ from gxpo.doctor.runlog import RunLog
 
 UNTESTED = "(untested here)"  # no comparison of ours with enough seeds has measured what it does
 FOLDER = Path(__file__).with_name("remedies")
-SOURCES = ("trl", "unsloth", "verl", "gxpo")  # trainers with remedies in their own settings
-OURS = "gxpo.adapters.trl"  # unsloth replaces TRL's trainer, and with it ours
+SOURCES = ("trl", "unsloth", "ms-swift", "verl", "gxpo")  # trainers with remedies in their own settings
+OURS = "gxpo.adapters.trl"  # unsloth and ms-swift replace TRL's trainer, and with it ours
 MEASURED = re.compile(r" \[(?P<where>measured(?: in gxpo)?)(?:, (?P<but>[a-z ]+))?: (?P<figures>[^]]*)\]$")
 SCORE_SUSPECTS = ("verifier_rejects_right_answers", "labels_misaligned", "missing_scores", "reward_sign")
 METHOD = re.compile(r"\bmethod=|\bgxpo/|adv_estimator=|loss_mode=|loss_type=")  # a line that changes the method
@@ -28,7 +28,7 @@ ORDER = ("helped", "untested", "mixed", "undecided")  # what harmed is not advis
 @cache
 def remedy_table(source: str) -> Mapping[str, tuple[str, ...]]:
     """Remedies by sickness in one trainer's settings, read once from its file; `any`: those without settings."""
-    if source == "unsloth":
+    if source in ("unsloth", "ms-swift"):
         return {k: tuple(line for line in lines if OURS not in line) for k, lines in remedy_table("trl").items()}
     path = FOLDER / f"{source}.yaml"
     table = yamltext.plain(yamltext.load(path.read_text(encoding="utf-8"), path.name), path.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,70 +13,6 @@ from gxpo.doctor.rollout_answers import CORRECT, STYLE
 from gxpo.doctor.rollout_facts import Facts
 from gxpo.doctor.rollouts import Rollouts
 from gxpo.doctor.series import EMPTY, Floats, Series, Trend, are_of_pairs, denominator, number_of_tasks
-
-# Names of series. NAME is a reward function or component; every name but `step` may also stand behind `eval/`.
-NAMES: dict[str, str] = {
-    "reward": "mean total reward of the rollouts made in the step",
-    "reward_std": "spread of the total reward, as the trainer reports it (TRL 1.16: over all rollouts of the step)",
-    "reward_max": "largest total reward of the step",
-    "reward_min": "smallest total reward of the step",
-    "success": "share of rollouts that the verifier accepts",
-    "component/NAME": "mean of one reward function",
-    "component_std/NAME": "deviation of one reward function over the step's rollouts",
-    "zero_signal": "share of zero-signal groups",
-    "zero_right": "share of groups that are all right",
-    "zero_wrong": "share of groups that are all wrong",
-    "groups": "groups in the step",
-    "rollouts": "rollouts in the step",
-    "unscored": "rollouts without a score",
-    "advantage_mean": "mean advantage over tokens",
-    "advantage_max": "largest advantage",
-    "advantage_min": "smallest advantage",
-    "loss": "value minimised",
-    "grad_norm": "length of the gradient before clipping",
-    "lr": "learning rate",
-    "entropy": "mean entropy of the policy, nats",
-    "kl": "divergence from the reference, nats a token",
-    "kl_coef": "its coefficient in force",
-    "approx_kl": "divergence from the policy at the start of the step, nats a token",
-    "clip_fraction": "share of tokens that the ratio clip cuts",
-    "clip_low": "share of tokens cut at the lower side",
-    "clip_high": "share of tokens cut at the upper side",
-    "ratio_max": "largest ratio of current to proximal policy",
-    "weights_moved": "share of the weights that the step changed",
-    "weights_crc": "checksum of the weights after the step",
-    "empty_steps": "steps so far in which nothing moved",
-    "nonfinite_steps": "optimiser steps so far that were skipped, gradient not finite",
-    "optimiser_steps": "optimiser steps taken in the step",
-    "length": "mean completion length, tokens",
-    "length_max": "longest completion, tokens",
-    "length_min": "shortest completion, tokens",
-    "terminated_length": "mean length of completions that ended by themselves, tokens",
-    "truncated": "share of completions cut at the length limit",
-    "repetition": "share of completions that repeat themselves",
-    "gap_mean": "mean |log-prob of learner - of sampler|, nats",
-    "gap_max": "largest |log-prob of learner - of sampler|, nats",
-    "gap_probability": "mean |probability of learner - of sampler|",
-    "gap_pearson": "correlation of learner's and sampler's token probabilities",
-    "gap_kl": "divergence of the sampler from the learner, nats a token",
-    "gap_ratio": "mean importance ratio learner / sampler",
-    "staleness_mean": "updates between sampling and training, mean",
-    "staleness_max": "updates between sampling and training, largest",
-    "tool_calls": "tool calls per completion",
-    "tool_failures": "share of tool calls that fail",
-    "malformed": "share of turns without a readable action",
-    "illegal": "share of turns with an impossible action",
-    "turns": "mean number of turns",
-    "epoch": "passes over the data so far",
-    "seconds": "duration of the step",
-    "seconds_sampling": "of it sampling",
-    "eval/accuracy": "held-out accuracy",
-    "eval/reward": "held-out mean reward",
-    "eval/low": "lower end of the 95% interval of eval/accuracy",
-    "eval/high": "upper end of the 95% interval of eval/accuracy",
-    "eval/tasks": "held-out tasks",
-    "eval/pool_accuracy": "accuracy on training tasks, measured as eval/accuracy",
-}
 
 # Names of settings in `RunLog.config`; unknown ones are absent.
 SETTINGS: dict[str, str] = {
@@ -104,6 +41,8 @@ SETTINGS: dict[str, str] = {
     "lora": "whether an adapter is trained",
 }
 
+# Keys of a value model; verl calls all figures of advantages critic/...
+_CRITIC = re.compile(r"vf_(?:loss|explained_var|clipfrac)|critic/values|critic_loss|value_(?:loss|clipfrac)", re.I)
 USUAL_TASKS = 100  # of an evaluation whose size is unknown: benchmarks have 30 (AIME) to 500 (MATH-500)
 
 
@@ -113,7 +52,7 @@ class RunLog:
 
     source     name of the trainer: a file of `doctor/trainers`, unsloth or unknown
     read       files, relative to the path that was asked for
-    series     name (`NAMES`) -> figures, training rows only but for names under `eval/`
+    series     name (`gxpo.doctor.series.NAMES`) -> figures, training rows only but for names under `eval/`
     rollouts   a sample of them; None: none were found
     config     name (`SETTINGS`) -> value, from a configuration beside the run
     messages   warnings of the trainer that a console text holds
@@ -264,6 +203,11 @@ class RunLog:
         return None
 
     @cached_property
+    def has_critic(self) -> bool:
+        """True if a value model makes the advantages, so that a group without a spread has a signal all the same."""
+        return any(_CRITIC.search(series.key) for series in self.raw.values())
+
+    @cached_property
     def gains(self) -> bool:
         """True if reward, verdicts or evaluations rise beyond their noise."""
         lines = [line for name in ("reward", "success") if (line := self.trend(name)) is not None]
@@ -392,6 +336,8 @@ class RunLog:
     @cached_property
     def is_silent(self) -> bool:
         """True if hardly any group had a signal in any step."""
+        if self.has_critic:
+            return self.is_zero("grad_norm")
         if self.has("zero_signal"):
             return self.mean("zero_signal") >= 0.98
         if self.has("advantage_max", "advantage_min"):
@@ -434,6 +380,8 @@ class RunLog:
     @cached_property
     def is_silent_from_start(self) -> bool:
         """True if the first steps had no signal."""
+        if self.has_critic:
+            return self.first("grad_norm") == 0.0
         if self.has("zero_signal"):
             return self.first("zero_signal") >= 0.95
         return self._has_no_advantages or self._has_uniform_groups or self.first("grad_norm") == 0.0
@@ -457,7 +405,7 @@ class RunLog:
         epochs = self.number("epochs")
         n_losses, n_rewards = len(self.values("loss")), len(self.values("reward"))
         # TRL may be configured with more updates than a log of few rows shows: the larger one counts
-        if self.source == "trl" and 0 < 2 * n_rewards <= n_losses:
+        if self.source in ("trl", "ms-swift") and 0 < 2 * n_rewards <= n_losses:
             ratio = float(round(n_losses / n_rewards))
             return ratio if epochs is None or ratio > epochs else epochs
         return epochs

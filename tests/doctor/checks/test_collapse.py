@@ -38,3 +38,20 @@ def test_a_policy_that_breaks_in_the_first_steps_is_told_by_what_is_left() -> No
 def test_a_reward_that_falls_while_evaluations_hold_is_a_note() -> None:
     run = log(**healthy(reward=rise(0.7, 0.4) + noise(0.02), eval__accuracy=[0.5, 0.5, 0.52, 0.5, 0.52, 0.53]))
     assert [f.severity for f in diagnose(run).findings if f.ids[0] == "lr_too_high"] in ([], ["note"])
+
+
+def test_answers_that_shrink_before_the_reward_falls() -> None:
+    """Length 350 to 5 from the third step on, score up to 0.6 and then to 0.03, with an ordinary gradient at first."""
+    length = np.concatenate([[351, 353, 275, 286, 263, 214, 165, 180, 177, 178], rise(155, 75, 20), rise(74, 5, 18)])
+    score = np.concatenate([[0.37, 0.36, 0.5, 0.51, 0.6, 0.54, 0.52, 0.48, 0.62, 0.5], rise(0.5, 0.37, 20)])
+    score = np.concatenate([score, rise(0.37, 0.03, 18)])
+    grad = np.concatenate([np.full(10, 1.2), rise(2, 6, 20), rise(6, 40, 18)])
+    first = diagnose(log("verl", reward=score, length=length, grad_norm=grad, entropy=0.15)).findings[0]
+    assert first.ids[0] == "length_collapse" and "lr_too_high" in first.ids
+
+
+def test_answers_that_grow_into_their_limit_before_the_reward_falls() -> None:
+    cut = np.concatenate([np.full(15, 0.01), rise(0.05, 0.9, 45)])
+    reward = np.concatenate([rise(0.45, 0.6, 30), rise(0.6, 0.1, 30)]) + noise(0.01)
+    first = diagnose(log("roll", reward=reward, truncated=cut, length=rise(380, 1000), grad_norm=0.3)).findings[0]
+    assert first.ids[0] == "truncation" and "lr_too_high" in first.ids

@@ -56,3 +56,14 @@ def test_rollouts_of_a_bounded_age_are_too_far_off_policy() -> None:
 def test_a_gap_above_the_usual_from_the_first_step_is_a_mismatch_though_it_grows() -> None:
     run = log("unknown", gap_kl=np.geomspace(0.033, 2.1, 12), grad_norm=np.geomspace(0.2, 14, 12))
     assert diagnose(run).findings[0].ids == ("sampler_mismatch",)
+
+
+def test_a_gap_that_grows_between_fresh_rollouts_is_a_mismatch() -> None:
+    run = log("areal", **healthy(gap_kl=np.geomspace(0.001, 0.5, 60), staleness_mean=0.3, reward=rise(0.55, 0.0)))
+    first = diagnose(run).findings[0]
+    assert first.ids == ("sampler_mismatch", "stale_sampler") and "fresh" in first.title
+
+
+def test_a_kl_of_nats_before_any_update() -> None:
+    run = log(**healthy(kl=np.concatenate([[10833.0, 9211.0], np.full(58, 12000.0)]), reward=rise(0.3, 0.02)))
+    assert "logprob_shift" in diagnose(run).findings[0].ids

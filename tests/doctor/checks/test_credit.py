@@ -20,6 +20,7 @@ from tests.doctor.logs import (
 )
 
 from gxpo.doctor import RunLog, diagnose
+from gxpo.doctor.series import Series
 
 CASES: dict[str, RunLog] = {
     "all_wrong": log(**healthy(reward=0.0, reward_max=0.0, **SILENT), rows=answers(lambda g, m: m, lambda g, m: 0.0)),
@@ -95,3 +96,25 @@ def test_pairs_are_told_by_their_advantages() -> None:
     run = log("roll", **healthy(FLAT, pairs, reward=0.86 + noise(0.01)))
     assert run.group_size == 2 and diagnose(run).findings[0].ids == ("group_too_small",)
     assert log("roll", **healthy(FLAT, pairs, advantage_max=2.47)).group_size is None
+
+
+def test_groups_are_no_baseline_where_a_value_model_is() -> None:
+    """Rewards of 0 and 1 for single answers of PPO: a critic gives each of them an advantage."""
+    run = log("verl", **healthy(zero_signal=1.0, reward_std=None))
+    run.raw["critic/vf_explained_var"] = Series(np.arange(1.0, 61.0), np.full(60, 0.4), "critic/vf_explained_var")
+    assert diagnose(run).exit_code == 0
+
+
+def test_most_of_a_run_without_a_signal_at_the_top() -> None:
+    reward = np.concatenate([rise(4.0, 10.5, 20), np.full(180, 10.5)])
+    silent = np.concatenate([np.full(20, 0.2), np.full(180, 0.84)])
+    first = diagnose(log(reward=reward, zero_signal=silent, grad_norm=np.full(200, 0.1))).findings[0]
+    assert (first.ids[0], first.severity) == ("all_right", "warning")
+
+
+def test_one_reward_for_nearly_every_answer() -> None:
+    """A part for form is always paid, the task's never: 0.5 but for four steps of sixty."""
+    reward = np.concatenate([[0.36, 0.42, 0.5, 0.5], np.full(40, 0.5), [0.4], np.full(14, 0.5), [0.1]])
+    silent = np.where(reward == 0.5, 1.0, 0.5)
+    first = diagnose(log("unsloth", reward=reward, zero_signal=silent, grad_norm=0.1, kl=0.03)).findings[0]
+    assert first.ids[0] == "reward_ignores_completion"

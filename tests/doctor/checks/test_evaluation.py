@@ -95,3 +95,24 @@ def test_steps_made_again_lose_nothing_unless_the_reward_falls(fall: float, seve
 def test_sampling_that_waits_for_one_answer_is_a_warning_where_it_is_extreme(longest: float, severity: str) -> None:
     run = log(**healthy(length_max=longest, seconds=100.0, seconds_sampling=80.0))
     assert [(f.ids, f.severity) for f in diagnose(run).findings] == [(("slow_tail",), severity)]
+
+
+def test_tools_that_fail_from_one_step_on_come_before_the_fall() -> None:
+    """A sandbox that dies in the middle: the reward is gone with it, and no rate is to blame."""
+    alive, dead = [0.028, 0.023, 0.020, 0.030, 0.056, 0.093], [0.967, 0.98, 0.985, 0.985, 0.981, 0.968]
+    rewards = [0.594, 0.641, 0.516, 0.484, 0.391, 0.5], [0.0, 0.016, 0.0, 0.0, 0.0, 0.0]
+    run = log(tool_failures=alive * 5 + dead * 5, tool_calls=3.2, reward=rewards[0] * 5 + rewards[1] * 5, entropy=0.4)
+    first = diagnose(run).findings[0]
+    assert first.ids == ("tool_failures",) and "from step 31 on" in first.title
+
+
+def test_rollouts_that_take_ten_times_the_mean() -> None:
+    """Answers are of usual length; what is waited for is one trajectory."""
+    run = log(**healthy(seconds=551.1, seconds_sampling=508.9, rollout_seconds=43.5, rollout_seconds_max=508.9))
+    first = diagnose(run).findings[0]
+    assert (first.ids, first.severity) == (("slow_tail",), "warning")
+
+
+def test_many_passes_of_a_run_that_gains_and_is_not_evaluated_are_a_note() -> None:
+    run = log(**healthy(epoch=rise(0, 39)))
+    assert [f.severity for f in diagnose(run).findings if f.ids[0] == "duplicate_prompts"] == ["note"]

@@ -161,3 +161,20 @@ def test_one_reward_function_that_falls_to_nothing(tmp_path: Path) -> None:
     )
     first = diagnosis_of(text, tmp_path).findings[0]
     assert first.ids[0] == "lr_too_high" and "Format falls from 0.922 to 0" in first.title
+
+
+def test_rewards_that_hardly_differ(tmp_path: Path) -> None:
+    row = "{{'loss': -0.0009, 'grad_norm': 0.8, 'rewards/f/mean': {0}, 'reward': {0}, 'reward_std': 0.0013, "
+    row += "'frac_reward_zero_std': 0.79, 'entropy': 1.8}}\n"
+    text = "".join(row.format(r) for r in (-0.0334, -0.0333, -0.0334, -0.0336, -0.034))
+    (tmp_path / "console.txt").write_text(text)
+    first = diagnose(read(tmp_path / "console.txt")).findings[0]
+    assert first.ids[0] == "near_constant_reward"
+
+
+def test_the_end_of_a_run_whose_entropy_is_gone(tmp_path: Path) -> None:
+    scores = [0.156, 0.184, 0.128, 0.184, 0.269, 0.213, 0.241, 0.156] * 2
+    row = "step:{} - actor/entropy_loss:0.005 - critic/score/mean:{} - response_length/mean:35.0 - timing_s/gen:1.9\n"
+    (tmp_path / "logs.md").write_text("".join(row.format(383 + i, s) for i, s in enumerate(scores)))
+    first = diagnose(read(tmp_path / "logs.md")).findings[0]
+    assert "entropy_collapse" in first.ids

@@ -149,3 +149,18 @@ def test_answers_that_shrink_while_the_policy_leaves_its_reference() -> None:
     run = log("unknown", **healthy(length=np.geomspace(80, 13, 60), kl=kl, reward=rise(-1.9, -1.5) + noise(0.02)))
     first = diagnose(run).findings[0]
     assert first.ids == ("length_collapse", "kl_runaway") and first.grade == "possible"
+
+
+def test_a_form_that_is_learnt_first_and_right_answers_that_sink() -> None:
+    right = np.concatenate([rise(0.14, 0.12, 30), rise(0.12, 0.09, 30)]) + noise(0.02)
+    form = np.concatenate([rise(0.03, 0.95, 20), np.full(40, 0.97)])
+    run = log(**healthy(reward=right + form, component__accuracy_reward=right, component__format_reward=form))
+    assert diagnose(run).findings[0].ids == ("component_dominates",)
+
+
+def test_solved_training_tasks_and_held_out_answers_that_get_worse() -> None:
+    figures = {"reward": 0.94 + noise(0.02), "eval__reward": rise(0.904, 0.867, 33) + noise(0.003, 33)}
+    first = diagnose(
+        log("verl", **figures, reward_max=1.0, reward_min=0.0, grad_norm=2.0, entropy=rise(0.04, 0.02))
+    ).findings[0]
+    assert first.ids == ("memorising",)

@@ -106,3 +106,17 @@ def test_equal_groups_of_an_unsure_model_may_be_greedy() -> None:
     assert diagnose(log(**silent)).findings[0].ids == ("reward_ignores_completion", "no_diversity")
     warm = diagnose(log(config={"temperature": 1.0}, **silent)).findings[0]
     assert warm.ids == ("reward_ignores_completion",)
+
+
+def test_rewards_of_a_hundredth_that_only_shorten_the_answers() -> None:
+    """BLEU as the only reward: 0.009 to 0.02, a deviation of 0.008, and half of the length is gone."""
+    run = log(**healthy(reward=rise(0.009, 0.02), reward_std=0.008, length=rise(199, 80), zero_signal=0.02))
+    first = diagnose(run).findings[0]
+    assert first.ids == ("near_constant_reward", "length_collapse") and first.grade == "possible"
+
+
+def test_one_reward_that_is_no_usual_largest_one() -> None:
+    """Half a point for form, and a task's reward that is always 0."""
+    run = log(reward=0.5, component__reward_fn=0.5, zero_signal=1.0, reward_std=0.0, grad_norm=0.1, kl=0.03)
+    first = diagnose(run).findings[0]
+    assert first.ids == ("reward_ignores_completion", "all_right") and "earns 0.5" in first.title

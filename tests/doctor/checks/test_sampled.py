@@ -117,3 +117,21 @@ def test_a_mean_length_near_the_limit_is_possibly_cut() -> None:
     run = log(**healthy(reward=0.2 + noise(0.03), truncated=None, length=900 + noise(20), length_max=1024.0))
     findings = [f for f in diagnose(run).findings if f.ids[0] == "truncation"]
     assert [f.grade for f in findings] == ["possible"] and "88%" in findings[0].title
+
+
+def test_a_loss_that_keeps_no_rollout() -> None:
+    first = diagnose(log("roll", kept=np.zeros(6), entropy=np.zeros(6))).findings[0]
+    assert (first.ids, first.grade) == (("all_masked",), "proved")
+
+
+def test_cut_answers_that_training_cures() -> None:
+    cut = [0.271, 0.287, 0.102, 0.115, 0.166, 0.168, 0.172, 0.17, 0.217, 0.186, 0.125, 0.107, 0.098, 0.082]
+    score = [0.416, 0.438, 0.531, 0.49, 0.525, 0.604, 0.506, 0.537, 0.449, 0.543, 0.592, 0.539, 0.545, 0.545]
+    assert diagnose(log("verl", truncated=cut, reward=score, grad_norm=[0.7] * 14)).exit_code != 1
+
+
+def test_two_rows_without_a_gradient_although_rewards_differ() -> None:
+    """Half of the answers are whole: a mask of the others leaves a gradient."""
+    figures = {"reward": [0.707, 0.765], "zero_signal": [0.516, 0.547], "truncated": [0.516, 0.555]}
+    first = diagnose(log("ms-swift", grad_norm=[0.0, 0.0], kl=[0.0, 0.0], **figures)).findings[0]
+    assert first.ids[:2] == ("all_masked", "weights_do_not_move")

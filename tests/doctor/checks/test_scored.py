@@ -77,3 +77,8 @@ def test_a_total_that_is_one_component_less_another_has_a_negative_weight() -> N
     assert first.ids == ("reward_sign",) and "accuracy_reward" in first.title
     first_ids = {f.ids for f in diagnose(log(**healthy(parts, reward=form + 0.2 * right))).findings}
     assert ("reward_sign",) not in first_ids
+
+
+def test_a_score_in_other_units_below_zero_that_rises_is_no_flipped_verdict() -> None:
+    reward = rise(-123.3, -80.0) + noise(5.0)
+    assert diagnose(log(**healthy(reward=reward, component__score=reward))).exit_code != 1

@@ -62,3 +62,13 @@ def test_a_part_of_the_loss_tells_no_coefficient_of_the_kl() -> None:
     assert implied_beta(run) == pytest.approx(1.3)
     run.series["loss"] = replace(run.series["loss"], key="actor/pg_loss")
     assert implied_beta(run) is None
+
+
+def test_a_kl_in_the_reward_that_outweighs_it() -> None:
+    """Rewards of -1 to 1 with 13 of KL taken off: the empty answer is the best one."""
+    score = np.concatenate([[-0.68, -0.72, -0.84, -0.91, -0.92, -0.94, -0.97, -0.99], np.full(52, -1.0)])
+    length = np.concatenate([[1759, 1921, 1751, 1353, 1233, 1014, 623, 278], np.full(52, 1.0)])
+    charge = np.concatenate([[12.9, 13.4, 12.6, 9.8, 10.6, 14.2, 8.0, 2.5], np.full(52, 0.34)])
+    run = log("verl", reward=score, reward_max=1.0, reward_min=-1.0, kl_charge=charge, length=length, grad_norm=1.0)
+    first = diagnose(run).findings[0]
+    assert first.ids == ("kl_too_high", "length_collapse") and first.severity == "critical"

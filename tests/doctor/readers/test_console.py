@@ -301,3 +301,78 @@ def test_a_brace_of_a_printed_answer_hides_no_row(tmp_path):
     rows = [f"Epoch:[1/1]({s}/900), Reward:0.{s}, KL:0.02, Loss:0.1\n" for s in (1, 2, 3)]
     run = one(tmp_path, rows[0] + '{"name": "get_weather", "arguments": {\n' + rows[1] + rows[2])
     assert run.values("reward").tolist() == [0.1, 0.2, 0.3]
+
+
+def test_a_terminal_that_breaks_its_lines_within_figures(tmp_path):
+    row = (
+        "{'loss': -0.0, 'grad_norm': 0.16944053769111633, 'num_tokens': 13836.0, 'completions/mean_length': 384.0, "
+        "'completions/clipped_ratio': 1.0, 'rewards/_reward_action/mean': -2.25, 'reward': -2.974999904632568, "
+        "'frac_reward_zero_std': 0.5, 'epoch': 0.0}"
+    )
+    text = "".join(row[i : i + 100] + "\n" for i in range(0, len(row), 100))
+    assert text.splitlines()[1].endswith("'reward': -2.974999904")  # the break is within a figure
+    log = one(tmp_path, text * 2)
+    assert log.source == "trl"
+    assert log.values("reward").tolist() == [-2.974999904632568] * 2
+    assert log.values("truncated").tolist() == [1.0, 1.0]
+
+
+def test_fine_tuning_before_the_run_is_left_out(tmp_path):
+    text = (
+        "{'loss': 0.7222, 'grad_norm': 6.15, 'learning_rate': 1.9e-05, 'mean_token_accuracy': 0.81, 'epoch': 0.29}\n"
+        "{'loss': 0.0231, 'grad_norm': 1.97, 'learning_rate': 6.9e-07, 'mean_token_accuracy': 0.99, 'epoch': 4.86}\n"
+        "{'train_runtime': 412.02, 'train_loss': 0.258, 'epoch': 5.0}\n"
+        "{'loss': 0.0395, 'learning_rate': 9.96e-07, 'rewards/bleu/mean': 0.0094, 'reward': 0.0094, 'epoch': 0.01}\n"
+        "{'loss': 0.0749, 'learning_rate': 9.91e-07, 'rewards/bleu/mean': 0.0090, 'reward': 0.0090, 'epoch': 0.03}\n"
+    )
+    log = one(tmp_path, text)
+    assert log.values("lr").tolist() == [9.96e-07, 9.91e-07]
+    assert log.steps("reward").tolist() == [1, 2]
+    assert "log.txt: 2 rows of a training without a reward were left out" in log.notes
+
+
+def test_rewards_of_a_group_in_a_line(tmp_path):
+    text = (
+        "[step 0001] SKIP rewards=[0,0,0,0] rollout=764s elapsed=764s\n"
+        "[step 0002] SKIP rewards=[1,0,0,1] rollout=731s elapsed=1496s\n"
+    )
+    log = one(tmp_path, text)
+    assert log.values("reward").tolist() == [0.0, 0.5]
+    assert log.values("reward_std").tolist() == [0.0, 0.5]
+
+
+def test_figures_of_a_line_before_its_dict(tmp_path):
+    text = (
+        "2025-09-25 04:05:16,956 - train - INFO - rl_loss: 0.0038, l2_norm: 0.06, token_entropy: 0.82, "
+        "reward_data: {'total_num': 256, 'total_reward': 144.0}, metadata: {'clamped': tensor(0.29)}\n"
+        "2025-09-25 04:11:05,453 - train - INFO - rl_loss: 0.0, l2_norm: 0.0, token_entropy: 7.05, "
+        "reward_data: {'total_num': 256, 'total_reward': 0.0}, metadata: {'clamped': tensor(0.92)}\n"
+    )
+    log = one(tmp_path, text)
+    assert log.values("reward").tolist() == [144.0, 0.0]
+    assert log.values("entropy").tolist() == [0.82, 7.05]
+
+
+def test_settings_in_a_printed_dict(tmp_path):
+    text = (
+        "[base_pipeline.py (71)] [INFO] {'ppo_epochs': 1, 'use_kl_loss': True, 'kl_loss_coef': 5.0, "
+        "'num_return_sequences_in_group': 8, 'rollout_batch_size': 16}\n"
+        '[INFO] {"system/global_step": 0, "critic/score/mean": 0.4453125, "token/response_length/mean": 370.9}\n'
+    )
+    log = one(tmp_path, text)
+    assert (log.source, log.setting("beta"), log.setting("group_size")) == ("roll", 5, 8)
+
+
+def test_a_small_table_below_the_lines_of_a_run(tmp_path):
+    lines = [f"step:{i} - critic/score/mean:0.{i} - timing_s/gen:21.3 - timing_s/step:56.4" for i in range(1, 5)]
+    table = "label,lambda,lr,steps,accuracy\nbase,0,1e-5,50,0.4000\n"
+    log = one(tmp_path, "\n".join(lines) + "\n" + table)
+    assert log.source == "verl" and log.values("reward").tolist() == [0.1, 0.2, 0.3, 0.4]
+
+
+def test_ms_swift_is_told_by_its_speed(tmp_path):
+    text = (
+        '{"loss": 0.0, "grad_norm": 0.0, "reward": 0.707, "frac_reward_zero_std": 0.5, "kl": 0.0, '
+        '"global_step/max_steps": "1/547", "train_speed(iter/s)": 0.00314}\n'
+    )
+    assert one(tmp_path, text).source == "ms-swift"

@@ -5,7 +5,16 @@ import json
 import pytest
 
 from gxpo.doctor import read
-from gxpo.doctor.readers.keys import by_words, evaluations, is_metric, names, source, trainer_key, written_key
+from gxpo.doctor.readers.keys import (
+    by_words,
+    evaluations,
+    is_metric,
+    names,
+    restored,
+    source,
+    trainer_key,
+    written_key,
+)
 
 
 @pytest.mark.parametrize(
@@ -125,3 +134,21 @@ def test_a_spread_of_the_reward_and_a_rate_are_keys_of_many_trainers():
     assert source(["reward", "reward_std", "loss", "grad_norm"]) == "unknown"
     assert source(["optim/lr", "reward/mean", "progress/step"]) == "unknown"
     assert source(["optim/lr", "optim/grad_norm", "reward/mean"]) == "prime-rl"
+
+
+def test_a_trainers_keys_with_underlines_for_strokes(tmp_path):
+    text = (
+        "step,actor_grad_norm,actor_lr,critic_score_mean,response_length_mean,timing_s_gen,timing_s_step,"
+        "training_epoch,val-core_textcraft_acc_mean@1\n"
+        "1,0.0,5e-06,0.25,3462.2,50.4,74.9,0,0.5\n2,0.1,5e-06,0.5,3100.9,42.5,64.0,0,0.75\n"
+    )
+    (tmp_path / "metrics.csv").write_text(text, encoding="utf-8")
+    log = read(tmp_path / "metrics.csv")
+    assert log.source == "verl"
+    assert log.values("reward").tolist() == [0.25, 0.5]
+    assert log.values("grad_norm").tolist() == [0.0, 0.1]
+    assert log.values("eval/accuracy").tolist() == [0.5, 0.75]
+
+
+def test_two_keys_with_underlines_tell_no_trainer():
+    assert restored(["actor_grad_norm", "actor_lr", "critic_score_mean"]) == {}

@@ -279,3 +279,29 @@ def test_a_second_table_of_the_same_steps_adds_its_columns():
     assert table is not None and table.rows == [(1.0, {"reward": 0.1, "KL": 0.3}), (2.0, {"reward": 0.2, "KL": 0.4})]
     other = text.replace("| 2 | 9 | .4 |", "| 3 | 9 | .4 |")
     assert from_delimited(other, "t.md").rows == [(1.0, {"reward": 0.1}), (2.0, {"reward": 0.2})]
+
+
+def test_rows_below_a_key_of_their_own(tmp_path):
+    rows = [{"step": 10 * i, "reward": 0.25 * i, "rewards/f/mean": 0.25 * i} for i in range(1, 5)]
+    (tmp_path / "m.json").write_text(json.dumps({"total_steps": 4, "steps": rows}, indent=2))
+    log = read(tmp_path / "m.json")
+    assert log.source == "trl" and log.values("reward").tolist() == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_rows_that_list_the_rewards_of_a_group(tmp_path):
+    (tmp_path / "grpo_log.jsonl").write_text(
+        '{"step": 1, "rewards": [0.0, 1.0], "mean_reward": 0.5, "skipped": false, "lr": 0.01}\n'
+        '{"step": 2, "rewards": [1.0, 1.0], "mean_reward": 1.0, "skipped": true, "lr": 0.01}\n'
+    )
+    log = read(tmp_path / "grpo_log.jsonl")
+    assert log.values("reward").tolist() == [0.5, 1.0]
+    assert log.values("zero_signal").tolist() == [0.0, 1.0]
+    assert log.group_size == 2
+
+
+def test_starts_that_were_given_up_are_left_out(tmp_path):
+    steps = [1, 2, 1, 2, 3, 1, *range(2, 61)]
+    (tmp_path / "m.jsonl").write_text("".join(f'{{"step": {s}, "mean_reward": {i}}}\n' for i, s in enumerate(steps)))
+    log = read(tmp_path / "m.jsonl")
+    assert log.steps("reward").tolist() == list(range(1, 61)) and log.values("reward")[0] == 5
+    assert "m.jsonl: 5 rows of starts that were given up were left out" in log.notes

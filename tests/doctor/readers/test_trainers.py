@@ -6,7 +6,8 @@ import pytest
 
 from gxpo.doctor.diagnosis import MISSING
 from gxpo.doctor.readers.keys import OPERATIONS, source, trainer, trainers
-from gxpo.doctor.runlog import NAMES, SETTINGS
+from gxpo.doctor.runlog import SETTINGS
+from gxpo.doctor.series import NAMES
 
 TRAINERS = sorted(trainers())
 

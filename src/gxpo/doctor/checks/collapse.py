@@ -55,6 +55,8 @@ def _steps_of_fall(values: Floats, start: float, low: float) -> int:
         "verifier_outage",
         "near_constant_reward",
         "non_finite",
+        "tool_failures",
+        "kl_too_high",
         *SAMPLER,
     ),
 )
@@ -64,6 +66,8 @@ def lr_too_high(log: RunLog) -> Finding | None:
         return _few_points(log)
     if log.entropy_coefficient is not None:
         return None
+    if (by_length := _length_moves_first(log)) is not None:
+        return by_length
     reward, signs, evidence = log.values("reward"), [], []
     start, noise = _start(reward), _calm_noise(reward)
     # of the difference of a mean of two first steps and of the last fifth
@@ -140,6 +144,69 @@ def lr_too_high(log: RunLog) -> Finding | None:
         *evidence,
         log.quote("lr", ".2g") if log.has("lr") else "",
     )
+
+
+def _length_moves_first(log: RunLog) -> Finding | None:
+    """Report answers that shrink, or run into their limit, well before the reward falls and with an ordinary gradient:
+    what is sampled changes first, and the reward follows."""
+    score, reward, steps = log.trend("reward"), log.values("reward"), log.steps("reward")
+    if score is None or len(reward) < FEW:
+        return None
+    lost = score.best - score.last
+    if lost < max(4 * score.ends_error, 0.2 * abs(score.best)) or score.last > max(score.first, 0.6 * score.best):
+        return None
+    # the step at which half of the fall from the peak is done
+    smooth = np.convolve(reward, np.ones(3) / 3, mode="valid")
+    peak = int(smooth.argmax())
+    after = np.flatnonzero(smooth[peak:] < (smooth[peak] + smooth[peak:].min()) / 2)
+    if not len(after):
+        return None
+    fall = float(steps[min(peak + int(after[0]) + 1, len(steps) - 1)])
+    margin = max(2.0, (steps[-1] - steps[0]) / 20)
+    # a gradient that is already long is of an update that is too large
+    grad, at = log.values("grad_norm"), log.steps("grad_norm")
+    usual = float(np.median(grad[:5])) if len(grad) else 0.0
+    for name, title, has_moved in (
+        ("length_collapse", "answers shrink first, and the reward falls after them", _has_shrunk),
+        ("truncation", "answers grow into their limit first, and the reward falls after that", _is_cut),
+    ):
+        begin = has_moved(log)
+        if begin is None or begin > fall - margin or _is_long(grad[at <= begin], usual):
+            continue
+        kin = "length_hack" if name == "truncation" else "kl_runaway"
+        return finding(
+            [name, kin, "lr_too_high"],
+            "critical",
+            "likely",
+            title,
+            f"by step {begin:.0f} the one, by step {fall:.0f} half of the other",
+            *(log.quote(n) for n in ("length", "truncated", "reward", "grad_norm", "kl", "lr") if log.has(n)),
+            "does the reward, or a KL term of the wrong sign or size, pay for length?",
+        )
+    return None
+
+
+def _is_long(grad: Floats, usual: float) -> bool:
+    """True if the last gradients are several times as long as usual; a single spike is none."""
+    return usual > 0 and len(grad) > 0 and float(np.median(grad[-5:])) > 4 * usual
+
+
+def _has_shrunk(log: RunLog) -> float | None:
+    """Step from which on answers have at most half of their first length, to the end; None where they do not."""
+    length, steps = log.values("length"), log.steps("length")
+    if len(length) < FEW or not log.last("length") < 0.4 * log.first("length"):
+        return None
+    long = np.flatnonzero(length > 0.6 * log.first("length"))
+    return float(steps[min(long[-1] + 1, len(steps) - 1)]) if len(long) else None
+
+
+def _is_cut(log: RunLog) -> float | None:
+    """Step from which on a quarter of the answers or more is cut, to the end, where few were at first."""
+    cut, steps = log.values("truncated"), log.steps("truncated")
+    if len(cut) < FEW or log.first("truncated") > 0.1 or log.last("truncated") < 0.4:
+        return None
+    few = np.flatnonzero(cut < 0.2)
+    return float(steps[min(few[-1] + 1, len(steps) - 1)]) if len(few) else None
 
 
 def _breaks_at_once(log: RunLog, start: float, error: float) -> str:

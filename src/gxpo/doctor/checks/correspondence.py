@@ -33,6 +33,7 @@ USUAL = {
     "gap_probability": 0.02,
     "gap_kl": 0.005,
 }  # nats, probability: above what bfloat16 engines show when in step
+MOST_KL = 20.0  # nats a token: more than the first updates bring about
 FAR = 0.1  # nats a token that a step moves the policy from where it sampled; 1e-3 to 1e-2 is usual
 SHIFTED = {"gap_mean": 0.5, "gap_probability": 0.2, "gap_kl": 0.5}
 
@@ -212,6 +213,8 @@ def grows(log: RunLog, name: str) -> bool:
     follows=("wrong_template",),
 )
 def logprob_shift(log: RunLog) -> Finding | None:
+    if (far := _far_at_first(log)) is not None:
+        return far
     name = _gap(log)
     at_once = name is not None and float(log.values(name)[0]) > SHIFTED[name]
     apart = log.has("gap_pearson") and float(log.values("gap_pearson")[0]) < 0.5
@@ -249,6 +252,24 @@ def logprob_shift(log: RunLog) -> Finding | None:
     )
 
 
+def _far_at_first(log: RunLog) -> Finding | None:
+    """Report a KL of nats a token in the first row, before any update could bring it about."""
+    kl, steps = log.values("kl"), log.steps("kl")
+    if len(kl) < 2 or steps[0] > 10 or "reward" in log.key("kl"):
+        return None
+    if kl[0] < MOST_KL:
+        return None
+    return finding(
+        ["logprob_shift", "kl_runaway"],
+        "warning" if log.gains else "critical",
+        "likely",
+        f"the policy is {kl[0]:.3g} nats a token from its reference before it has moved: the log-probs are of other "
+        "tokens, of a mask that sampling had, or of another model",
+        log.quote("kl"),
+        *(log.quote(n) for n in ("grad_norm", "loss", "entropy") if log.has(n)),
+    )
+
+
 @sickness(
     "stale_sampler",
     3,
@@ -281,6 +302,8 @@ def stale_sampler(log: RunLog) -> Finding | None:
     if name == "gap_max" and log.last(name) < 1.0:
         return None
     values = log.values(name)
+    if _is_fresh(log):
+        return None  # it is no age that grows
     if float(values[0]) > 3 * USUAL.get(name, 0.1):
         return None  # weights that were never apart at first begin near 0
     # a sampler that lags by a constant number of updates has a gap that stays at one level
@@ -299,6 +322,11 @@ def stale_sampler(log: RunLog) -> Finding | None:
     )
 
 
+def _is_fresh(log: RunLog) -> bool:
+    """True if rollouts are recorded to be at most two updates old, from the first to the last."""
+    return len(log.values("staleness_mean")) >= 6 and float(log.values("staleness_mean").max()) < 2.5
+
+
 @sickness(
     "sampler_mismatch",
     3,
@@ -314,6 +342,15 @@ def sampler_mismatch(log: RunLog) -> Finding | None:
     # of few values, one that begins as usual is of a sampler that falls behind
     if name is not None and len(log.values(name)) < 6 and float(log.values(name)[0]) < USUAL[name]:
         return None
+    if name is not None and _is_fresh(log) and grows(log, name) and log.last(name) > 3 * USUAL[name]:
+        return finding(
+            ["sampler_mismatch", "stale_sampler"],
+            "warning" if log.gains else "critical",
+            "likely",
+            "sampler and learner come apart, although rollouts are fresh: the same weights give other probabilities",
+            *(log.quote(n) for n in (*GAPS, "staleness_mean", "reward") if log.has(n)),
+            "weights whose delivery is counted and does not arrive look the same: their checksums would tell",
+        )
     large = (
         name is not None and float(np.median(log.values(name))) > USUAL[name] and log.first(name) > 0.6 * USUAL[name]
     )

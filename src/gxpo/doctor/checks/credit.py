@@ -172,6 +172,8 @@ def all_right(log: RunLog) -> Finding | None:
     is_full = (log.has("reward_max") or is_round) and float(reward.mean()) > 0.97 * top and not log.gains
     high = log.first("reward") >= 0.9 * top and float(reward.mean()) >= 0.85 * top
     is_known = log.has("reward_max") or log.has("success") or is_round  # the largest reward, not the largest mean
+    if exactly and not is_known:
+        return None  # one reward for all that is no usual largest one: `reward_ignores_completion` says it
     if easy and is_known and not exactly and high and not log.gains:
         return finding(
             "all_right",
@@ -204,7 +206,7 @@ def all_right(log: RunLog) -> Finding | None:
             if cold is not None and cold < 0.2:
                 ids.reverse()
                 evidence.append(f"sampling temperature = {cold:g}: the groups hold one answer each")
-        elif exactly and has_no_rollouts and log.source == "trl":
+        elif exactly and has_no_rollouts and log.source in ("trl", "ms-swift"):
             ids.append("missing_scores")
             evidence.append("a scorer that returns None for wrong answers looks the same: the completions would tell")
         return finding(
@@ -217,9 +219,13 @@ def all_right(log: RunLog) -> Finding | None:
     if log.is_solved and log.has("zero_signal") and log.last("zero_signal") > 0.8:
         steps = log.steps("reward")
         since = steps[int(np.argmax(level))] if level.any() else steps[-1]
+        silent = log.column("zero_signal")
+        late = silent.values[silent.steps >= since]
+        is_idle = float(level[steps >= since].mean()) > 0.7 and float(late.mean()) > 0.75
+        is_early = (since - steps[0]) < 0.2 * (steps[-1] - steps[0]) and len(steps) >= 100
         return finding(
             "all_right",
-            "note",
+            "warning" if is_idle and is_early else "note",
             "likely",
             f"done: nearly all answers are right from step {since:.0f} on",
             log.quote("reward"),
@@ -272,7 +278,9 @@ def no_diversity(log: RunLog) -> Finding | None:
     distinct = None if facts is None else facts.distinct_early
     if facts is not None and distinct is not None:
         count, size, rows = distinct
-        if size < 2 or count > min(1.5, 0.6 * size):
+        # of certain answers that are never scored apart, one in four may differ by a few words
+        most = 0.3 * size if log.is_silent and log.first_entropy < 0.05 else 0.0
+        if size < 2 or count > max(min(1.5, 0.6 * size), most):
             return None
         # short answers repeat by chance: an unsure policy may give equal ones
         if log.first_entropy > 0.3 and count > 1.2:
@@ -374,6 +382,8 @@ def _unmoved(log: RunLog, step: int) -> bool:
 )
 def group_too_small(log: RunLog) -> Finding | None:
     size = log.group_size
+    if log.has_critic:
+        return None
     if size is None or size > 3:
         return _little_signal(log)
     if size <= 1:
@@ -425,6 +435,11 @@ def _little_signal(log: RunLog) -> Finding | None:
         return None
     # in the middle most groups of four and more have both right and wrong answers, unless prompts differ much
     ids = ["group_too_small", "all_wrong"] if rate < 0.2 else ["no_diversity", "group_too_small"]
+    # one reward above the lowest in nearly every step is what the reward pays for anything
+    reward = log.values("reward")
+    usual = float(np.median(reward))
+    if float(silent.mean()) > 0.95 and float((np.abs(reward - usual) < 1e-6).mean()) > 0.7 and usual > low:
+        ids = ["reward_ignores_completion", "no_diversity"]
     return finding(
         ids,
         "warning",

@@ -42,9 +42,10 @@ def duplicate_prompts(log: RunLog) -> Finding | None:
         return finding(
             "duplicate_prompts", "note", "proved", "the same few prompts are used again and again", *evidence
         )
+    is_unjudged = not tiny and log.evaluation is None and log.gains
     return finding(
         "duplicate_prompts",
-        "warning",
+        "note" if is_unjudged else "warning",
         "proved" if tiny else "likely",
         "the same few prompts are used again and again",
         *evidence,
@@ -266,6 +267,16 @@ def _second_rise(rates: Floats) -> int | None:
 )
 def tool_failures(log: RunLog) -> Finding | None:
     for name in ("tool_failures", "malformed", "illegal"):
+        if (begin := _fails_from(log, name)) is not None:
+            return finding(
+                "tool_failures",
+                "critical",
+                "likely",
+                f"tool calls fail from step {begin:.0f} on, and the reward falls with them",
+                log.quote(name),
+                log.quote("reward"),
+                *(log.quote(n) for n in ("tool_calls", "turns", "grad_norm") if log.has(n)),
+            )
         if log.has(name) and log.first(name) > 0.5 and log.last(name) > 0.5 and not log.falls(name):
             # of next to no calls the share says nothing
             if name == "tool_failures" and log.has("tool_calls") and log.mean("tool_calls") < 0.05:
@@ -281,6 +292,21 @@ def tool_failures(log: RunLog) -> Finding | None:
     return None
 
 
+def _fails_from(log: RunLog, name: str) -> float | None:
+    """Step from which most calls fail to the end of the run, where few did before and the reward has lost half since;
+    None without one."""
+    failing, steps = log.values(name), log.steps(name)
+    few = np.flatnonzero(failing < 0.5)
+    if len(failing) < 8 or len(few) < 3 or len(failing) - few[-1] - 1 < 3 or float(np.median(failing[few])) > 0.3:
+        return None
+    begin = float(steps[few[-1] + 1])
+    reward, at = log.values("reward"), log.steps("reward")
+    before, after = reward[at < begin][-5:], reward[at >= begin]
+    if len(before) < 3 or len(after) < 3 or not float(np.median(after)) < 0.5 * float(before.mean()):
+        return None
+    return begin
+
+
 @sickness(
     "slow_tail",
     5,
@@ -290,9 +316,21 @@ def tool_failures(log: RunLog) -> Finding | None:
     follows=("truncation", "no_eos", "length_hack"),
 )
 def slow_tail(log: RunLog) -> Finding | None:
-    if not log.has("seconds_sampling", "seconds", "length", "length_max"):
+    if not log.has("seconds_sampling", "seconds"):
         return None
     share = log.mean("seconds_sampling") / max(log.mean("seconds"), 1e-9)
+    # by what was sampled, or by the time that it took: a tool or an engine may be what is waited for
+    if share > 0.7 and log.mean("rollout_seconds_max") > 8 * max(log.mean("rollout_seconds"), 1e-9):
+        return finding(
+            "slow_tail",
+            "warning",
+            "likely",
+            f"sampling takes {share:.0%} of a step and waits for rollouts "
+            f"{log.mean('rollout_seconds_max') / log.mean('rollout_seconds'):.0f} times as long as the mean",
+            *(log.quote(n) for n in ("rollout_seconds_max", "rollout_seconds", "seconds_sampling", "seconds")),
+        )
+    if not log.has("length", "length_max"):
+        return None
     tail = log.mean("length_max") / max(log.mean("length"), 1e-9)
     if share < 0.5 or tail < 8:
         return None

@@ -31,10 +31,13 @@ class Sign:
 def few_rows(log: RunLog) -> list[Finding]:
     """Findings of a table of four to fourteen rows, as reports have it, where a sign is strong; as possible only."""
     n = max((len(log.values(name)) for name in (score_of(log), "grad_norm", "kl", "gap_kl", "gap_mean")), default=0)
-    if not LEAST_ROWS <= n < MOST_ROWS:
-        return []
     is_chosen = log.last_step >= 2 * n  # rows of a longer run that somebody picked
-    signs = [sign(log) for sign in (SIGNS if is_chosen else SIGNS_OF_FIRST_STEPS)]
+    # the last rows of a run, of which the beginning is not known
+    steps = log.steps(score_of(log))
+    is_end = n >= MOST_ROWS and len(steps) > 0 and float(steps.min()) > 3 * n
+    if not LEAST_ROWS <= n < MOST_ROWS and not is_end:
+        return []
+    signs = [sign(log) for sign in ((_certain_of_little,) if is_end else SIGNS if is_chosen else SIGNS_OF_FIRST_STEPS)]
     return [
         finding(
             sign.ids,
@@ -300,7 +303,32 @@ def _unsure_of_all(log: RunLog) -> Sign | None:
     return Sign(("wrong_template", "logprob_shift"), title, ("entropy", "kl", "grad_norm"))
 
 
-SIGNS_OF_FIRST_STEPS = (_certain_of_little, _of_few_rollouts, _clipped_from_start, _unsure_of_all, _spikes_of_kl)
+def _hardly_differs(log: RunLog) -> Sign | None:
+    """Rewards whose spread is a twentieth of their level in all rows, most groups silent, away from a round top."""
+    score, spread, silent = (log.values(name) for name in (score_of(log), "reward_std", "zero_signal"))
+    level = float(np.abs(score).mean()) if len(score) else 0.0
+    if len(score) < LEAST_ROWS or len(spread) < LEAST_ROWS or not len(silent) or float(np.ptp(score)) > 0.1 * level:
+        return None
+    if (
+        not 0 < float(spread.max()) < 0.06 * level
+        or float(silent.min()) < 0.5
+        or abs(level - round(level)) < 0.02 * level
+    ):
+        return None
+    title = "rewards hardly differ, most groups have no signal, and division by their deviation makes noise of the rest"
+    return Sign(
+        ("near_constant_reward", "all_wrong", "no_diversity"), title, ("reward_std", "zero_signal", "grad_norm")
+    )
+
+
+SIGNS_OF_FIRST_STEPS = (
+    _hardly_differs,
+    _certain_of_little,
+    _of_few_rollouts,
+    _clipped_from_start,
+    _unsure_of_all,
+    _spikes_of_kl,
+)
 SIGNS = (
     *SIGNS_OF_FIRST_STEPS,
     _entropy_gone,

@@ -332,7 +332,9 @@ def component_dominates(log: RunLog) -> Finding | None:
     big = share.get(other, 0.0) > 0.6
     # without shares: it explains most of the gain, and correctness at most a third, within its error
     gain, change = log.trend("reward").change, log.trend(f"component/{other}").change  # type: ignore[union-attr]
-    explains = not share and change > 0.6 * gain and right.change + 2 * right.error < gain / 3
+    explains = change > 0.6 * gain and right.change + 2 * right.error < gain / 3
+    # late shares of a form that is learnt say nothing of what was paid for before
+    explains = explains and (not share or right.change <= 0)
     if not (right.falls or big or explains):
         return None
     # a component for length is better known by its symptom
@@ -415,9 +417,21 @@ def memorising(log: RunLog) -> Finding | None:
     # training reward between the first evaluation and the last: what was gained before shows in neither
     since = log.steps(source) >= log.steps(name)[0]
     train = trend(log.values(source)[since])
+    values = log.values(name)
+    held_out = trend(values)
+    is_done = train is not None and not train.rises and train.last > 0.9 * max(log.top_reward, 1.0)
+    if is_done and held_out is not None and len(values) >= 8 and held_out.falls:
+        return finding(
+            "memorising",
+            "warning",
+            "likely",
+            "training tasks are solved, and held-out answers get worse with every further step",
+            log.quote(source),
+            log.quote(name),
+            f"change of a line through the evaluations {held_out.change:+.2g}, standard error {held_out.error:.2g}",
+        )
     if train is None or not train.rises:
         return None
-    values = log.values(name)
     gain = max(train.ends, train.change)
     change, error = line(log, name)
     # the level differs (greedy against sampled), so the gains are compared; a gain of greedy accuracy is capped at 1

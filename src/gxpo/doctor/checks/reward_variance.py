@@ -13,6 +13,7 @@ from gxpo.doctor.sickness import finding, sickness
 BLOWN_UP = 10  # times the largest advantage that a group can give its members
 SPIKE = 1000.0  # gradient norm, in itself and in medians of the run, that advantages of about 1 do not reach
 FAR_KL = 1.0  # nats a token from the reference, from which the policy itself may have broken
+TINY = 0.05  # size up to which rewards are small beside the usual 0 to 1
 FAINT = 2e-3  # length of a gradient that is made of rounding; advantages of about 1 give 0.01 and more
 
 
@@ -69,6 +70,20 @@ def reward_ignores(log: RunLog) -> Finding | None:
             "proved",
             "right and wrong answers earn the same: the reward pays for anything",
             *(log.quote(n) for n in ("reward", "success", "zero_signal") if log.has(n)),
+        )
+    # one reward for all, and none that right answers usually have
+    reward = log.values("reward")
+    level = float(reward.mean()) if len(reward) else 0.0
+    is_usual = abs(level - round(level)) <= 0.01 * abs(level) or log.has("reward_max") or log.has("success")
+    is_alone = len(log.components()) < 2  # of several, `no_diversity` quotes what each pays
+    if is_alone and len(reward) >= 5 and log.is_constant("reward") and log.is_silent and level > 0 and not is_usual:
+        return finding(
+            ["reward_ignores_completion", "all_right"],
+            "critical",
+            "likely",
+            f"every answer earns {level:.3g}: a part that all have is paid for, and nothing that tells them apart",
+            *(log.quote(n) for n in ("reward", "zero_signal", "grad_norm") if log.has(n)),
+            *(log.quote(f"component/{n}") for n in log.components()[:4]),
         )
     # rollouts prove it: no variance within groups, some between them, and texts that differ
     spread = None if log.facts is None else log.facts.spread
@@ -137,6 +152,8 @@ def near_constant(log: RunLog) -> Finding | None:
             )
     if (blown_up := _blown_up(log)) is not None:
         return blown_up
+    if (tiny := _tiny(log)) is not None:
+        return tiny
     if not log.has("reward"):
         return None
     # a gradient of rounding: rewards differ by prompt, and within a group by their last bits
@@ -233,6 +250,26 @@ def _blown_up(log: RunLog) -> Finding | None:
         log.quote("reward_std") if log.has("reward_std") else "",
         "the largest advantage of these steps would tell: far above the root of the group's size, a deviation near 0 "
         "was divided by",
+    )
+
+
+def _tiny(log: RunLog) -> Finding | None:
+    """Report rewards within a few hundredths of 0 whose deviation is divided by itself, where what moves is the length
+    of the answers; as possible only."""
+    reward, spread = log.values("reward"), log.values("reward_std")
+    if len(reward) < 20 or not len(spread) or len(log.components()) > 1 or log.setting("scale") == "none":
+        return None
+    if float(np.abs(reward).max()) > TINY or float(np.median(spread)) > TINY / 4 or not float(spread.max()) > 0:
+        return None
+    if log.correctness or log.evaluation or not log.last("length") < 0.6 * log.first("length"):
+        return None
+    return finding(
+        ["near_constant_reward", "length_collapse"],
+        "warning",
+        "possible",
+        f"rewards are at most {reward.max():.2g} and differ by {np.median(spread):.1g}: divided by that, they pay as "
+        "much as right answers would, and what moves is the length",
+        *(log.quote(n) for n in ("reward", "reward_std", "length", "grad_norm") if log.has(n)),
     )
 
 

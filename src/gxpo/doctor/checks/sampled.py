@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gxpo.doctor.checks.update import MEANS
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.sickness import finding, sickness
@@ -97,11 +98,15 @@ def nothing_trained(log: RunLog) -> bool:
     """True if the gradient is exactly 0 in steps whose rewards differ within groups."""
     if not log.has("grad_norm"):
         return False
-    late = slice(len(log.values("grad_norm")) // 2, None)  # completions may have become too long on the way
+    # completions may have become too long on the way
+    late = slice(len(log.values("grad_norm")) // 2 if len(log.values("grad_norm")) > 3 else 0, None)
     still = log.values("grad_norm")[late] == 0
     zero = set(log.steps("grad_norm")[late][still].tolist())
     least = min(3, len(still))  # a pasted row or two of a longer run will do
-    if len(zero) < max(least, 0.6 * len(still)) or log.last_step < 3:
+    if len(zero) < max(least, 0.6 * len(still)) or (log.last_step < 3 and not (log.last_step == 2 == len(zero))):
+        return False
+    # rows that are means over many steps have the gradient of the last of them, which may have been without a signal
+    if log.source in MEANS and log.last_step >= 5 * log.n_steps and still.mean() < 0.95:
         return False
     # a spread over the whole step may lie between groups: single steps without a gradient are then chance
     if not log.has("zero_signal") and not log.has("advantage_max") and (still.mean() < 0.95 or log.is_solved):
@@ -122,10 +127,18 @@ def nothing_trained(log: RunLog) -> bool:
     0,
     "every completion is masked: no gradient although rewards differ",
     "gradient norm 0 in steps whose groups have spread",
-    needs=("grad_norm",),
+    needs=("grad_norm", "kept"),
     follows=("no_eos", "lr_too_high", "entropy_collapse", "missing_scores"),
 )
 def all_masked(log: RunLog) -> Finding | None:
+    if log.is_zero("kept") and len(log.values("kept")) >= 3:
+        return finding(
+            "all_masked",
+            "critical",
+            "proved",
+            "the loss keeps no rollout: all are masked out",
+            *(log.quote(n) for n in ("kept", "truncated", "reward", "grad_norm") if log.has(n)),
+        )
     if not nothing_trained(log):
         return None
     # a collapsed policy gives one answer, whose gradient is 0: that came later than the collapse
@@ -134,8 +147,8 @@ def all_masked(log: RunLog) -> Finding | None:
         return None
     evidence = [log.quote(n) for n in ("grad_norm", "reward_std", "zero_signal", "truncated") if log.has(n)]
     rate = log.values("lr")
-    # few completions are cut, so that a mask of cut ones can't be the reason
-    if log.has("truncated") and log.last("truncated") < 0.5:
+    # where some completions are whole, a mask of cut ones can't be the reason
+    if log.has("truncated") and log.last("truncated") < ALL - 0.1:
         is_known = log.has("zero_signal") or log.has("advantage_max")
         return finding(
             ["all_masked", "weights_do_not_move", *([] if is_known else ["no_diversity"])],
@@ -193,6 +206,8 @@ def truncation(log: RunLog) -> Finding | None:
     if max(share, late) < 0.2 or (2 <= len(log.values("truncated")) < 5 and log.last_step < 20):
         return None  # a few first steps of a policy that has not been trained yet
     shares = dict(zip(log.steps("truncated").astype(int).tolist(), log.values("truncated").tolist(), strict=True))
+    if late < 0.5 * share and late < 0.15 and not log.falls("reward"):
+        return None  # training cures it
     # answers that earn as much when cut lose nothing by it
     split = None if facts is None else facts.cut_scores(shares)
     evidence = [log.quote("truncated"), log.quote("length"), log.quote("reward")]

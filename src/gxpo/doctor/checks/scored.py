@@ -376,7 +376,7 @@ def reward_sign(log: RunLog) -> Finding | None:
     if (
         len(components) <= 1
         and high <= 1e-9
-        and low < -0.05
+        and -1.05 < low < -0.05
         and (log.rises("reward") or (log.evaluation_gain < 0 and not log.falls("reward")))
     ):
         worse = log.evaluation_gain < 0 and log.evaluation != "eval/reward"

@@ -12,7 +12,7 @@ from gxpo.doctor.series import stationary
 from gxpo.doctor.sickness import finding, sickness
 
 LEAST = 20  # steps below which a flat run is no evidence of anything
-MEANS = ("trl", "unsloth")  # trainers whose rows are means over the steps since the last
+MEANS = ("trl", "unsloth", "ms-swift")  # trainers whose rows are means over the steps since the last
 NOT_FINITE = re.compile(
     r"contains either `?inf`?|(?:loss|grad\w{0,20}|logits|probabilit\w{1,20}|tensor)\b.{0,40}\b(?:nan|inf)\b", re.I
 )
@@ -291,10 +291,12 @@ def strong_kl(log: RunLog) -> float | None:
     4,
     "KL coefficient too high: the policy is held at its reference",
     "coefficient (stated, or loss / KL) of at least 0.5 while reward is flat and KL stays small",
-    needs=("kl", "kl_coef"),
+    needs=("kl", "kl_coef", "kl_charge"),
     follows=(),
 )
 def kl_too_high(log: RunLog) -> Finding | None:
+    if (outweighed := _outweighed(log)) is not None:
+        return outweighed
     beta = strong_kl(log)
     if beta is None or log.n_steps < LEAST or log.gains or log.is_silent or log.is_solved:
         return None
@@ -312,6 +314,28 @@ def kl_too_high(log: RunLog) -> Finding | None:
         "" if is_stated else f"loss / kl = {beta:.3g} at most steps",
         log.quote("reward"),
         *(still(log)[1] or ()),
+    )
+
+
+def _outweighed(log: RunLog) -> Finding | None:
+    """Report a KL in the reward that is larger than all differences of the rewards: the paid reward rises as answers
+    lose their tokens, whatever becomes of the scores."""
+    charge = log.values("kl_charge")
+    if len(charge) < 8 or not log.has("reward") or log.gains:
+        return None
+    bounds = [log.values(n) for n in ("reward", "reward_max", "reward_min") if log.has(n)]
+    span = max(float(v.max()) for v in bounds) - min(float(v.min()) for v in bounds)
+    if not float(charge[:5].mean()) > 2 * span > 0:
+        return None
+    shrinks = log.has("length") and log.last("length") < 0.5 * log.first("length")
+    return finding(
+        ["kl_too_high", *(["length_collapse"] if shrinks else [])],
+        "critical",
+        "likely",
+        "the KL that the reward is charged outweighs it"
+        + (": it is least where answers are shortest" if shrinks else ""),
+        f"{log.key('kl_charge')} {charge[:5].mean():.3g} in the first steps, rewards differ by {span:.3g} at most",
+        *(log.quote(n) for n in ("kl_charge", "reward", "length", "kl") if log.has(n)),
     )
 
 

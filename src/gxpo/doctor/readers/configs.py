@@ -6,16 +6,18 @@ are joined by dots, and a key counts whatever stands before it ("grpo.learning_r
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.base.errors import GxpoError
+from gxpo.doctor.readers.keys import SAME_KEYS, trainers
 from gxpo.doctor.readers.keys import trainer as trainer_of
-from gxpo.doctor.readers.keys import trainers
-from gxpo.doctor.readers.table import Table, flat
+from gxpo.doctor.readers.table import Table, flat, setting
 
 LARGEST = 2_000_000  # characters of a file that may be a configuration
 
@@ -23,6 +25,19 @@ _MODEL = ("architectures", "model_type", "_from_model_config", "tokenizer_class"
 _DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 _VALUE = re.compile(r"^([^.]+)\.value(?![^.])")
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+_COMMAND = re.compile(
+    r"verl\.trainer|\btrl grpo\b|openrlhf\.cli|skyrl\S*\.(?:main|entrypoints)|--(?:learning_rate|num_generations|"
+    r"max_completion_length|rollout-max-response-len|rollout-batch-size)\b"
+)
+_OPTION = re.compile(r"--([A-Za-z][\w.-]*)(?:[= ]+(?!--)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
+_OVERRIDE = re.compile(r"(?<![\w.-])\+{0,2}([a-z_]\w*(?:\.\w+)+)=('[^']*'|\"[^\"]*\"|[^\s\\]+)")
+_COMMANDS = ("verl.trainer", "trl grpo", "openrlhf.cli", "skyrl", "--")  # one of them is in every match of _COMMAND
+_ARGUMENTS = re.compile(r"\b(?:GRPOConfig|TrainingArguments|UnslothGRPOConfig)\($")
+_ARGUMENT = re.compile(r"^\s*(\w+)=(.*)$")
+_DOTTED = re.compile(r"^\s*(?:\S+:\s+)?(\w+) \.{3,} (\S.*)$")  # Megatron's arguments, which slime prints
+_TREE = re.compile(r"^\s*\{'actor_rollout_ref': \{|^\s*\{'(?:actor|algorithm|data|critic)\w*': \{")
+_LARGEST = 400_000  # characters of a printed tree
 
 
 def from_text(text: str) -> Table | None:
@@ -122,7 +137,7 @@ def translate(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
             translated[name] = _clean(name, setting)
     if one.kl:
         translated["beta"] = _kl_coefficient(settings, one.kl)
-    special = _SPECIAL.get("trl" if source == "unsloth" else source)
+    special = _SPECIAL.get(SAME_KEYS.get(source, source))
     if special is not None:
         special(settings, translated)
     return {name: v for name, v in translated.items() if v is not None}
@@ -219,3 +234,60 @@ _SPECIAL: dict[str, Callable[[Mapping[str, Any], dict[str, Any]], None]] = {
     "gxpo": _gxpo,
     "nemo-rl": _nemo_rl,
 }
+
+
+@dataclass
+class PrintedSettings:
+    """Collector of printed settings: command lines, transformers' arguments, verl's tree of its configuration."""
+
+    open: str = ""  # "command", "arguments" or "tree" while one goes on
+    settings: dict[str, Any] = field(default_factory=dict)
+    _tree: list[str] = field(default_factory=list)
+    _depth: int = 0
+    _size: int = 0
+
+    def take(self, line: str) -> bool:
+        """Read a line; True if it belongs to settings."""
+        if self.open == "tree" or _TREE.match(line):
+            return self._branch(line)
+        if self.open == "arguments":
+            pair = _ARGUMENT.match(line)
+            if pair is not None:
+                self.settings.setdefault(pair[1], setting(pair[2].rstrip().removesuffix(",")))
+                return True
+            self.open = ""
+            return line.strip() == ")"
+        if " ..." in line and (argument := _DOTTED.match(line)) is not None:
+            self.settings.setdefault(argument[1], setting(argument[2]))
+            return True
+        if line.endswith("(") and _ARGUMENTS.search(line):
+            self.open = "arguments"
+            return True
+        if self.open == "command" or (any(c in line for c in _COMMANDS) and _COMMAND.search(line)):
+            pairs = [*_OPTION.findall(line), *_OVERRIDE.findall(line)]
+            for name, text in pairs:
+                self.settings.setdefault(name.replace("-", "_"), setting(text) if text else True)
+            self.open = "command" if line.rstrip().endswith("\\") else ""
+            return bool(pairs)
+        return False
+
+    def add(self, pairs: dict[str, Any]) -> None:
+        """Take the settings of a printed dict."""
+        for name, text in pairs.items():
+            self.settings.setdefault(name, setting(str(text)))
+
+    def _branch(self, line: str) -> bool:
+        """Read a line of verl's tree, which ends where its braces are closed."""
+        self.open = "tree"
+        self._tree.append(line)
+        self._size += len(line)
+        self._depth += line.count("{") - line.count("}")
+        if self._depth <= 0 or self._size > _LARGEST:
+            try:
+                tree = ast.literal_eval("\n".join(self._tree).strip())
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                tree = None
+            for name, setting in flat(tree).items():
+                self.settings.setdefault(name, setting)
+            self.open, self._tree, self._depth, self._size = "", [], 0, 0
+        return True

@@ -14,7 +14,6 @@ Where each form was read:
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterable
@@ -22,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.doctor.readers import keys
-from gxpo.doctor.readers.table import NUMBER, STEP_KEYS, Row, Table, figures_of, flat, number, setting, split_rows
+from gxpo.doctor.readers.configs import PrintedSettings
+from gxpo.doctor.readers.table import NUMBER, STEP_KEYS, Row, Table, figures_of, number, split_rows
 
 _MESSAGE = re.compile(r"\"message\": \"(.*?[^\\])\"")
 _RAY = re.compile(r"^\([\w.:<>]+ (?:pid|ip)=[^)]*\)\s?")
@@ -40,6 +40,7 @@ _SPAN = re.compile(rf"\|\s{{0,40}}({NUMBER})(ms|s|m|h)\s{{0,8}}(?:({NUMBER})s)?\
 _COUNT = re.compile(r"[\[(]\s?(\d{1,12})\s?/\s?\d{1,12}\s?[\])]")  # "(120/9997)"
 _HEADING = re.compile(r"[^\w\n]*(?:global[_ ])?(?:step|iteration|iter)\s?[:#=]?\s?\d+(?:\s?/\s?\d+)?[^\w\n]*", re.I)
 _PAIR_ALONE = re.compile(rf"\s*[-*\u2022|]?\s*([A-Za-z][\w ./@()-]{{0,60}}?)\s*[:=]\s*({NUMBER})\s?(%?)\W{{0,3}}")
+NARROWEST = 60  # characters of a terminal's line
 LONGEST_BLOCK = 25  # lines below such a heading
 _EPOCH = re.compile(r"\bepoch\b", re.I)  # of a line that names no step
 _LABEL = re.compile(r"\b(?:rollout|perf|eval|passrate|multi_turn) (\d{1,12}): $")  # slime's, before a dict
@@ -64,19 +65,6 @@ _RAISED = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\
 _FIGURES = re.compile(r"0x[0-9a-f]+|\d[\d.,:/e+-]*")  # in which alike messages differ: times, steps, addresses
 _OF_LIBRARIES = ("FutureWarning", "DeprecationWarning")  # of what a later version will change
 _BAR_END = re.compile(r"\d{1,12}/\d{1,12} \[[^\[\]]{0,200}\]\s*")
-
-_COMMAND = re.compile(
-    r"verl\.trainer|\btrl grpo\b|openrlhf\.cli|skyrl\S*\.(?:main|entrypoints)|--(?:learning_rate|num_generations|"
-    r"max_completion_length|rollout-max-response-len|rollout-batch-size)\b"
-)
-_OPTION = re.compile(r"--([A-Za-z][\w.-]*)(?:[= ]+(?!--)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
-_OVERRIDE = re.compile(r"(?<![\w.-])\+{0,2}([a-z_]\w*(?:\.\w+)+)=('[^']*'|\"[^\"]*\"|[^\s\\]+)")
-_COMMANDS = ("verl.trainer", "trl grpo", "openrlhf.cli", "skyrl", "--")  # one of them is in every match of _COMMAND
-_ARGUMENTS = re.compile(r"\b(?:GRPOConfig|TrainingArguments|UnslothGRPOConfig)\($")
-_ARGUMENT = re.compile(r"^\s*(\w+)=(.*)$")
-_DOTTED = re.compile(r"^\s*(?:\S+:\s+)?(\w+) \.{3,} (\S.*)$")  # Megatron's arguments, which slime prints
-_TREE = re.compile(r"^\s*\{'actor_rollout_ref': \{|^\s*\{'(?:actor|algorithm|data|critic)\w*': \{")
-_LARGEST = 400_000  # characters of a printed tree
 
 # Lines without any of these have nothing to read: the log of an engine has millions.
 _MARKS = (
@@ -153,58 +141,6 @@ def _without_bars(text: str) -> str:
 
 
 @dataclass
-class PrintedSettings:
-    """Collector of printed settings: command lines, transformers' arguments, verl's tree of its configuration."""
-
-    open: str = ""  # "command", "arguments" or "tree" while one goes on
-    settings: dict[str, Any] = field(default_factory=dict)
-    _tree: list[str] = field(default_factory=list)
-    _depth: int = 0
-    _size: int = 0
-
-    def take(self, line: str) -> bool:
-        """Read a line; True if it belongs to settings."""
-        if self.open == "tree" or _TREE.match(line):
-            return self._branch(line)
-        if self.open == "arguments":
-            pair = _ARGUMENT.match(line)
-            if pair is not None:
-                self.settings.setdefault(pair[1], setting(pair[2].rstrip().removesuffix(",")))
-                return True
-            self.open = ""
-            return line.strip() == ")"
-        if " ..." in line and (argument := _DOTTED.match(line)) is not None:
-            self.settings.setdefault(argument[1], setting(argument[2]))
-            return True
-        if line.endswith("(") and _ARGUMENTS.search(line):
-            self.open = "arguments"
-            return True
-        if self.open == "command" or (any(c in line for c in _COMMANDS) and _COMMAND.search(line)):
-            pairs = [*_OPTION.findall(line), *_OVERRIDE.findall(line)]
-            for name, text in pairs:
-                self.settings.setdefault(name.replace("-", "_"), setting(text) if text else True)
-            self.open = "command" if line.rstrip().endswith("\\") else ""
-            return bool(pairs)
-        return False
-
-    def _branch(self, line: str) -> bool:
-        """Read a line of verl's tree, which ends where its braces are closed."""
-        self.open = "tree"
-        self._tree.append(line)
-        self._size += len(line)
-        self._depth += line.count("{") - line.count("}")
-        if self._depth <= 0 or self._size > _LARGEST:
-            try:
-                tree = ast.literal_eval("\n".join(self._tree).strip())
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                tree = None
-            for name, setting in flat(tree).items():
-                self.settings.setdefault(name, setting)
-            self.open, self._tree, self._depth, self._size = "", [], 0, 0
-        return True
-
-
-@dataclass
 class Console:
     """Reader of a console text line by line; `table` holds the figures so far."""
 
@@ -226,6 +162,7 @@ class Console:
     section: str = ""  # of bullets
     block: int = 0  # lines left of those below a heading that names a step alone
     n_evaluations: int = 0
+    earlier_rows: list[Row] = field(default_factory=list)  # of a training without a reward that has ended
 
     def read(self, chunks: Iterable[str]) -> Table:
         """Read pieces of whole lines. Only lines with a mark are parsed, and those that continue one."""
@@ -315,32 +252,48 @@ class Console:
         end = line.find("}")
         self.open.append(line if end < 0 else line[: end + 1])
         if end >= 0:
-            text, self.open = "\n".join(self.open), []
+            # a terminal breaks at its width, within numbers, too
+            widths = {len(part) for part in (self.prefix + self.open[0], *self.open[1:-1])}
+            is_wrapped = max(widths) - min(widths) <= 2 and min(widths) >= NARROWEST
+            text, self.open = ("" if is_wrapped else "\n").join(self.open), []
             self.dicts.append((_pairs(text), text, self.prefix))
 
     def _add_dicts(self) -> None:
         """Add the dicts since the last line of another form as rows, and the progress bars among them."""
         rows_at = [self.rows]  # rows of training before each dict
         split = split_rows([texts for texts, _, _ in self.dicts])
-        for (texts, text, before), (step, _, values) in zip(self.dicts, split, strict=True):
+        begin = 0  # of the training that goes on, among these
+        for place, ((texts, text, before), (step, _, values)) in enumerate(zip(self.dicts, split, strict=True)):
             self._row(step, self._without_lost_rates(values, texts), text, before)
+            begin = place + 1 if rows_at[-1] > self.rows else begin
             rows_at.append(self.rows)
-        self.table.bars += [(rows_at[place], step, length) for place, step, length in self.bars if rows_at[place]]
+        bars = [bar for bar in self.bars if bar[0] >= begin]
+        self.table.bars += [(rows_at[place], step, length) for place, step, length in bars if rows_at[place]]
         self.dicts, self.bars = [], []
 
     def _row(self, step: float | None, values: dict[str, float], text: str, before: str) -> None:
         """Add a dict's figures as a row, if it is of training; `before`: what stands before it in its line."""
         if "train_runtime" in values:
+            self._end_training()
+            return
+        if any(sum(key in values for key in one.own_settings) > 1 for one in keys.trainers().values()):
+            self.settings.add(_pairs(text))
             return
         for key in STEP_KEYS:
             values.pop(key, None)
         if not any(map(keys.is_metric, values)):
+            named = {**figures_of(before), **values} if ":" in before.rstrip()[:-1] else {}
+            if {"reward", "entropy"} <= {keys.by_words(key) for key in named}:
+                self.unnumbered_rows.append((float(len(self.unnumbered_rows) + 1), named))
             logged = _MESSAGE.search(text)  # prime-rl's `json_sink`: the line is inside an object
             if logged is not None:
                 self._words(logged[1])
             elif step is not None and len(values) > 1:
                 self.unknown_rows.append((step, values))
             return
+        # the first reward, in an epoch before the last row's: another training has begun
+        if "reward" in values and self.table.rows and values.get("epoch", 1e9) < self.table.rows[-1][1].get("epoch", 0):
+            self._end_training()
         # OpenRLHF and others print the step before the dict, SkyRL above it
         step_before = _LABEL.search(before) or _STEP.search(before)
         if step is None and step_before is not None:
@@ -358,6 +311,12 @@ class Console:
         else:
             self.table.is_numbered = True
         self.table.rows.append((step, values))
+
+    def _end_training(self) -> None:
+        """Set rows without a reward aside at the end of their training: fine-tuning before the run, with its own steps
+        and rates."""
+        if self.table.rows and not any("reward" in row for _, row in self.table.rows):
+            self.earlier_rows, self.table.rows, self.table.bars, self.rows = self.table.rows, [], [], 0
 
     def _without_lost_rates(self, values: dict[str, float], texts: dict[str, Any]) -> dict[str, float]:
         """Leave out learning rates of which the decimals that were printed show nothing (SkyRL's "0.0000")."""
@@ -488,12 +447,21 @@ class Console:
             self.unnumbered_rows.append((float(len(self.unnumbered_rows) + 1), values))
 
     def _end(self) -> None:
+        if self.earlier_rows and not any("reward" in row for _, row in self.table.rows):
+            self.table.rows = [*self.earlier_rows, *self.table.rows]
+        elif self.earlier_rows:
+            self.table.notes.append(f"{len(self.earlier_rows)} rows of a training without a reward were left out")
+        if not self.table.is_numbered and len(self.unnumbered_rows) > 2 * len(self.table.rows) > 0:
+            self.table.rows = self.unnumbered_rows  # the others are of single answers
         self.word_rows = [(s, row) for s, row in self.word_rows if any(map(keys.is_metric, row)) or len(row) > 1]
         # Where dicts or verl's lines are, words with numbers are text: of completions that TRL prints, say.
-        if not self.table.rows or self.n_evaluations:
+        is_of_words = not self.table.rows
+        if is_of_words or self.n_evaluations:
             self.table.rows += self.word_rows
             self.table.is_numbered = self.table.is_numbered or bool(self.word_rows)
-        if not self.table.rows:
+        # lines without a number that have the reward, beside numbered ones that have evaluations alone
+        has_reward = any("reward" in map(keys.by_words, row) for _, row in self.table.rows)
+        if not self.table.rows or (is_of_words and self.unnumbered_rows and not has_reward):
             self.table.rows = self.unnumbered_rows
         if not self.table.rows and self.unknown_rows:
             self.table.rows, self.table.is_known, self.table.is_numbered = self.unknown_rows, False, True

@@ -36,6 +36,8 @@ LONGEST = 4_000_000  # characters of a line; the rest of a longer one is left ou
 _CHUNK = 1 << 20
 _EVENTS = b"brain.Event:"  # in the first record of every event file of TensorBoard
 _COLUMNS = re.compile(r"^[ \t]*(?:global_)?(?:step|iter\w{0,6})s?[ \t]+[A-Za-z]", re.I | re.M)  # a head between blanks
+# A line of metrics of a console: a small table beside it is none of the run's own.
+_SCRIPT = re.compile(r"\bstep:\d+ - |\{'(?:loss|reward)': ")
 LEAST_ROWS = 3  # of a table that no trainer is known to write
 
 
@@ -118,13 +120,15 @@ def _read_text(path: Path, start: str, run: str | None) -> Table | None:
         unknown = table
     if size <= 50_000_000 and (any(m in start for m in ("\t", ",", "|", ";", "\u2502")) or _COLUMNS.search(start)):
         table = rows.from_delimited(_text_of(path), path.name, run)
-        if table is not None and table.rows and table.is_known:
+        if table is not None and table.rows and table.is_known and not _SCRIPT.search(_text_of(path)):
             return table
         unknown = unknown or table
-    notes = []
+    small, notes = table if table is not None and table.is_known else None, []
     # whatever else it is, a text may be a console's; a configuration has no figures
     table = console.read(_chunks(path, notes))
     table.notes += notes
+    if small is not None and len(small.rows) >= len(table.rows) * table.is_known:
+        return small
     if table.rows and not table.is_known:
         unknown = unknown or table
     elif table.rows or table.messages or (table.settings and configs.trainer(table.settings)):
@@ -275,5 +279,5 @@ def dump_source(path: Path) -> str:
         return "gxpo"
     # ms-swift, which has TRL's settings, writes a line of columns for each step
     if all(f'"{key}": ['.encode() in head for key in ("step", "prompt")) and b'"completion"' in head:
-        return "trl"
+        return "ms-swift"
     return "verl" if all(f'"{key}":'.encode() in head for key in ("input", "output", "gts", "score")) else "unknown"

@@ -17,7 +17,7 @@ from gxpo.doctor.series import Floats
 Columns = Mapping[str, tuple[list[float], list[float]]]
 
 FOLDER = Path(__file__).parents[1] / "trainers"
-SAME_KEYS = {"unsloth": "trl"}  # unsloth patches TRL and writes its keys
+SAME_KEYS = {"unsloth": "trl", "ms-swift": "trl"}  # they patch TRL and write its keys
 UNKNOWN = "unknown"
 LONGEST = 300  # characters of a key that may have a name: patterns of keys are not linear in its length
 SHOWN = LONGEST + 20  # characters of a longer key that are kept: without a tracker's prefix, too, it has no name
@@ -52,6 +52,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Floats], str]] = {
     "minus log": (lambda a: -np.log(a), "-log {}"),
     "percent": (lambda a: a / 100, "{} / 100"),
     "size": (np.abs, "|{}|"),
+    "itself": (lambda a: a, "{}"),
     "minus": (lambda a: -a, "-{}"),
     "rest": (lambda a: 1 - a, "1 - {}"),
     "less": (lambda a, b: a - b, "{} - {}"),
@@ -67,7 +68,7 @@ class Trainer:
     own_keys        pattern of the beginning of keys that no other trainer writes
     least_keys      own keys that tell the trainer
     has_prefixes    `train/` and `eval/` are parts of its keys, not put before them by a tracker
-    keys            key -> name in `gxpo.doctor.runlog.NAMES`; of several keys with one name the first counts
+    keys            key -> name in `gxpo.doctor.series.NAMES`; of several keys with one name the first counts
     patterns        pattern of a whole key -> name with groups
     no_reward       keys that look like the reward -> what they are
     aliases         pattern of the beginning of a key -> what stands there in `keys`
@@ -210,6 +211,42 @@ def is_step(key: str) -> bool:
     return written_key(key) in STEP_KEYS or trainer_key(key) in STEP_KEYS or _words(key) == ["step"]
 
 
+LEAST_RESTORED, LEAST_OWN = 5, 3  # keys, and those that only their trainer writes, by which a spelling is told
+
+
+@cache
+def _underlined(name: str) -> Mapping[str, str]:
+    """Keys of a trainer with underlines for their strokes -> as the trainer writes them."""
+    return {key.replace("/", "_"): key for key in trainer(name).keys if "/" in key}
+
+
+@cache
+def _underlined_evaluations(name: str) -> tuple[tuple[re.Pattern[str], re.Pattern[str]], ...]:
+    """Patterns of a trainer's evaluations, with underlines for strokes and as they are."""
+    return tuple((re.compile(p.pattern.replace("/", "_")), p) for p, _ in trainer(name).evaluations)
+
+
+def restored(keys: Iterable[str]) -> dict[str, str]:
+    """Keys of one trainer that a store or script wrote with underlines for strokes ("critic_score_mean") -> as the
+    trainer writes them; empty where too few are its own to tell."""
+    columns = [key for key in keys if "_" in key and "/" not in key and len(key) <= LONGEST]
+    best: dict[str, str] = {}
+    for name, one in trainers().items():
+        found_keys = {key: _underlined(name)[key] for key in columns if key in _underlined(name)}
+        for key in columns:
+            for flat, pattern in _underlined_evaluations(name):
+                if key in found_keys or (match := flat.fullmatch(key)) is None:
+                    continue
+                start, end = match.span("source")
+                full = key[:start].replace("_", "/") + key[start:end] + key[end:].replace("_", "/")
+                if pattern.fullmatch(full):
+                    found_keys[key] = full
+        n_own = sum(bool(one.own_keys.match(full)) for full in found_keys.values())
+        if len(found_keys) >= max(LEAST_RESTORED, len(best) + 1) and n_own >= LEAST_OWN:
+            best = found_keys
+    return best
+
+
 def source(keys: Iterable[str]) -> str:
     """Name the trainer that writes these keys by those that it alone writes; "unknown" without enough of them, or if
     another trainer has as many."""
@@ -252,6 +289,9 @@ def by_words(key: str) -> str | None:
     """Name of a key by its words, whatever their order, case and abbreviation: "Avg Reward", "GrpStd", "% truncated";
     None where another meaning is as likely."""
     words = _words(key)
+    # the mean of a gradient's entries is not its length
+    if words == ["grad", "norm"] and "mean" in key.lower() and "norm" not in key.lower():
+        return None
     if (name := _names_of_words().get(frozenset(words))) is not None:
         return name
     # a part of the reward is told by the word for it, or by what stands behind "reward/"

@@ -15,7 +15,7 @@ from typing import Any
 
 from gxpo.base.errors import RecordError
 from gxpo.doctor.readers import keys
-from gxpo.doctor.readers.table import STEP_KEYS, Row, Table, figures, flat, number, step_of
+from gxpo.doctor.readers.table import STEP_KEYS, Row, Table, figures, flat, number, of_group, step_of
 
 # Texts of a rollout: a file whose rows have them is a dump, which `gxpo.doctor.rollout_files` reads.
 ROLLOUT_KEYS = {
@@ -44,6 +44,7 @@ _THOUSAND = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 _STAGE = re.compile(r"checkpoint|ckpt|stage|phase|steps?[ _]range", re.I)  # heads of columns with names of steps
 _STEP_CELL = re.compile(r"(?:(?:global[ _]?)?steps?|iter(?:ation)?|ckpt|checkpoint|s|@)?\s*[-_ ]?#?(\d+)$", re.I)
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+MOST_ABORTED = 12  # rows of starts that were given up
 _BOUNDS = ("__MIN", "__MAX")  # wandb exports three columns for each figure
 
 
@@ -68,6 +69,9 @@ def from_document(document: Any) -> Table | None:
             return _state(document)
         if isinstance(document.get("history"), list):
             return from_document(document["history"])
+        lists = [value for value in document.values() if isinstance(value, list)]
+        if len(lists) == 1 and len(lists[0]) >= 3 and all(map(_is_row, lists[0][:3])):
+            return _rows(lists[0])
         if document and all(map(_is_curve, document.values())):
             return _curves(document)
         if (rows := _of_columns(document)) is not None:
@@ -89,6 +93,11 @@ def _of_columns(document: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     if len(lists) < 2 or len(sizes) != 1 or min(sizes) < 3 or not is_figures or not keys.is_training(list(lists)):
         return None
     return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
+def _is_row(value: Any) -> bool:
+    """True for a mapping with a step and a metric."""
+    return isinstance(value, Mapping) and step_of(value)[0] is not None and any(map(keys.is_metric, map(str, value)))
 
 
 def _is_curve(value: Any) -> bool:
@@ -196,6 +205,12 @@ def _rows(rows: list[Any]) -> Table:
             last = step if not math.isnan(step) else last if table.is_numbered else float(next(count))
             renumbered.append((last, values))
         table.rows = renumbered
+    steps = [step for step, _ in table.rows]
+    # starts that were given up after a few rows, in a file that every start appends to
+    begins = [i for i in range(1, min(len(steps), MOST_ABORTED)) if steps[i] == steps[0] < steps[i - 1]]
+    if begins and begins[-1] < len(steps) / 10:
+        table.rows = table.rows[begins[-1] :]
+        table.notes.append(f"{begins[-1]} rows of starts that were given up were left out")
     return table
 
 
@@ -205,7 +220,7 @@ def _row(row: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
     step, step_key = step_of(row)
     if isinstance(inner, Mapping):
         return step, figures(inner)
-    return step, figures(row, leave=step_key)
+    return step, (of_group(row) if step is not None else {}) | figures(row, leave=step_key)
 
 
 def _padded(rows: list[Any]) -> set[str]:

@@ -7,11 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import mean, pstdev
 from typing import Any
 
-from gxpo.doctor.readers.keys import STEP_KEYS, have_prefixes, trainer_key, written_key
+from gxpo.doctor.readers.keys import STEP_KEYS, have_prefixes, restored, trainer_key, written_key
 
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity)"
+_LIST = re.compile(
+    rf"([A-Za-z_][\w./@-]{{0,60}})\s{{0,3}}[:=]\s{{0,3}}\[({NUMBER}(?:\s{{0,3}},\s{{0,3}}{NUMBER}){{1,255}})\]"
+)
 _PIPE = re.compile(
     rf"\|\s{{0,40}}([A-Za-z][\w ./@()-]{{0,120}}?)[:=]?\s{{1,40}}({NUMBER})\s{{0,8}}(%|ms|s|m)?(?=[\s|(,]|$)"
 )
@@ -25,6 +29,8 @@ _BARE = re.compile(
     rf"({NUMBER})(%?)"
     rf"(?:\s?(?:->|\u2192|to)\s?({NUMBER})(%?))?(?=[\s,;|)\]]|\.?$)"
 )
+
+LARGEST_GROUP = 16  # rewards in a row that are taken for one group's
 
 Row = tuple[float, dict[str, float]]  # step, figures
 Columns = dict[str, tuple[list[float], list[float]]]  # key -> steps, values
@@ -61,7 +67,7 @@ class Table:
     def columns(self) -> Columns:
         """Steps and values by the trainer's own key; read once, so rows are complete and numbered by then."""
         columns: Columns = {}
-        trainers_own = written_key if self._has_prefixes else trainer_key
+        trainers_own = self._trainers_own
         column_of: dict[str, tuple[list[float], list[float]]] = {}  # by the key as it is written
         for step, row in self.rows:
             for key, value in row.items():
@@ -75,7 +81,7 @@ class Table:
     @cached_property
     def spellings(self) -> dict[str, str]:
         """Key of `columns` -> the key as it is written in the file."""
-        trainers_own = written_key if self._has_prefixes else trainer_key
+        trainers_own = self._trainers_own
         return {trainers_own(key): written_key(key) for key in self._keys}
 
     def keep_prefixes(self) -> None:
@@ -88,8 +94,17 @@ class Table:
         return {key for _, row in self.rows for key in row}
 
     @cached_property
+    def _restored(self) -> dict[str, str]:
+        return restored(self._keys)
+
+    @cached_property
     def _has_prefixes(self) -> bool:
-        return have_prefixes(self._keys)
+        return have_prefixes({self._restored.get(key, key) for key in self._keys})
+
+    def _trainers_own(self, key: str) -> str:
+        """Key as its trainer writes it."""
+        key = self._restored.get(key, key)
+        return written_key(key) if self._has_prefixes else trainer_key(key)
 
 
 def number(value: Any) -> float | None:
@@ -131,6 +146,23 @@ def figures(row: Mapping[Any, Any], leave: str | None = None) -> dict[str, float
     return figures_of_row
 
 
+def of_group(row: Mapping[str, Any]) -> dict[str, float]:
+    """Figures of a row that lists the rewards of one group."""
+    rewards = row.get("rewards")
+    if not isinstance(rewards, list) or not 2 <= len(rewards) <= LARGEST_GROUP:
+        return {}
+    numbers = [value for value in rewards if type(value) in (int, float)]
+    if len(numbers) < len(rewards):
+        return {}
+    return {
+        "mean_reward": mean(numbers),
+        "reward_std": pstdev(numbers),
+        "frac_zero_std": float(max(numbers) == min(numbers)),
+        "num_rollouts": float(len(numbers)),
+        "num_groups": 1.0,
+    }
+
+
 def split_rows(rows: Sequence[Mapping[Any, Any]]) -> list[tuple[float | None, str | None, dict[str, float]]]:
     """Split each row into its step, the step's key and all figures, the step's among them."""
     return [(*step_of(row), figures(row)) for row in rows]
@@ -152,6 +184,9 @@ def flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
 def figures_of(text: str) -> dict[str, float]:
     """Figures of a line by the words before them; what stands behind a plus-minus sign is the deviation."""
     values: dict[str, float] = {}
+    for key, inner in _LIST.findall(text) if "[" in text else ():
+        numbers = [float(part) for part in inner.split(",")]
+        values |= {key: mean(numbers), f"{key} std": pstdev(numbers)}
     if " | " in text and (pairs := _PIPE.findall(text)):
         for key, figure, unit in pairs:
             if (value := number(figure)) is not None:
