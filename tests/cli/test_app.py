@@ -298,10 +298,10 @@ def test_methods_by_family_by_words_and_by_likeness():
     counts = [int(line.split()[1]) for line in lines[: lines.index("")]]
     assert sum(counts) == len(METHODS)
 
-    code, text, _ = run("methods", "--family", "flows")
+    code, text, _ = run("methods", "--family", "masked_observations")
     assert code == 0 and {line.split()[0] for line in text.splitlines() if line[:3] == "   " and line[3] != " "} == {
-        "flow_grpo",
-        "tempflow_grpo",
+        "papo",
+        "vppo",
     }
     code, text, _ = run("methods", "--search", "Kalman filter", "--json")
     assert [row["name"] for row in json.loads(text)] == ["kpo"]

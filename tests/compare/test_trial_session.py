@@ -20,8 +20,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", f"{write_stub(tmp_path / 'stub')}{os.pathsep}{source}")
     Path("train.py").write_text("from trl import GRPOTrainer\nGRPOTrainer().train()\n")
     noise = random.Random(0)
-    healthy = {"reward": 0.6, "reward_std": 0.3, "entropy": 1.0, "grad_norm": 0.5, "kl": 0.01}
-    collapsed = {"reward": 0.02, "reward_std": 0.01, "entropy": 0.01, "grad_norm": 50.0, "kl": 9.0}
+    healthy = {
+        "reward": 0.6,
+        "frac_reward_zero_std": 0.2,
+        "reward_std": 0.3,
+        "entropy": 1.0,
+        "grad_norm": 0.5,
+        "kl": 0.01,
+    }
+    collapsed = {
+        "reward": 0.02,
+        "frac_reward_zero_std": 0.9,
+        "reward_std": 0.01,
+        "entropy": 0.01,
+        "grad_norm": 50.0,
+        "kl": 9.0,
+    }
     rows = [
         {"step": s, "learning_rate": 1e-3, "step_time": 2.0}
         | {k: v * noise.uniform(0.9, 1.1) for k, v in (healthy if s < 20 else collapsed).items()}

@@ -25,7 +25,7 @@ def page_folder(folder: Path) -> Path:
     (folder / "other.py").write_text(OTHER)
     (folder / "run.sh").write_text("exit 0\\n")
     rows = [
-        {"step": s, "reward": 0.6 if s < 20 else 0.02, "reward_std": 0.3 if s < 20 else 0.01, "learning_rate": 1e-3,
+        {"step": s, "reward": 0.6 if s < 20 else 0.02, "frac_reward_zero_std": 0.2, "learning_rate": 1e-3,
          "entropy": 1.0 if s < 20 else 0.01, "grad_norm": 0.5 if s < 20 else 50.0, "kl": 0.01, "step_time": 2.0}
         for s in range(1, 61)
     ]  # fmt: skip

@@ -151,7 +151,7 @@ def test_microbatches_keep_to_their_limit(limit):
     ],
 )
 def test_microbatches_are_of_similar_sizes(lengths, limit, expected):
-    packing = SimpleNamespace(limit=limit, padded=False, _pictures_of_row=lambda row: frozenset())
+    packing = SimpleNamespace(limit=limit, padded=False, images=None, _pictures_of_row=lambda row: frozenset())
     packing._exceeds_images = lambda *_: False
     packing._greedy = partial(Packing._greedy, packing)
     rows = [Row(torch.zeros(n), torch.zeros(0)) for n in lengths]

@@ -13,6 +13,7 @@ from gxpo.environments.worlds import World
 from gxpo.methods import METHODS
 from gxpo.parts.definition import Stated
 from gxpo.parts.protocols import Task
+from gxpo.parts.settings import TeacherSettings
 from gxpo.training.preflight import check_settings, check_world, learns_from_one, rehearse
 
 ALONE = {"rollout.group_size": 1, "rollout": "independent"}
@@ -57,7 +58,10 @@ def test_no_method_is_refused_with_its_own_group_size():
     for name in METHODS:
         method = gxpo.method(name, NAMED.get(name, {}))
         model = "flow" if "latents" in getattr(method.rollout, "provides", ()) else "tiny:cold"
-        check_settings(gxpo.config.resolve({}).settings.model_copy(update={"model": model}), method)
+        needs_teacher = any("teacher" in getattr(part, "external", ()) for part in method.signals.values())
+        teacher = TeacherSettings(model="tiny:cold" if needs_teacher else None)
+        changes = {"model": model, "teacher": teacher}
+        check_settings(gxpo.config.resolve({}).settings.model_copy(update=changes), method)
 
 
 @pytest.mark.parametrize(

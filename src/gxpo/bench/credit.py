@@ -127,6 +127,7 @@ def _record(i: int, forked: bool) -> dict[str, Any]:
 # ---------------------------------------------------------------- credit
 SIZES, QUICK = (10**3, 10**4, 10**5, 10**6), (10**3, 10**4, 10**5)  # turns
 ROUNDS, QUICK_ROUNDS = 5, 3
+OPTIONS: dict[str, dict[str, Any]] = {"dual": {"cost": "format", "at_most": 0.5}}  # without which a part can't be
 PER_ROUND = 30_000  # fewest turns of a round: small forests are processed several times
 
 
@@ -206,7 +207,9 @@ def rows(threads: int, quick: bool, notify: Callable[[str], None]) -> list[dict[
             forests = [synthetic_forest(n, forks=forks) for n in sizes] if parts else []
             for name, kind in parts.items():
                 notify(f"credit {name}: {', '.join(map(_short_count, sizes))} turns")
-                rows_by_part[name] = _part_rows(name, [Work.of(kind(), forest) for forest in forests], rounds)
+                rows_by_part[name] = _part_rows(
+                    name, [Work.of(kind(**OPTIONS.get(name, {})), forest) for forest in forests], rounds
+                )
     return [row for name in registry.CREDITS for row in rows_by_part[name]]
 
 

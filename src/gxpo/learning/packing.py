@@ -284,7 +284,8 @@ class Packing:
         batches = self._greedy(rows, limit)
         # the smallest size, about, for which they are no more: at least an even share, which one row more may exceed
         low, high = -(-total // max(1, len(batches))), limit
-        for _ in range(BISECTIONS if len(batches) > 1 else 0):
+        # where pictures are counted they decide: a smaller batch would show one picture again
+        for _ in range(BISECTIONS if len(batches) > 1 and self.images is None else 0):
             size = (low + high) // 2
             smaller_batches = self._greedy(rows, size)
             if len(smaller_batches) > len(batches):

@@ -88,7 +88,7 @@ def plot(run: Path, title: str, path: str | Path | None = None) -> Any:
     # Charts without values are left out, so the grid is as large as what there is to show.
     metrics, evaluations = rows_of(run)
     panels = []
-    for name, unit, share, series in CHARTS:
+    for name, unit, share, _, series in CHARTS:
         source = evaluations if name == "Held-out accuracy" else metrics
         lines = {label: _line(source, key) for label, key in series.items()}
         lines = {label: points for label, points in lines.items() if points[0]}

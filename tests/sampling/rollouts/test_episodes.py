@@ -205,7 +205,10 @@ def test_broken_environments_are_unscored_and_the_others_go_on(model):
     assert "planned" in forest.info[0]["failure"]
 
 
-ON_EPISODES = {"hdpo": {"credit.weights": {"env": 1.0}, "credit.only": {}}}  # whose component comes from its reward
+ON_EPISODES = {  # whose components come from their rewards
+    "hdpo": {"credit.weights": {"env": 1.0}, "credit.only": {}},
+    "primal_dual_marl": {"credit.cost": "env", "credit.at_most": 0.5},
+}
 
 
 def _noted(forest):
