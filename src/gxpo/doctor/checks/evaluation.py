@@ -261,7 +261,7 @@ def _second_rise(rates: Floats) -> int | None:
     "tool_failures",
     5,
     "tool calls fail",
-    "share of failing or unreadable calls above one half over the whole run, not falling",
+    "share of failing or unreadable calls above one half over the whole run, or from one step on as the reward halves",
     needs=("tool_failures", "malformed", "illegal"),
     follows=("truncation", "wrong_template"),
 )
@@ -311,7 +311,7 @@ def _fails_from(log: RunLog, name: str) -> float | None:
     "slow_tail",
     5,
     "sampling waits for the longest completion",
-    "longest / mean completion above 8, and sampling more than half of the step",
+    "longest / mean completion or rollout time above 8, and sampling more than half of the step",
     needs=("seconds_sampling",),
     follows=("truncation", "no_eos", "length_hack"),
 )

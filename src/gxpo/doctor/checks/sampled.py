@@ -126,7 +126,7 @@ def nothing_trained(log: RunLog) -> bool:
     "all_masked",
     0,
     "every completion is masked: no gradient although rewards differ",
-    "gradient norm 0 in steps whose groups have spread",
+    "gradient norm 0 in steps whose groups have spread; or the loss keeps no rollout",
     needs=("grad_norm", "kept"),
     follows=("no_eos", "lr_too_high", "entropy_collapse", "missing_scores"),
 )

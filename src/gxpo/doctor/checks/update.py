@@ -290,7 +290,8 @@ def strong_kl(log: RunLog) -> float | None:
     "kl_too_high",
     4,
     "KL coefficient too high: the policy is held at its reference",
-    "coefficient (stated, or loss / KL) of at least 0.5 while reward is flat and KL stays small",
+    "coefficient (stated, or loss / KL) of at least 0.5 while reward is flat and KL stays small; or a KL in the reward "
+    "that is twice as large as the rewards differ",
     needs=("kl", "kl_coef", "kl_charge"),
     follows=(),
 )
@@ -334,8 +335,8 @@ def _outweighed(log: RunLog) -> Finding | None:
         "likely",
         "the KL that the reward is charged outweighs it"
         + (": it is least where answers are shortest" if shrinks else ""),
-        f"{log.key('kl_charge')} {charge[:5].mean():.3g} in the first steps, rewards differ by {span:.3g} at most",
-        *(log.quote(n) for n in ("kl_charge", "reward", "length", "kl") if log.has(n)),
+        f"{log.quote('kl_charge')}; rewards differ by {span:.3g} at most",
+        *(log.quote(n) for n in ("reward", "length", "kl") if log.has(n)),
     )
 
 
