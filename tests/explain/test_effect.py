@@ -25,7 +25,10 @@ from gxpo.explain.effect import (
 )
 from gxpo.methods import METHODS
 
-UNDECLARED = {"gigpo", "hgpo", "graph_gpo", "graft"}  # steps of one group may differ where its outcomes do not
+UNDECLARED = {
+    *("gigpo", "hgpo", "graph_gpo", "graft"),  # steps of one group may differ where its outcomes do not
+    "arspo",  # the reward is another component
+}
 
 
 # ---------------------------------------------------------------- made-up rollouts
@@ -98,14 +101,21 @@ def test_who_learns_from_equal_groups_says_so(names):
     assert [name for name in names if learns_in_silence(name)] == []
 
 
+BOUNDS = {"primal_dual_marl": {"credit.cost": "correct", "credit.at_most": 0.5}}
+
+
 def learns_in_silence(name):
     """A method that does not say that it learns from equal groups, and does on unequal lengths and log-probs and
     whatever else it reads, drawn at random."""
-    m = gxpo.method(name).fill(horizon=12.0, max_length=12)
+    m = gxpo.method(name, BOUNDS.get(name, {})).fill(horizon=12.0, max_length=12)
     forest = battery(5, sizes=(4, 4), rewards=(0.0, 1.0))
     scores = {"correct": forest.outcome}
     parts = (*m.shapes.values(), *m.rewards.values())
     scores |= {name: 0.05 * forest.lengths() for part in parts for name in getattr(part, "reads", ())}
+    # components of several objectives and of critics
+    scores |= {
+        name: forest.outcome for name in ("first", "second", "safe", "useful", "verdict", "attempt", "refined", "leaks")
+    }
     forest = forest.replace(
         action_text=["so <aux>"] * forest.n_steps,
         step_info=[{**info, "calls": [{"name": "search"}] * (n % 3)} for n, info in enumerate(forest.step_info)],

@@ -205,7 +205,7 @@ class Console:
         if self.open:
             self._go_on(line)
             return
-        if self.settings.take(line):
+        if (self.settings.open or not (line.startswith("{") and line.endswith("}"))) and self.settings.take(line):
             return
         if self.broken_line is not None and self._verl_rest(line, has_ray_prefix):
             return
