@@ -44,6 +44,12 @@ MADE: dict[tuple[str, str], list[str]] = {
     # of keys of metrics, which are not looked up from `readers.keys.LONGEST` characters on
     ("doctor/readers/keys.py", "pattern"): [],
     ("doctor/readers/keys.py", "table.get('own_keys', '(?!)')"): [],
+    ("doctor/readers/keys.py", "p.pattern.replace('/', '_')"): [],
+    ("sampling/rollouts/critique.py", "cue + number"): [
+        r"(?:[=:]|\b(?:is|equals|to))\s*(?<![\w.])77(?!\w|\.\d)",
+        r"(?<![\w.])777(?!\w|\.\d)",
+    ],
+    ("sampling/rollouts/cut_and_regenerate.py", "phrase"): [],
     ("doctor/html.py", "f'(?<![\\\\w/]){re.escape(series.key)}(?![\\\\w/])'"): [r"(?<![\w/])loss(?![\w/])"],
     ("doctor/rollout_answers.py", "f'(?<!\\\\w){re.escape(answer)}(?!\\\\w)'"): [r"(?<!\w)aaa(?!\w)"],
     ("environments/envs/actions.py", "f'<{name}>((?:(?!<{name}>).)*?)</{name}>'"): [

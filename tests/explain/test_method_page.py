@@ -48,7 +48,8 @@ def test_every_method_has_a_page_and_the_index_leads_to_it(written):
 def test_pages_begin_with_a_command_and_are_short(written):
     for name, text in written.items():
         if name.endswith(".md"):
-            assert "```bash" in "".join(text.splitlines(True)[:4]) and len(text.splitlines()) <= 150, name
+            assert "```bash" in "".join(text.splitlines(True)[:4]), name
+            assert len(text.splitlines()) <= 150 or name in INDICES, name  # the lists grow with the catalogue
             assert len(re.findall(r"^```", text, re.M)) % 2 == 0, name
 
 

@@ -229,7 +229,7 @@ def check_conditions(
     if zero_variance is not None:
         one_of("--zero-variance", zero_variance, ("zero", "signal"))
     if family is not None:
-        one_of("--family", family, tuple(families()))
+        one_of("--family", family, (*families(), "yours"))
     if like is not None:
         _check_name(like)
 

@@ -38,8 +38,8 @@ RIGHT, WRONG, BASE = "#1f77b4", "#d62728", "#9a9a9a"
 MAX_ADVANTAGE = 8.0  # larger advantages are drawn at the edge, with their number
 MIN_WEIGHT, MAX_WEIGHT = -2.0, 4.0  # weights outside are drawn at the edge
 INDICES = {  # pages and their sections
-    "index.md": ("base", "rollout", "update", "credit"),
-    "more.md": tuple(s for s in SECTIONS if s not in ("base", "rollout", "update", "credit")),
+    "index.md": ("base", "rollout", "credit"),
+    "more.md": tuple(s for s in SECTIONS if s not in ("base", "rollout", "credit")),
 }
 
 
@@ -104,7 +104,7 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
         "",
         "By what goes wrong (`gxpo methods --for`): " + ", ".join(f"`{name}`" for name in SYMPTOMS) + ".",
         "",
-        "Here: those of rollouts, updates and advantages. Rewards, weights, objectives and reconstructions: "
+        "Here: those of rollouts and advantages. Updates, rewards, weights, objectives and reconstructions: "
         "[more methods](more.md). By family, with a picture of how the members differ: [families](families.md).",
         "",
         *_table(rows, "index.md"),
@@ -115,7 +115,9 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _more_index(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ["# More methods", "", f"{FENCE}bash", "gxpo methods --stage objective", FENCE, ""]
-    introduction = "Rewards, weights, objectives and reconstructions; the others, and the columns: [methods](index.md)."
+    introduction = (
+        "Updates, rewards, weights, objectives and reconstructions; the others, and the columns: [methods](index.md)."
+    )
     return "\n".join([*head, introduction, "", *_table(rows, "more.md"), ""])
 
 

@@ -69,9 +69,9 @@ def states_answer(text: str, answer: str) -> bool:
     [True, False, False, False]
     """
     answer = answer.strip()
-    whole = rf"(?<![\w.]){re.escape(answer)}(?!\w|\.\d)"
+    number = rf"(?<![\w.]){re.escape(answer)}(?!\w|\.\d)"
     cue = r"(?:[=:]|\b(?:is|equals|to))\s*" if len(answer) <= 2 else ""
-    return bool(answer) and re.search(cue + whole, text, re.IGNORECASE) is not None
+    return bool(answer) and re.search(cue + number, text, re.IGNORECASE) is not None
 
 
 @dataclass(eq=False)
