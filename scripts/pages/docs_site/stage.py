@@ -17,7 +17,7 @@ TITLE = re.compile(r"^# (.+)$", re.M)
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".js": "javascript", ".css": "css"}
 OUTSIDE = {"README.md": "index", "CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog",
            "recipes/README.md": "recipes", "notebooks/README.md": "notebooks",
-           "skills/gxpo/SKILL.md": "skill"}  # fmt: skip
+           "skills/gxpo/SKILL.md": "skill", "SECURITY.md": "security"}  # fmt: skip
 
 
 @dataclass
