@@ -96,4 +96,6 @@ def test_every_pair_trains_or_is_refused_with_a_reason(learner, capsys):
                 print(f"  refused {n}: {reason}")
     assert not wrong
     assert all(reason and "\n" not in reason for reason in refused.values())
-    assert outcomes["still"] == 0 and outcomes["trained"] > 0.6 * sum(outcomes.values())
+    # credit has nothing to say to an objective of outcomes, so these pairs can't but be refused
+    of_outcomes = sum("reads outcomes, not advantages" in reason for reason in refused.values())
+    assert outcomes["still"] == 0 and outcomes["trained"] > 0.75 * (sum(outcomes.values()) - of_outcomes)

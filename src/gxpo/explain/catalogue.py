@@ -149,8 +149,9 @@ def alike(name: str, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     def settings(method_name: str) -> set[str]:
         return {f"{k}={show(v)}" for k, v in METHODS[method_name].keys.items()}
 
-    own = settings(name)
-    likeness = {r["name"]: len(own & settings(r["name"])) / max(1, len(own | settings(r["name"]))) for r in rows}
+    target = settings(name)
+    settings_by_name = {r["name"]: settings(r["name"]) for r in rows}
+    likeness = {n: len(target & changed) / max(1, len(target | changed)) for n, changed in settings_by_name.items()}
     near = [dict(r) for r in rows if likeness[r["name"]] > 0 and r["name"] != name]
     return sorted(near, key=lambda r: -likeness[r["name"]])
 

@@ -24,7 +24,15 @@ from gxpo.explain.effect import (
 )
 from gxpo.explain.family_page import family_pages
 from gxpo.explain.measurements import effects_text
-from gxpo.explain.methods import EQUAL_GROUPS_MEANING, FORMULA_FROM, SECTIONS, count_line, merge_summary, sections
+from gxpo.explain.methods import (
+    EQUAL_GROUPS_MEANING,
+    FORMULA_FROM,
+    RECONSTRUCTION,
+    SECTIONS,
+    count_line,
+    merge_summary,
+    sections,
+)
 from gxpo.explain.symptoms import SYMPTOMS
 from gxpo.methods import METHODS
 from gxpo.methods.compose import method
@@ -39,7 +47,8 @@ MAX_ADVANTAGE = 8.0  # larger advantages are drawn at the edge, with their numbe
 MIN_WEIGHT, MAX_WEIGHT = -2.0, 4.0  # weights outside are drawn at the edge
 INDICES = {  # pages and their sections
     "index.md": ("base", "rollout", "credit"),
-    "more.md": tuple(s for s in SECTIONS if s not in ("base", "rollout", "credit")),
+    "more.md": tuple(s for s in SECTIONS if s not in ("base", "rollout", "credit", RECONSTRUCTION)),
+    "reconstructed.md": (RECONSTRUCTION,),
 }
 
 
@@ -60,7 +69,11 @@ def pages(draw: Callable[[Any], str] = svg) -> dict[str, str]:
     draw  turns a matplotlib figure into the text of its file
     """
     rows = entries()
-    text_by_name = {"index.md": _index(rows), "more.md": _more_index(rows)}
+    text_by_name = {
+        "index.md": _index(rows),
+        "more.md": _more_index(rows),
+        "reconstructed.md": _reconstructed_index(rows),
+    }
     base_effect, base_curve = effect(method("grpo")), surrogate_effect(method("grpo"))
     if isinstance(base_effect, str) or isinstance(base_curve, str):
         raise RuntimeError(f"grpo can't be tried on made-up rollouts: {base_effect}, {base_curve}")
@@ -104,8 +117,8 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
         "",
         "By what goes wrong (`gxpo methods --for`): " + ", ".join(f"`{name}`" for name in SYMPTOMS) + ".",
         "",
-        "Here: those of rollouts and advantages. Updates, rewards, weights, objectives and reconstructions: "
-        "[more methods](more.md). By family, with a picture of how the members differ: [families](families.md).",
+        "Here: those of rollouts and advantages. Updates, rewards, weights and objectives: [more methods](more.md); "
+        "[reconstructions](reconstructed.md). By family, with a picture of how the members differ: [families](families.md).",
         "",
         *_table(rows, "index.md"),
     ]
@@ -115,10 +128,14 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _more_index(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ["# More methods", "", f"{FENCE}bash", "gxpo methods --stage objective", FENCE, ""]
-    introduction = (
-        "Updates, rewards, weights, objectives and reconstructions; the others, and the columns: [methods](index.md)."
-    )
+    introduction = "Updates, rewards, weights and objectives; the others, and the columns: [methods](index.md)."
     return "\n".join([*head, introduction, "", *_table(rows, "more.md"), ""])
+
+
+def _reconstructed_index(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = ["# Reconstructions", "", f"{FENCE}bash", "gxpo methods --evidence reconstruction", FENCE, ""]
+    introduction = f"{EVIDENCE_MEANING[RECONSTRUCTION].capitalize()}. All others, and the columns: [methods](index.md)."
+    return "\n".join([*head, introduction, "", *_table(rows, "reconstructed.md"), ""])
 
 
 def _table(rows: Sequence[Mapping[str, Any]], page: str) -> list[str]:

@@ -64,10 +64,10 @@ class Dual(Statistic):
     def __call__(self, forest: Forest, signals: Signals, step: int) -> Tensor:
         self.check_options()
         if self.cost not in forest.component_names:
-            known = ", ".join(forest.component_names) or "none"
+            names = ", ".join(forest.component_names) or "none"
             hint = did_you_mean(self.cost, forest.component_names)
             raise ConfigError(
-                f"credit.cost={self.cost}: the rollouts have no component of that name{hint}; there is {known}"
+                f"credit.cost={self.cost}: the rollouts have no component of that name{hint}; there is {names}"
             )
         cost_R = forest.components[:, forest.component_names.index(self.cost)]
         ids_R, is_known_R = forest.ids("group", axis="R"), cost_R.isfinite()

@@ -93,11 +93,11 @@ def item_hits(forest: Forest, decode: Decode, answers: Answers) -> Tensor:
     piece_P = pieces_of(forest).piece
     texts = [decode(tokens.tolist()) for tokens in forest.token[forest.path_token].split(piece_P.bincount().tolist())]
     owners, references = pieces_of(forest).trajectory.tolist(), answers(forest)
-    wanted = [{*map(_normal, str(x or "").splitlines())} - {""} for x in references]
+    reference_items = [{*map(_normal, str(x or "").splitlines())} - {""} for x in references]
     hit = []
     for text, r in zip(texts, owners, strict=True):
-        hit.append(float(_normal(text) in wanted[r]))
-        wanted[r].discard(_normal(text))
+        hit.append(float(_normal(text) in reference_items[r]))
+        reference_items[r].discard(_normal(text))
     return torch.tensor(hit, dtype=torch.float64)[piece_P]
 
 

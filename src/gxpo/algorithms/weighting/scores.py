@@ -226,7 +226,7 @@ def dependency(proximal_logprob: Tensor, masked_logprob: Tensor) -> Tensor:
 
 @_on("P")
 def hint_strangeness(entropy: Tensor, credit: Tensor, trajectory: Tensor, columns: Any) -> Tensor:
-    """Of tokens that nobody sampled: -|H - mean H of the trajectory's sampled ones| (nats), -inf where A < 0; others 0.
+    """Distance of a hint token's entropy from the sampled tokens' mean, negated (nats); -inf where A < 0, 0 elsewhere.
 
     Under `exponential` a weight from 0 to 1: a hint's token counts as far as it is as sure as the policy's own, and a
     failure does not push its hint down. Source: ADHint, arXiv 2512.13095; its form is reconstructed.

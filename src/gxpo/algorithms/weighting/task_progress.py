@@ -81,14 +81,14 @@ class TaskProgress(WeightPart):
         """Return the kind of each trajectory's task."""
         missing = [kind for kind in self.kinds if kind not in forest.component_names]
         if missing or not self.kinds:
-            there = ", ".join(forest.component_names) or "none"
+            component_names = ", ".join(forest.component_names) or "none"
             problem = f"has no {missing[0]!r}" if missing else "needs one for each kind of task"
             raise ConfigError(
-                f"weight task_progress: kinds are components of the reward, which {problem}: it has {there}"
+                f"weight task_progress: kinds are components of the reward, which {problem}: it has {component_names}"
             )
         places = [forest.component_names.index(kind) for kind in self.kinds]
-        known = forest.components[:, places].isfinite().tolist()
-        return [next((kind for kind, x in zip(self.kinds, row, strict=True) if x), None) for row in known]
+        has_component = forest.components[:, places].isfinite().tolist()
+        return [next((kind for kind, x in zip(self.kinds, row, strict=True) if x), None) for row in has_component]
 
     @torch.no_grad()
     def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:

@@ -21,7 +21,7 @@ ALL_TOKENS = 12.5  # nats, of all tokens of a vocabulary alike: more is a sum ov
 
 @dataclass(frozen=True)
 class Sign:
-    """What rows of a table show: the sicknesses that look so, a title, and the series that are quoted."""
+    """Sign of a sickness in a few rows: the ids that fit, a title, and the series to quote."""
 
     ids: tuple[str, ...]
     title: str

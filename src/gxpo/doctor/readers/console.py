@@ -282,9 +282,9 @@ class Console:
         for key in STEP_KEYS:
             values.pop(key, None)
         if not any(map(keys.is_metric, values)):
-            named = {**figures_of(before), **values} if ":" in before.rstrip()[:-1] else {}
-            if {"reward", "entropy"} <= {keys.by_words(key) for key in named}:
-                self.unnumbered_rows.append((float(len(self.unnumbered_rows) + 1), named))
+            figures = {**figures_of(before), **values} if ":" in before.rstrip()[:-1] else {}
+            if {"reward", "entropy"} <= {keys.by_words(key) for key in figures}:
+                self.unnumbered_rows.append((float(len(self.unnumbered_rows) + 1), figures))
             logged = _MESSAGE.search(text)  # prime-rl's `json_sink`: the line is inside an object
             if logged is not None:
                 self._words(logged[1])

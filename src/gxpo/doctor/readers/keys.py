@@ -136,8 +136,8 @@ def trainers() -> Mapping[str, Trainer]:
 
 def trainer(name: str) -> Trainer:
     """Trainer of a name; a trainer without a file has the keys of `unknown`."""
-    known = trainers()
-    return known.get(SAME_KEYS.get(name, name), known[UNKNOWN])
+    trainer_by_name = trainers()
+    return trainer_by_name.get(SAME_KEYS.get(name, name), trainer_by_name[UNKNOWN])
 
 
 def _trainer(path: Path) -> Trainer:
@@ -296,8 +296,8 @@ def by_words(key: str) -> str | None:
         return name
     # a part of the reward is told by the word for it, or by what stands behind "reward/"
     aspects = [word for word in words if word != "reward"]
-    known = trainer(UNKNOWN).words["aspects" if "reward" in words else "alone"]
-    if aspects and (set(aspects) <= set(known) or _PART.match(key)) and not set(aspects) & _OTHER:
+    aspect_words = trainer(UNKNOWN).words["aspects" if "reward" in words else "alone"]
+    if aspects and (set(aspects) <= set(aspect_words) or _PART.match(key)) and not set(aspects) & _OTHER:
         return f"component/{'_'.join(aspects)}"
     return None
 

@@ -24,7 +24,7 @@ def text_of_step(step: TimeStep) -> str:
 
 
 class Prediction(NamedTuple):
-    """What a world answers to an action: the next observation, and how the episode stands after it."""
+    """Predicted answer of a world to an action: the next observation, its reward, and whether the episode has ended."""
 
     observation: str
     done: bool = False
