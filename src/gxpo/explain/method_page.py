@@ -118,7 +118,7 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
         "By what goes wrong (`gxpo methods --for`): " + ", ".join(f"`{name}`" for name in SYMPTOMS) + ".",
         "",
         "Here: those of rollouts and advantages. Updates, rewards, weights and objectives: [more methods](more.md); "
-        "[reconstructions](reconstructed.md). By family, with a picture of how the members differ: [families](families.md).",
+        "[reconstructions](reconstructed.md). By family, with pictures: [families](families.md).",
         "",
         *_table(rows, "index.md"),
     ]
