@@ -1,8 +1,8 @@
 // Columns: decoding, and how rollouts, turns, tokens and nodes of a group hang together.
 const overview = document.getElementById('steps'); // of a run's page; a step's page has one step without a number
 const RUN = overview ? JSON.parse(overview.textContent) : {steps: [], curve: [], of: 0};
-const asked = Number(new URLSearchParams(location.hash.slice(1)).get('step'));
-const CHOSEN_STEP = RUN.steps.includes(asked) ? asked : RUN.steps[RUN.steps.length - 1];
+const hashStep = Number(new URLSearchParams(location.hash.slice(1)).get('step'));
+const CHOSEN_STEP = RUN.steps.includes(hashStep) ? hashStep : RUN.steps[RUN.steps.length - 1];
 for (const s of RUN.steps) document.getElementById('head-' + s).hidden = s !== CHOSEN_STEP;
 const D = JSON.parse(document.getElementById(RUN.steps.length ? 'rollouts-' + CHOSEN_STEP : 'rollouts').textContent);
 const KINDS = {u1: Uint8Array, i1: Int8Array, u2: Uint16Array, i2: Int16Array, i4: Int32Array, f4: Float32Array, f8: Float64Array};

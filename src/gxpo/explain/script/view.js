@@ -243,10 +243,10 @@ function fromAddress() {
     for (const s of steps(r)) if (p !== null && p >= S.entry(s) && p < S.entry(s + 1)) { state.s = s; state.p = p; }
   }
   state.query = SEARCH.value = q.get('q') || '';
-  if (!q.has('g') && !q.has('press')) choosePlainest();
+  if (!q.has('g') && !q.has('press')) chooseWidestGroup();
   return q.get('press') || '';
 }
-function choosePlainest() { // what teaches: the group of the largest spread, and its largest advantage
+function chooseWidestGroup() { // what teaches: the group of the largest spread, and its largest advantage
   const spread = g => G.high(g) - G.low(g) || 0, m = M[state.m];
   for (let g = 0; g < nG; g++) if (spread(g) > spread(state.g)) state.g = g;
   if (!nG || !m || !m.credit || !spread(state.g)) return;
