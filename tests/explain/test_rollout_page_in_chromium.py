@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.explain.rollout_pages import HOSTILE, record, write
 
-from gxpo.explain import rollout_page
+from gxpo.explain import rollout_page, rollout_source
 
 CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome", "chrome") if (p := shutil.which(n))), "")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on PATH to draw the page")
@@ -166,3 +166,16 @@ def test_page_of_a_run_shows_the_step_and_the_words_of_its_address(tmp_path: Pat
     assert drawn(text, "step=1&q=WHAT", tmp_path).classes("line") == 2
     nothing = drawn(text, "step=1&q=xyz", tmp_path)
     assert nothing.classes("line") == 0 and "no text has xyz" in nothing.by_id["groups"]
+
+
+def test_another_runs_rollouts_are_drawn_beside(tmp_path: Path) -> None:
+    here = write(tmp_path / "here.jsonl", [record(0, 1.0, group="a"), record(1, 0.0, group="b")])
+    other = write(tmp_path / "other.jsonl", [record(0, 0.25, text=HOSTILE, group="a")])
+    source = rollout_source.read(here)
+    looks = rollout_page.looks_of(source, {"grpo": {"method": "grpo"}})
+    text = rollout_page.page_text(source, looks, beside=rollout_source.read(other))
+    page = drawn(text, "g=0", tmp_path)
+    assert "1 rollout, mean reward 0.25; here 1, +0.750" in page.by_id["group"]
+    assert "beside 0.25" in page.by_id["groups"] and "beside none" in page.by_id["groups"]
+    assert [t for t, _ in page.elements].count("script") == 2
+    assert "No rollout of this task in" in drawn(text, "g=1", tmp_path).by_id["group"]

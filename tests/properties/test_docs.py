@@ -171,7 +171,7 @@ def test_commands_resolve(command, here, hardly_warm, monkeypatch):
         arguments.append("--dry-run")
     if arguments[0] == "plan":
         arguments.append("--no-probe")
-    if arguments[0] in OF_THE_READER or "--from" in arguments or {"doctor", "--reward"} <= set(arguments):
+    if arguments[0] in OF_THE_READER or "--from" in arguments or {"--reward", "--beside"} & set(arguments):
         arguments.append("--help")
     code, out, err = gxpo(arguments, monkeypatch)
     assert code == 0 and out, err

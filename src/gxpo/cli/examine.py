@@ -132,6 +132,14 @@ def explain(
     step: Annotated[
         int | None, typer.Option(help="Only this step; default: a page of all steps, with --json the last.")
     ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            "--beside",
+            metavar="RUN[@STEP]",
+            help="Another run or checkpoint: its rollouts on the same tasks, under each group.",
+        ),
+    ] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Run the files that hold parts of the run's own method.")
     ] = False,
@@ -147,13 +155,19 @@ def explain(
 
     Example: gxpo explain runs/arithmetic --methods grpo@trl,grpo:credit=mine.py:credit,mine.yaml
 
+    Example: gxpo explain runs/arithmetic/evaluations --beside runs/arithmetic/evaluations@0
+
     Example: gxpo explain runs/arithmetic --json
     """
     from gxpo.compare.arms import parse_arm, split_arms
+    from gxpo.explain.beside import Beside
     from gxpo.explain.rollout_page import as_data, looks_of, page_text, run_text
     from gxpo.explain.rollout_source import read, steps_of
 
     # The page is written by default; with --json alone the data take its place.
+    if beside is not None and as_json and out is None:
+        fail("--beside is shown on the page: give --out FILE.html with --json, or leave --json out")
+    other = None if beside is None else Beside.parse(beside)
     arms = [parse_arm(text, {}) for option in methods or () for text in split_arms(option)]
     keys = {arm.label: arm.keys for arm in arms}
     steps = [s for s in steps_of(path) if s is not None]
@@ -161,7 +175,11 @@ def explain(
     looks = looks_of(source, keys)
     if out is not None or not as_json:
         has_several = step is None and len(steps) > 1
-        page = run_text(path, steps, keys, trust=trust) if has_several else page_text(source, looks)
+        if has_several:
+            page = run_text(path, steps, keys, trust=trust, beside=other)
+        else:
+            shown_step = step if step is not None else next(iter(steps), None)
+            page = page_text(source, looks, beside=None if other is None else other.read(shown_step))
         to = out or EXPLAIN_PAGE
         try:
             to.write_text(page, encoding="utf-8", errors="replace")

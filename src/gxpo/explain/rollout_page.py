@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gxpo.base.page import Html, data, folded, key_figures, masthead, page, paragraph
+from gxpo.explain.beside import Beside, beside_columns, check_common_tasks
 from gxpo.explain.group_figures import MOST_ROLLOUTS, MOST_TOKENS, GroupFigures, choose_groups, figures
 from gxpo.explain.outlook import Outlook, look
 from gxpo.explain.rollout_columns import columns
@@ -58,22 +59,38 @@ def looks_of(source: Source, methods: Mapping[str, Keys]) -> list[Outlook]:
 
 
 def page_text(
-    source: Source, looks: Sequence[Outlook], *, rollouts: int = MOST_ROLLOUTS, tokens: int = MOST_TOKENS
+    source: Source,
+    looks: Sequence[Outlook],
+    *,
+    rollouts: int = MOST_ROLLOUTS,
+    tokens: int = MOST_TOKENS,
+    beside: Source | None = None,
 ) -> str:
     """Write the page of one step as HTML.
 
+    beside  rollouts of another run or checkpoint, shown under the groups of the same tasks
+
     Of more than `rollouts` or `tokens` some groups are chosen, and the heading says which are left out.
     """
-    body = _step_head(source, looks, rollouts, tokens)
+    if beside is not None:
+        check_common_tasks([source], [beside])
+    body = _step_head(source, looks, rollouts, tokens, beside=beside)
     return _document(source.title, body[0] + _skeleton() + body[1])
 
 
 def run_text(
-    path: Path, steps: Sequence[int], methods: Mapping[str, Keys], *, trust: bool = False, most: int = MOST_STEPS
+    path: Path,
+    steps: Sequence[int],
+    methods: Mapping[str, Keys],
+    *,
+    trust: bool = False,
+    most: int = MOST_STEPS,
+    beside: Beside | None = None,
 ) -> str:
     """Write the page of a run as HTML: a slider over its steps, with the curve of the reward where one was logged.
 
-    steps  with rollouts, in order; of more than `most` the first, the last and some evenly between are shown
+    steps   with rollouts, in order; of more than `most` the first, the last and some evenly between are shown
+    beside  another run or checkpoint, whose rollouts are shown under the groups of the same tasks
 
     The limits of one step's page are shared out among the steps.
     """
@@ -81,13 +98,19 @@ def run_text(
     if len(steps) > most:
         chosen = sorted({steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)})
     heads, blobs, title = Html(""), Html(""), ""
+    pairs: list[tuple[Source, Source]] = []
     for step in chosen:
         source = read(path, step, trust=trust)
         looks = looks_of(source, methods)
-        head, blob = _step_head(source, looks, MOST_ROLLOUTS // len(chosen), MOST_TOKENS // len(chosen), step)
+        other = None if beside is None else beside.read(step)
+        if other is not None:
+            pairs.append((source, other))
+        limits = (MOST_ROLLOUTS // len(chosen), MOST_TOKENS // len(chosen))
+        head, blob = _step_head(source, looks, *limits, step, beside=other)
         heads += Html('<div id="head-{}" hidden>').format(step) + head + Html("</div>\n")
         blobs += blob
         title = source.title
+    check_common_tasks([source for source, _ in pairs], [other for _, other in pairs])
     rows = read_metrics(path / METRICS) if (path / METRICS).is_file() else []
     curve = [(r["step"], r["reward_mean"]) for r in rows if isinstance(r.get("reward_mean"), int | float)]
     overview = {"steps": chosen, "of": len(steps), "curve": curve}
@@ -95,7 +118,13 @@ def run_text(
 
 
 def _step_head(
-    source: Source, looks: Sequence[Outlook], rollouts: int, tokens: int, step: int | None = None
+    source: Source,
+    looks: Sequence[Outlook],
+    rollouts: int,
+    tokens: int,
+    step: int | None = None,
+    *,
+    beside: Source | None = None,
 ) -> tuple[Html, Html]:
     """Heading of a step, and its rollouts as a script element."""
     group_figures = figures(source.forest, looks, source.recorded)
@@ -106,7 +135,10 @@ def _step_head(
         + key_figures(_key_figures(source, group_figures, looks))
     )
     name = "rollouts" if step is None else f"rollouts-{step}"
-    return head, data(name, columns(source, looks, group_figures, groups.tolist()))
+    step_data = columns(source, looks, group_figures, groups.tolist())
+    if beside is not None:
+        step_data["beside"] = beside_columns(source, beside, group_figures, groups.tolist())
+    return head, data(name, step_data)
 
 
 def _document(title: str, body: Html) -> str:

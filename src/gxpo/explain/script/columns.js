@@ -1,7 +1,7 @@
 // Columns: decoding, and how rollouts, turns, tokens and nodes of a group hang together.
 const overview = document.getElementById('steps'); // of a run's page; a step's page has one step without a number
 const RUN = overview ? JSON.parse(overview.textContent) : {steps: [], curve: [], of: 0};
-const hashStep = Number(new URLSearchParams(location.hash.slice(1)).get('step'));
+const hashStep = Number(new URLSearchParams(location.hash.slice(1)).get('step') ?? NaN);
 const CHOSEN_STEP = RUN.steps.includes(hashStep) ? hashStep : RUN.steps[RUN.steps.length - 1];
 for (const s of RUN.steps) document.getElementById('head-' + s).hidden = s !== CHOSEN_STEP;
 const D = JSON.parse(document.getElementById(RUN.steps.length ? 'rollouts-' + CHOSEN_STEP : 'rollouts').textContent);
@@ -31,6 +31,7 @@ const nR = D.R.id.length, nG = D.groups.name.length;
 const members = Array.from({length: nG}, () => []); // rollouts of each group
 const place = new Int32Array(nR); // of a rollout in its group
 for (let r = 0; r < nR; r++) { place[r] = members[R.group(r)].length; members[R.group(r)].push(r); }
+const B = D.beside || null; // rollouts of another run on the groups' tasks
 const rname = r => 'r' + place[r];
 const steps = r => { const out = []; for (let s = R.step(r); s < R.step(r + 1); s++) out.push(s); return out; };
 const entries = s => { const out = []; for (let p = S.entry(s); p < S.entry(s + 1); p++) out.push(p); return out; };

@@ -9,6 +9,7 @@ const el = (name, attrs, ...kids) => {
 const COLOURS = ['advantage', 'weight', 'gradient', 'log-prob'];
 const state = {g: 0, r: -1, s: -1, p: -1, m: Math.max(0, M.findIndex(x => x.credit)), colour: 'advantage', sort: 'file', filter: 'all', numbers: false, beside: M.length > 1, all: false, query: ''};
 let shown = [];
+const plural = (n, noun) => `${n} ${noun}${n === 1 ? '' : 's'}`;
 
 // ---- colours
 const largest = new Map();
@@ -44,6 +45,9 @@ const returns = M.flatMap(m => m.summands).map(k => k.compared).find(c => c && c
 const ORDERS = {file: () => 0, 'zero-signal': g => -zeroSignalCount(g), spread: g => -(G.high(g) - G.low(g) || 0)};
 for (const d of G.disagreement) ORDERS['differs: ' + d.of.join(' and ')] = g => -d.at(g);
 const anyResidue = Array.from({length: nG}, (_, g) => G.residue(g)).some(x => x > 0);
+const there = g => B && B.count[g] ? B.mean[g] : null; // mean reward of the other run on the task
+const gap = g => there(g) === null || Number.isNaN(G.mean(g)) ? NaN : G.mean(g) - there(g);
+if (B) Object.assign(ORDERS, {'better than beside': g => -gap(g) || 0, 'worse than beside': g => gap(g) || 0});
 if (anyResidue) ORDERS.residue = g => -G.residue(g);
 const FILTERS = {all: () => true, 'with signal': g => zeroSignalCount(g) === 0, 'zero-signal': g => zeroSignalCount(g) > 0};
 if (anyResidue) FILTERS.residue = g => G.residue(g) > 0;
@@ -86,7 +90,7 @@ function lines() {
       on: {click: () => choose({g})},
     }, el('div', {class: 'name'}, G.task[g]), el('div', {class: 'soft'}, strip, ' ', badge(g),
       zeroSignal.length && !(G.residue(g) > 0) ? ' \u00b7 zero-signal' + (Object.keys(G.zero_signal).length > zeroSignal.length ? ' under ' + zeroSignal.join(', ') : '') : '',
-      G.residue(g) > 0 ? ' \u00b7 residue' : '')));
+      G.residue(g) > 0 ? ' \u00b7 residue' : '', B ? ' \u00b7 beside ' + (there(g) === null ? 'none' : num(there(g), 3)) : '')));
   }
   if (shown.includes(state.g)) box.setAttribute('aria-activedescendant', 'line' + state.g);
 }
@@ -106,7 +110,7 @@ function drawGroup() {
   const list = members[g], m = M[state.m];
   const head = [el('h2', {}, G.task[g], !G.name[g].endsWith(G.task[g]) ? el('span', {class: 'soft'}, '  group ' + G.name[g]) : null)];
   const zeroSignal = Object.keys(G.zero_signal).filter(n => G.zero_signal[n](g));
-  const facts = [`${list.length} rollouts`, 'rewards ' + badge(g)];
+  const facts = [plural(list.length, 'rollout'), 'rewards ' + badge(g)];
   if (zeroSignal.length) facts.push('zero-signal under ' + zeroSignal.join(', '));
   for (const d of G.disagreement) facts.push(`${d.of.join(' and ')} differ by ${num(d.at(g), 3)}`);
   head.push(el('p', {class: 'facts'}, facts.map(f => el('span', {}, f))));
@@ -116,8 +120,17 @@ function drawGroup() {
   const many = list.length > ROLLOUTS && !state.all;
   const parts = [head, table(g, m), el('div', {class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Tree of the group'}, drawTree(g, m && m.credit ? m : M.find(x => x.credit) || {}, {r: state.r}, (r, s) => choose({r, s, p: S.entry(s)})))];
   parts.push(el('div', {class: 'rollouts'}, (many ? list.slice(0, ROLLOUTS) : list).map(rollout)));
+  parts.splice(parts.length - 1, 0, besideGroup(g));
   if (many || list.some(r => R.step(r + 1) > R.step(r) && S.entry(R.step(r + 1)) - S.entry(R.step(r)) > TOKENS && !state.all)) parts.push(el('button', {on: {click: () => { state.all = true; drawGroup(); }}}, 'Show all rollouts and tokens'));
   box.replaceChildren(...parts.flat());
+}
+function besideGroup(g) { // rollouts of the other run or checkpoint on this task
+  if (!B) return [];
+  const of = `${B.title} (${B.file})`;
+  if (!B.count[g]) return el('p', {class: 'flag'}, `No rollout of this task in ${of}.`);
+  const list = B.rollouts[g], summary = `${of}: ${plural(B.count[g], 'rollout')}, mean reward ${there(g) === null ? 'unknown' : num(there(g), 4)}` + (Number.isNaN(gap(g)) ? '' : `; here ${num(G.mean(g), 4)}, ${signed(gap(g))}`);
+  return el('details', {open: true, class: 'there'}, el('summary', {}, summary), list.length < B.count[g] ? el('p', {class: 'soft'}, `${list.length} of them, from the best to the worst`) : null,
+    list.map(x => el('div', {class: 'turn'}, el('p', {class: 'facts'}, el('span', {}, 'reward ' + (x.reward === null ? 'unscored' : num(x.reward, 5)))), el('div', {class: 'text', dir: 'auto'}, plain(x.text)))));
 }
 function pictured(text) { // a text with the pictures that it names
   return text.split(/(<image [0-9a-f]{8}>)/).map(x => D.pictures[x] ? el('img', {class: 'shown', src: D.pictures[x], alt: x, title: x}) : x);
@@ -246,8 +259,8 @@ function fromAddress() {
   if (!q.has('g') && !q.has('press')) chooseWidestGroup();
   return q.get('press') || '';
 }
-function chooseWidestGroup() { // what teaches: the group of the largest spread, and its largest advantage
-  const spread = g => G.high(g) - G.low(g) || 0, m = M[state.m];
+function chooseWidestGroup() { // what teaches: the group of the largest spread, or gap to the other run, and its largest advantage
+  const spread = g => (B ? Math.abs(gap(g)) : G.high(g) - G.low(g)) || 0, m = M[state.m];
   for (let g = 0; g < nG; g++) if (spread(g) > spread(state.g)) state.g = g;
   if (!nG || !m || !m.credit || !spread(state.g)) return;
   const size = r => Math.abs(advantageOf(m, r)) || 0;
