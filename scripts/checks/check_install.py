@@ -6,9 +6,9 @@
     python scripts/checks/check_install.py core --without-torch      # pip may offer CUDA builds alone
     python scripts/checks/check_install.py --beside ENV/bin/python   # would it move a version in that environment?
 
-torch comes first and stays, as the installation page says; gxpo comes from the wheel, and the extra by the line that
-an error of gxpo prints, `pip install 'gxpo[EXTRA]'`, with the extras that it is used with. Everything else is the
-newest that pip finds.
+torch comes first and stays, as the installation page says; gxpo comes by its name from an index on the loopback, which
+has the wheel, and the extra by the line that an error of gxpo prints, `pip install 'gxpo[EXTRA]'`, with the extras that
+it is used with. Everything else is the newest that pip finds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import tomllib
@@ -209,13 +214,34 @@ def wheel_of(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def moved_pins(python: str, wheel: Path, folder: Path) -> list[str]:
-    """List the packages of an environment that installing the wheel there would change: "name old -> new".
+class QuietHandler(SimpleHTTPRequestHandler):
+    """A folder's listing and files, without a line for each request."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def loopback_index(folder: Path) -> Iterator[list[str]]:
+    """Serve the wheel as a package index does, on the loopback; yields pip's arguments that install gxpo from it."""
+    directory = folder / "index" / "gxpo"
+    directory.mkdir(parents=True)
+    wheel = wheel_of(directory)
+    handler = partial(QuietHandler, directory=str(directory.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        yield ["--extra-index-url", url, f"gxpo=={wheel.name.split('-')[1]}"]
+        server.shutdown()
+
+
+def moved_pins(python: str, gxpo_from: Sequence[str], folder: Path) -> list[str]:
+    """List the packages of an environment that installing gxpo there would change: "name old -> new".
 
     pip resolves and reports; nothing is installed.
     """
     report = folder / "report.json"
-    command = [python, "-m", "pip", "install", "-q", "--dry-run", "--report", str(report), str(wheel)]
+    command = [python, "-m", "pip", "install", "-q", "--dry-run", "--report", str(report), *gxpo_from]
     subprocess.run(command, check=True)
     listed = subprocess.run(
         [python, "-m", "pip", "list", "--format", "json"], capture_output=True, text=True, check=True
@@ -228,15 +254,15 @@ def moved_pins(python: str, wheel: Path, folder: Path) -> list[str]:
     return [f"{n} {version_by_name[k]} -> {new[n]}" for n, k in names.items() if k in version_by_name]
 
 
-def core(directory: Path, wheel: Path, python: str, torch: str | None) -> Environment:
+def core(directory: Path, gxpo_from: Sequence[str], python: str, torch: str | None) -> Environment:
     """An environment with the core, and with torch if it is given."""
     made = Environment(directory, python)
     if torch is None:
         made.pip(*(line for line in PROJECT["dependencies"] if not line.startswith("torch")))
-        made.pip("--no-deps", str(wheel))
+        made.pip("--no-deps", *gxpo_from)
     else:
         made.pip(f"torch=={torch}")
-        made.pip(str(wheel))
+        made.pip(*gxpo_from)
     return made
 
 
@@ -270,8 +296,8 @@ def main() -> None:
     parser.add_argument("--beside", metavar="PYTHON", help="interpreter of an environment with another trainer")
     arguments = parser.parse_args()
     if arguments.beside:
-        with tempfile.TemporaryDirectory() as folder:
-            if moved := moved_pins(arguments.beside, wheel_of(Path(folder)), Path(folder)):
+        with tempfile.TemporaryDirectory() as folder, loopback_index(Path(folder)) as gxpo_from:
+            if moved := moved_pins(arguments.beside, gxpo_from, Path(folder)):
                 raise SystemExit(f"{arguments.beside}: installing gxpo moves {'; '.join(moved)}")
         return
     names = arguments.names or [name for name in ("core", *EXTRAS) if name not in ELSEWHERE]
@@ -284,8 +310,8 @@ def main() -> None:
             print(f"{name}: left out: {why}")
     wrong: dict[str, str] = {}
     torch = None if arguments.without_torch else arguments.torch
-    with tempfile.TemporaryDirectory() as folder:
-        first = core(Path(folder, "first"), wheel_of(Path(folder)), arguments.python, torch)
+    with tempfile.TemporaryDirectory() as folder, loopback_index(Path(folder)) as gxpo_from:
+        first = core(Path(folder, "first"), gxpo_from, arguments.python, torch)
         for name in names:
             try:
                 if failed := check(name, Environment(Path(folder, name), arguments.python, first), torch):

@@ -9,9 +9,11 @@ Not committed: methods, parts and settings are the source.
 from __future__ import annotations
 
 import argparse
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
-from gxpo.explain.method_page import pages
+from gxpo.explain.method_page import pages, svg
 from gxpo.explain.reference_pages import reference
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -20,7 +22,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 def write(out: Path, pictures: bool = True) -> int:
     """Write all pages to `out`, and remove those of methods that are no more; how many there are."""
     out.mkdir(parents=True, exist_ok=True)
-    drawn = pages() if pictures else pages(lambda figure: "")
+    if pictures:
+        # half of the time is matplotlib's, which draws one figure at a time: processes of their own draw meanwhile
+        with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+            pending = pages(lambda figure: pool.submit(svg, figure))
+            drawn = {name: x.result() if isinstance(x, Future) else x for name, x in pending.items()}
+    else:
+        drawn = pages(lambda figure: "")
     written = {name: text for name, text in drawn.items() if text} | reference()
     for path in sorted(out.iterdir()):
         if path.suffix in (".md", ".svg") and path.name not in written:

@@ -78,12 +78,14 @@ def staged(out: Path) -> None:
     listed = dict(sections(index))
     listed["Reference"] = {"api": "Python API", **listed.get("Reference", {}), "methods/index": "Pages of methods"}
     own = set().union(*listed.values())
-    below = {
-        "errata": [n for n in titles if n.startswith("errata/")],
-        "methods/index": [n for n in titles if n.startswith("methods/") and n not in own],
-        "api": modules,
-    }
-    rest = sorted(set(titles) - own - set(itertools.chain(*below.values())))
+    # Sphinx draws the whole navigation on every page: hundreds of pages of methods in it would cost minutes, and no
+    # reader scrolls through them; their index lists them, and search finds them
+    outside = [n for n in titles if n.startswith("methods/") and n not in own]
+    for name in outside:
+        page = out / f"{name}.md"
+        page.write_text("---\norphan: true\n---\n\n" + page.read_text(encoding="utf-8"), encoding="utf-8")
+    below = {"errata": [n for n in titles if n.startswith("errata/")], "api": modules}
+    rest = sorted(set(titles) - own - set(outside) - set(itertools.chain(*below.values())))
     listed["More"] = {name: titles[name] for name in rest}
     for parent, children in below.items():
         page = out / f"{parent}.md"

@@ -23,8 +23,8 @@ def family_pages(
     rows: Sequence[Mapping[str, Any]],
     effects: Mapping[str, Effect | str],
     curves: Mapping[str, SurrogateEffect | str],
-    draw: Callable[[Any], str],
-) -> dict[str, str]:
+    draw: Callable[[Any], Any],
+) -> dict[str, Any]:
     """Generate families.md, and for each family family_NAME.md with its picture family_NAME.svg, by file name.
 
     rows     entries of all methods

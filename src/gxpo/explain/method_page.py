@@ -63,10 +63,10 @@ def svg(figure: Any) -> str:
     return out.getvalue()
 
 
-def pages(draw: Callable[[Any], str] = svg) -> dict[str, str]:
+def pages(draw: Callable[[Any], Any] = svg) -> dict[str, Any]:
     """Generate all files of docs/methods, by name: two indices, a page for each method, and pictures.
 
-    draw  turns a matplotlib figure into the text of its file
+    draw  turns a matplotlib figure into the text of its file, or into a future of it
     """
     rows = entries()
     text_by_name = {
