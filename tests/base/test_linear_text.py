@@ -66,7 +66,7 @@ MADE: dict[tuple[str, str], list[str]] = {
     ("environments/rewards/built_in.py", "parts[-1]"): [HEADINGS[-1]],
     ("environments/rewards/built_in.py", "step"): [STEP],
     ("environments/rewards/listener.py", "self.until"): [],
-    ("environments/rewards/tool_result.py", "f'(?<![\\\\w.-]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
+    ("environments/rewards/tool_calls.py", "f'(?<![\\\\w.-]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
         r"(?<![\w.-])777(?!\w|\.\d)",
     ],
     ("sampling/rollouts/graph.py", "self.accepts"): [],

@@ -1,6 +1,6 @@
 """The report of `gxpo tasks` as text, from a report by hand."""
 
-from gxpo.explain.task_page import text
+from gxpo.cli.tasks import text
 
 REPORT = {
     "task": "t.jsonl",

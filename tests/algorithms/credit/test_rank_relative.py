@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.algorithms.credit.rank_relative import rank_relative, rank_returns
+from gxpo.algorithms.credit.piece_relative import rank_relative, rank_returns
 from gxpo.algorithms.objectives.surrogate import segment
 from gxpo.algorithms.signals.texts import item_hits
 from gxpo.forest.forest import Forest

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.sampling.rollouts.flow_session import TASKS, grown
 
 from gxpo.algorithms.credit import GroupRelative, group_relative
-from gxpo.algorithms.credit.segment_relative import segment_relative
+from gxpo.algorithms.credit.piece_relative import segment_relative
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.registry import CREDITS

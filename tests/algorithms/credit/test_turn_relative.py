@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import gxpo
 from gxpo.algorithms.credit import GroupRelative
-from gxpo.algorithms.credit.turn_relative import turn_relative
+from gxpo.algorithms.credit.piece_relative import turn_relative
 from gxpo.base.errors import ConfigError
 from gxpo.parts.registry import CREDITS
 

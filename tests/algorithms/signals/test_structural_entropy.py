@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import gxpo
 from gxpo.algorithms.credit import advantage
 from gxpo.algorithms.credit.baselines import unfinished_by_rank
-from gxpo.algorithms.signals.structural_entropy import dominance_rank, structural_entropy
+from gxpo.algorithms.signals.policy_outputs import dominance_rank, structural_entropy
 from gxpo.forest.forest import Forest
 
 CARD = [(2.0, 0.5), (1.5, 0.6), (2.2, 0.7), (1.0, 0.4)]

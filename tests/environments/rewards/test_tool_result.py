@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gxpo.environments.rewards.tool_result import ToolResult
+from gxpo.environments.rewards.tool_calls import ToolResult
 from gxpo.forest.forest import Forest
 
 

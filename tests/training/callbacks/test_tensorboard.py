@@ -5,7 +5,7 @@ from tests.training.callbacks.parity import REWARD
 from tests.training.callbacks.stored import KEYS, in_events, lines, single
 
 import gxpo
-from gxpo.training.callbacks.tensorboard import _markdown_cell, tag
+from gxpo.training.callbacks.loggers import _markdown_cell, tag
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gxpo.learning.fingerprint import AT_ONCE, fingerprint, shard_of
+from gxpo.learning.parameter_checks import AT_ONCE, fingerprint, shard_of
 
 
 def tensors() -> dict[str, torch.Tensor]:
