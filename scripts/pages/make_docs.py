@@ -20,14 +20,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 def write(out: Path, pictures: bool = True) -> int:
     """Write all pages to `out`, and remove those of methods that are no more; how many there are."""
     out.mkdir(parents=True, exist_ok=True)
-    drawn = pages() if pictures else pages(lambda figure: "")
-    written = {name: text for name, text in drawn.items() if text} | reference()
+    drawn_pages = pages() if pictures else pages(lambda figure: "")
+    saved_texts = {name: text for name, text in drawn_pages.items() if text} | reference()
     for path in sorted(out.iterdir()):
-        if path.suffix in (".md", ".svg") and path.name not in written:
+        if path.suffix in (".md", ".svg") and path.name not in saved_texts:
             path.unlink()
-    for name, text in written.items():
+    for name, text in saved_texts.items():
         (out / name).write_text(text, encoding="utf-8")
-    return len(written)
+    return len(saved_texts)
 
 
 def main() -> None:

@@ -84,8 +84,8 @@ MADE: dict[tuple[str, str], list[str]] = {
 def jobs(found: list[Use], most: int | None):
     """Jobs of these uses, with at most so many texts each, spread over all that there are."""
     for use in found:
-        made = [use.pattern] if use.pattern is not None else MADE[use.file, use.argument]
-        for pattern in made:
+        built_patterns = [use.pattern] if use.pattern is not None else MADE[use.file, use.argument]
+        for pattern in built_patterns:
             if isinstance(pattern, bytes):
                 pattern = pattern.decode("latin-1")
             texts = attacks(pattern, use.flags)

@@ -76,13 +76,13 @@ def by_loop(forest, scale, ddof, eps, bound):
         return math.sqrt(sum((y - mean) ** 2 for y in x) / (len(x) - ddof)) if len(x) > ddof else 0.0
 
     for (r, k), entries in rows.items():
-        own = members.get((forest.group[r], k), [])
-        spread = everywhere.get(k, []) if scale == "batch_std" else own
-        alone = len(own) < (ddof + 1 if scale == "std" else 1)
-        equal = bool(own) and max(own) - min(own) <= 1e-12
-        if alone or (equal and (scale == "std" or bool(forest.compared[r]))):
+        own_members = members.get((forest.group[r], k), [])
+        spread = everywhere.get(k, []) if scale == "batch_std" else own_members
+        is_alone = len(own_members) < (ddof + 1 if scale == "std" else 1)
+        equal = bool(own_members) and max(own_members) - min(own_members) <= 1e-12
+        if is_alone or (equal and (scale == "std" or bool(forest.compared[r]))):
             continue
-        value = float(forest.outcome[r]) - sum(own) / len(own)
+        value = float(forest.outcome[r]) - sum(own_members) / len(own_members)
         if scale != "none":
             if std(spread) == 0:
                 continue

@@ -43,15 +43,15 @@ def test_it_equals_a_loop(grow, rows, fairness, discount):
     expected = []
     for g, rewards, compared in rows:
         for t in range(len(rewards)):
-            here = [r for h, r, c in rows if h == g and c and len(r) > t]
+            local_rows = [r for h, r, c in rows if h == g and c and len(r) > t]
             ahead = lambda r, t=t: sum(x * discount**k for k, x in enumerate(r[t:]))  # noqa: E731
-            values = [ahead(r) for r in here]
+            values = [ahead(r) for r in local_rows]
             if not values or max(values) - min(values) <= 1e-12 * max(values) or (compared and len(values) == 1):
                 expected.append(0.0)
                 continue
             a = (ahead(rewards) - statistics.fmean(values)) / (statistics.pstdev(values) + 1e-8)
-            before = statistics.pstdev(sum(r[:t]) for r in here)
-            after = statistics.pstdev(sum(r[:t]) + ahead(r) for r in here)
+            before = statistics.pstdev(sum(r[:t]) for r in local_rows)
+            after = statistics.pstdev(sum(r[:t]) + ahead(r) for r in local_rows)
             expected.append(a - fairness * (after - before))
     assert actual.tolist() == pytest.approx(expected, abs=1e-7)
 
@@ -107,8 +107,8 @@ def test_returns_are_compared_and_earnings_are_what_was_paid(grow):
     actual = TurnRelative(discount=0.5, ddof=1, eps=0.5)(forest, {}, 0)
     first, second = 0.25 / 0.853553, 0.5 / 1.207107
     assert actual.tolist() == pytest.approx([first - 0.25, -second + 0.5, -first - 0.25, second + 0.5], abs=1e-6)
-    whole = TurnRelative(discount=1.0, ddof=1, eps=0.5)(forest, {}, 0)  # returns 3 and 3, then as above
-    assert whole.tolist() == pytest.approx([0.0, -second + 0.5, 0.0, second + 0.5], abs=1e-6)
+    full_value = TurnRelative(discount=1.0, ddof=1, eps=0.5)(forest, {}, 0)  # returns 3 and 3, then as above
+    assert full_value.tolist() == pytest.approx([0.0, -second + 0.5, 0.0, second + 0.5], abs=1e-6)
 
 
 def test_of_too_few_that_are_compared_there_is_nothing_to_say():

@@ -35,10 +35,10 @@ def test_it_is_the_layers_own_as_long_as_it_is_asked_for():
     Counting.calls = 0
     for part in (LayerLogprob(layer=2, steps=3), LayerLogprob(layer=0.5, steps=3)):
         (name,) = part.provides
-        for step, known in ((1, True), (3, True), (4, False)):
+        for step, is_known in ((1, True), (3, True), (4, False)):
             tools = SignalTools(learner, lambda ids: "", 2, step, 0)
             actual = part.compute(forest, Signals.of(forest), tools)[name]
-            assert torch.equal(actual, target) if known else bool(actual.isnan().all())
+            assert torch.equal(actual, target) if is_known else bool(actual.isnan().all())
     assert Counting.calls == 4  # nothing is computed once it is over
     assert LayerLogprob(layer=2).provides == ("logprob@2",) and LayerLogprob(layer=0.5).provides == ("logprob@0.5",)
     tools = SignalTools(learner, lambda ids: "", 2, 10**6, 0)
@@ -68,18 +68,18 @@ MeanLogprob = kind_of(mean_logprob)
 
 
 def test_it_is_what_the_learner_says_under_that_name():
-    forest, asked = random_forest(3), []
+    forest, asked_names = random_forest(3), []
     message = torch.linspace(-9.0, -7.0, forest.n_entries, dtype=torch.float64)
 
     def outputs(given: Any, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-        asked.append((given, names))
+        asked_names.append((given, names))
         return {"mean_logprob": message}
 
     tools: Any = SimpleNamespace(learner=SimpleNamespace(outputs=outputs))
     actual = MeanLogprob().compute(forest, {}, tools)
     assert set(actual) == set(MeanLogprob().provides) == {"start_mean_logprob"}
     assert torch.equal(actual["start_mean_logprob"], message)
-    assert len(asked) == 1 and asked[0][0] is forest and asked[0][1] == ("mean_logprob",)
+    assert len(asked_names) == 1 and asked_names[0][0] is forest and asked_names[0][1] == ("mean_logprob",)
 
 
 def test_of_a_model_it_is_below_that_of_the_uniform_distribution():
@@ -106,8 +106,8 @@ def confidence(ids):
 
 def record(i, prompt, **fields):
     turn = {"action": [3, 4], "logprob": [-1.0, -1.0]}
-    own = {"schema": "gxpo.rollouts/1", "group": f"g{i % 2}", "id": f"t{i}", "prompt": prompt, "turns": [turn]}
-    return own | {"reward": 1.0} | fields
+    own_fields = {"schema": "gxpo.rollouts/1", "group": f"g{i % 2}", "id": f"t{i}", "prompt": prompt, "turns": [turn]}
+    return own_fields | {"reward": 1.0} | fields
 
 
 def test_it_is_the_models_own_geometric_mean():

@@ -63,8 +63,10 @@ def test_the_peak_is_the_mean_of_the_largest_share() -> None:
     assert structural_entropy(forest, entropy, share=0.2).tolist() == pytest.approx([1.0, 0.25, 0.25, 0.0])
     # half of five, two tokens: 1.55, 0.95, and of two tokens one: 2.0. The first dominates the second alone
     assert structural_entropy(forest, entropy, share=0.5).tolist() == pytest.approx([1.0, 0.25, 0.25, 0.0])
-    whole = structural_entropy(forest, entropy, share=1.0)  # peak and mean are one: nobody dominates anybody
-    assert whole.tolist() == pytest.approx([0.5, 0.5, 0.5, 0.0])
+    full_structural_entropy = structural_entropy(
+        forest, entropy, share=1.0
+    )  # peak and mean are one: nobody dominates anybody
+    assert full_structural_entropy.tolist() == pytest.approx([0.5, 0.5, 0.5, 0.0])
 
 
 def test_truncated_wrong_answers_rank_below_right_ones() -> None:

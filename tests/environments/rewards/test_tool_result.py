@@ -20,12 +20,12 @@ def episode(i: int, turns: list[tuple[str, str | None, float | None]], expected:
         "turns": [
             {
                 "observation": [2],
-                "observation_text": seen,
+                "observation_text": seen_value,
                 "action": [3],
                 "reward": paid,
                 "info": {} if error is None else {"action_error": error},
             }
-            for seen, error, paid in turns
+            for seen_value, error, paid in turns
         ],
         "reward": 1.0,
         "info": {} if expected is None else {"expected": expected},

@@ -32,11 +32,13 @@ def test_a_blank_picture_tells_nothing_and_asks_the_same(name):
 
 @pytest.mark.parametrize("name", ["charts", "shapes"])
 def test_shuffled_pictures_keep_question_and_answer(name):
-    own, other = (make(name, seed=0, options={"shuffled": b}).draw(40, 0) for b in (False, True))
-    assert [(t.id, t.answer, seen(t)[1], t.info) for t in own] == [(t.id, t.answer, seen(t)[1], t.info) for t in other]
-    assert not any(np.array_equal(seen(a)[0], seen(b)[0]) for a, b in zip(own, other, strict=True))
+    own_value, other = (make(name, seed=0, options={"shuffled": b}).draw(40, 0) for b in (False, True))
+    assert [(t.id, t.answer, seen(t)[1], t.info) for t in own_value] == [
+        (t.id, t.answer, seen(t)[1], t.info) for t in other
+    ]
+    assert not any(np.array_equal(seen(a)[0], seen(b)[0]) for a, b in zip(own_value, other, strict=True))
     output = {t.prompt[0]["content"][0]["image"] for t in other}
-    assert len(output) == 40 and not output & {t.prompt[0]["content"][0]["image"] for t in own}
+    assert len(output) == 40 and not output & {t.prompt[0]["content"][0]["image"] for t in own_value}
     held_out = (make(name, seed=0, options={"shuffled": b}).held_out(8) for b in (False, True))
     assert len({tuple((t.id, t.answer) for t in tasks) for tasks in held_out}) == 1
 
@@ -79,11 +81,11 @@ def test_options_that_make_no_sense(name, options, match):
 def test_a_pool_of_pictures_is_fixed_and_repeats_evenly(name):
     one, other = (make(name, seed=seed, options={"pool": 5, "noise": 0}, per_step=5) for seed in (3, 4))
     assert one.pool_tasks == other.pool_tasks and len({t.id for t in one.pool_tasks}) == 5
-    drawn = [t.id for t in one.draw(15, 2)]
-    assert sorted(drawn) == sorted(3 * [t.id for t in one.pool_tasks])
-    assert drawn != [t.id for t in one.draw(15, 3)] and [t.id for t in other.draw(15, 2)] != drawn
+    drawn_values = [t.id for t in one.draw(15, 2)]
+    assert sorted(drawn_values) == sorted(3 * [t.id for t in one.pool_tasks])
+    assert drawn_values != [t.id for t in one.draw(15, 3)] and [t.id for t in other.draw(15, 2)] != drawn_values
     assert one.held_out(6) == make(name, seed=0, options={"noise": 0}).held_out(6)
-    assert not {t.id for t in one.held_out(6)} & set(drawn)
+    assert not {t.id for t in one.held_out(6)} & set(drawn_values)
     assert one.scorer(one.pool_tasks[0].answer, one.pool_tasks[0])["correct"] == 1.0
 
 

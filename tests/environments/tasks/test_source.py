@@ -59,8 +59,8 @@ def test_held_out_tasks_are_fixed_and_never_drawn(name, options):
     assert make(name, seed=7, options=options).held_out(200) == held_out
     assert make(name, seed=7, options=options).held_out(10) == held_out[:10]
     source = make(name, seed=7, options=options)
-    drawn = {source.content(t) for step in range(20) for t in source.draw(64, step)}
-    assert not drawn & {source.content(t) for t in held_out}
+    drawn_contents = {source.content(t) for step in range(20) for t in source.draw(64, step)}
+    assert not drawn_contents & {source.content(t) for t in held_out}
 
 
 @pytest.mark.slow
