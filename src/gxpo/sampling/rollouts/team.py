@@ -12,12 +12,11 @@ from typing import Any, Literal
 from gxpo.base import media
 from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
 from gxpo.forest.forest import Forest
-from gxpo.models.chat.messages import marked
 from gxpo.parts.protocols import Completion, ContextUpdate, EpisodeRules, Request, Sampling, Session, StreamKey, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Attempts, Fork
 from gxpo.sampling.rollouts.build import Count, RolloutPart, action, dotted, record
-from gxpo.sampling.rollouts.context import Context
+from gxpo.sampling.rollouts.context import Context, marked
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.graph import SHARED, TASK, Graph, Role, Texts, filled, graph
 
