@@ -1,10 +1,12 @@
 """Which rows are measured, in what order, and what is kept when something fails."""
 
 import json
+import sys
+from importlib import metadata
 
 import pytest
 
-from gxpo.base.errors import ConfigError
+from gxpo.base.errors import ConfigError, MissingExtra
 from gxpo.bench import runner, suites
 from gxpo.bench.plan import Entry, Plan
 from gxpo.bench.runner import BenchError
@@ -138,3 +140,20 @@ def test_the_suites_have_what_they_promise(tmp_path):
         "fidelity",
         "agreement",
     ]
+
+
+def test_versions_of_this_environment():
+    actual = suites.installed_versions(None, ("torch", "no-such-distribution"))
+    assert actual == {"torch": metadata.version("torch"), "no-such-distribution": None}
+    assert suites.installed_versions(sys.executable, ("torch",)) == {"torch": metadata.version("torch")}
+
+
+def test_what_is_needed_names_the_extra_and_the_interpreter():
+    assert suites.need_installed(None, "torch", "train") == {"python": sys.executable}
+    with pytest.raises(MissingExtra, match=r"no-such-distribution is not installed for .*gxpo\[some\].*--python"):
+        suites.need_installed(None, "no-such-distribution", "some")
+
+
+def test_what_is_no_interpreter(tmp_path):
+    with pytest.raises(MissingExtra, match="no interpreter that runs"):
+        suites.installed_versions(str(tmp_path / "python"), ("torch",))

@@ -69,7 +69,7 @@ def test_without_verdicts_seeds_alone() -> None:
     values = [0.1, 0.3, 0.2, 0.6]
     expected = scipy.stats.ttest_1samp(values, 0.0)
     interval = expected.confidence_interval(0.95)
-    for actual in (inference.seed_interval(values), inference.crossed_interval(np.array(values)[:, None])):
+    for actual in (inference.seed_interval(values), inference.crossed_spread(np.array(values)[:, None]).estimate()):
         assert (actual.low, actual.high, actual.p) == pytest.approx((interval.low, interval.high, expected.pvalue))
         assert math.isnan(actual.by_task) and actual.n == 4
 
@@ -77,7 +77,7 @@ def test_without_verdicts_seeds_alone() -> None:
 @pytest.mark.parametrize("bad", [[], [[]], [1.0, 2.0], [[1.0, math.nan]]])
 def test_what_is_no_table(bad: object) -> None:
     with pytest.raises(ValueError, match="table"):
-        inference.crossed_interval(bad)  # type: ignore[arg-type]
+        inference.crossed_spread(bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("seeds", "tasks"), [(3, 100), (5, 300)])
