@@ -216,7 +216,5 @@ def test_a_guess_of_less_weight_explains_no_critical_finding() -> None:
     run = log("unknown", reward=[0.69, 0.75, 0.39, 0.6, 0.55], length=[386.0, 372, 408, 370, 370], **truncated)
     for series in run.series.values():
         object.__setattr__(series, "steps", np.array([10.0, 300, 600, 1050, 1200]))
-    found_findings = diagnose(run).findings
-    assert [f.ids[0] for f in found_findings[:2]] == ["truncation", "kl_runaway"] and found_findings[
-        0
-    ].follows_from is None
+    found = diagnose(run).findings
+    assert [f.ids[0] for f in found[:2]] == ["truncation", "kl_runaway"] and found[0].follows_from is None

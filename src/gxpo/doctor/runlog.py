@@ -43,7 +43,7 @@ SETTINGS: dict[str, str] = {
 
 # Keys of a value model; verl calls all figures of advantages critic/...
 _CRITIC = re.compile(r"vf_(?:loss|explained_var|clipfrac)|critic/values|critic_loss|value_(?:loss|clipfrac)", re.I)
-LEAST_ROWS, MOST_ROWS = 4, 15  # of a table of few rows, as reports have it
+FEW_ROWS = 15  # below it a table is an excerpt, as reports have them, in which no trend can be judged
 USUAL_TASKS = 100  # of an evaluation whose size is unknown: benchmarks have 30 (AIME) to 500 (MATH-500)
 
 
@@ -186,28 +186,11 @@ class RunLog:
         sizes = [self.column(name).values.size for name in ("reward", "success", "loss", "grad_norm")]
         return max(sizes) or max((len(series) for series in self.series.values()), default=0)
 
-    @cached_property
-    def score(self) -> str:
-        """Name of the series that should rise: reward, verdicts, or the only reward function that was recorded."""
-        names = [name for name in ("reward", "success") if self.has(name)]
-        parts = self.components()
-        return names[0] if names else f"component/{parts[0]}" if len(parts) == 1 else "reward"
-
-    @cached_property
-    def n_rows(self) -> int:
-        """Rows of the table: the longest of the series that reports show."""
-        return max(len(self.values(name)) for name in (self.score, "grad_norm", "kl", "gap_kl", "gap_mean"))
-
-    @cached_property
-    def is_end_of_run(self) -> bool:
-        """True if the rows are a run's last ones, of which the beginning is not known."""
-        steps = self.steps(self.score)
-        return self.n_rows >= MOST_ROWS and len(steps) > 0 and float(steps.min()) > 3 * self.n_rows
-
     @property
     def is_excerpt(self) -> bool:
-        """True for a table of four to fourteen rows and for the end of a run: no trend can be judged."""
-        return LEAST_ROWS <= self.n_rows < MOST_ROWS or self.is_end_of_run
+        """True if the score has few rows, or begins late: then signs of single rows are looked at."""
+        steps = self.steps("reward" if self.has("reward") else "success")
+        return len(steps) < FEW_ROWS or float(steps.min()) > 3 * len(steps)
 
     @cached_property
     def correctness(self) -> str | None:

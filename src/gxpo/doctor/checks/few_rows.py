@@ -8,10 +8,11 @@ import numpy as np
 
 from gxpo.doctor.checks.correspondence import USUAL
 from gxpo.doctor.finding import Finding
-from gxpo.doctor.runlog import LEAST_ROWS, RunLog
+from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.series import denominator
 from gxpo.doctor.sickness import finding
 
+LEAST_ROWS, MOST_ROWS = 4, 15  # of a table of few rows
 SURE = 0.12  # nats a token, below which a policy is nearly certain of an answer of some hundred tokens
 GONE = 0.05  # nats a token, at which little is left to sample
 BLIND = 3.0  # nats a token that a model of language reaches only where it does not know what it was asked
@@ -28,25 +29,38 @@ class Sign:
 
 
 def few_rows(log: RunLog) -> list[Finding]:
-    """Findings of an excerpt, as reports have it, where a sign is strong; as possible only."""
-    is_chosen = log.last_step >= 2 * log.n_rows  # rows of a longer run that somebody picked
-    signs = (_certain_of_little,) if log.is_end_of_run else SIGNS if is_chosen else SIGNS_OF_FIRST_STEPS
+    """Findings of a table of four to fourteen rows, as reports have it, where a sign is strong; as possible only."""
+    n = max((len(log.values(name)) for name in (score_of(log), "grad_norm", "kl", "gap_kl", "gap_mean")), default=0)
+    is_chosen = log.last_step >= 2 * n  # rows of a longer run that somebody picked
+    # the last rows of a run, of which the beginning is not known
+    steps = log.steps(score_of(log))
+    is_end = n >= MOST_ROWS and len(steps) > 0 and float(steps.min()) > 3 * n
+    if not LEAST_ROWS <= n < MOST_ROWS and not is_end:
+        return []
+    signs = [sign(log) for sign in ((_certain_of_little,) if is_end else SIGNS if is_chosen else SIGNS_OF_FIRST_STEPS)]
     return [
         finding(
             sign.ids,
             "warning",
             "possible",
             sign.title,
-            *(log.quote(name) for name in dict.fromkeys((*sign.names, log.score)) if log.has(name)),
+            *(log.quote(name) for name in dict.fromkeys((*sign.names, score_of(log))) if log.has(name)),
         )
-        for sign in (sign(log) for sign in signs)
+        for sign in signs
         if sign is not None
     ]
 
 
+def score_of(log: RunLog) -> str:
+    """Name of the series that should rise: reward, verdicts, or the only reward function that was recorded."""
+    names = [name for name in ("reward", "success") if log.has(name)]
+    parts = log.components()
+    return names[0] if names else f"component/{parts[0]}" if len(parts) == 1 else "reward"
+
+
 def stalls(log: RunLog) -> bool:
     """True if the last third of the rows is no better than the first: by less than two fifths of the range."""
-    values = log.values(log.score)
+    values = log.values(score_of(log))
     if len(values) < LEAST_ROWS:
         return False
     third = max(len(values) // 3, 2 if len(values) > 4 else 1)
@@ -62,7 +76,7 @@ def _ends(log: RunLog, name: str) -> tuple[float, float]:
 
 def _certain_of_little(log: RunLog) -> Sign | None:
     """Entropy near 0 from the first row on, far from the largest reward and without a gain."""
-    entropy, score = log.values("entropy"), log.values(log.score)
+    entropy, score = log.values("entropy"), log.values(score_of(log))
     if len(entropy) < 6 or len(score) < 6 or not stalls(log) or float(np.median(entropy)) > SURE:
         return None
     # the first steps of a run say so only where next to nothing is right
@@ -76,7 +90,7 @@ def _certain_of_little(log: RunLog) -> Sign | None:
 def _entropy_gone(log: RunLog) -> Sign | None:
     """Entropy falls to a fifth and below a twentieth of a nat, or most groups fall silent with it, past the best."""
     begin, end = _ends(log, "entropy")
-    score = log.values(log.score)
+    score = log.values(score_of(log))
     is_gone = end < min(0.2 * begin, GONE) or (log.last("zero_signal") > 0.8 and end < min(0.5 * begin, SURE))
     if not is_gone or len(score) < LEAST_ROWS or float(score[-1]) >= 0.97 * max(float(score.max()), 1.0):
         return None
@@ -89,7 +103,7 @@ def _entropy_gone(log: RunLog) -> Sign | None:
 
 def _breaks(log: RunLog) -> Sign | None:
     """Entropy far up, or the gradient ten times as long, while the score does not gain or falls by a fifth."""
-    entropy, score = log.values("entropy"), log.values(log.score)
+    entropy, score = log.values("entropy"), log.values(score_of(log))
     begin, end = _ends(log, "entropy")
     is_hot = begin > 0.02 and (end > max(1.8 * begin, begin + 0.25) or (len(entropy) and entropy.max() > 3 * begin))
     first, last = _ends(log, "grad_norm")
@@ -122,7 +136,7 @@ def _at_rest(log: RunLog) -> Sign | None:
     ):
         return None
     begin, end = _ends(log, "entropy")
-    score = log.values(log.score)
+    score = log.values(score_of(log))
     is_level = (
         len(score) >= 5
         and float(np.ptp(score)) > 0
@@ -136,7 +150,7 @@ def _at_rest(log: RunLog) -> Sign | None:
 
 def _constant(log: RunLog) -> Sign | None:
     """The same score in every row, and no spread or gradient: no group has a signal."""
-    score = log.values(log.score)
+    score = log.values(score_of(log))
     is_silent = log.is_zero("reward_std") or log.is_zero("grad_norm") or log.mean("zero_signal") > 0.98
     if len(score) < LEAST_ROWS or float(np.ptp(score)) > 1e-9 or score[0] == 0 or not is_silent:
         return None
@@ -187,12 +201,12 @@ def _tiny_rate(log: RunLog) -> Sign | None:
 
 def _lost(log: RunLog) -> Sign | None:
     """A score that falls to a seventh of its best and stays there."""
-    score = log.values(log.score)
+    score = log.values(score_of(log))
     if len(score) < 6 or score.min() < 0 or float(score[:2].max()) < 0.5 * float(score.max()) or not score.max() > 0:
         return None
     if float(score[-2:].max()) > 0.15 * float(score.max()):
         return None
-    title = f"{log.key(log.score)} falls from {score.max():.3g} to {score[-1]:.3g}"
+    title = f"{log.key(score_of(log))} falls from {score.max():.3g} to {score[-1]:.3g}"
     return Sign(("lr_too_high", "kl_runaway", "advantage_sign"), title, ("kl", "grad_norm", "entropy", "length", "lr"))
 
 
@@ -212,7 +226,7 @@ def _unnamed_fall(log: RunLog) -> Sign | None:
 
 def _grows_for_nothing(log: RunLog) -> Sign | None:
     """Answers that grow on, by half and more, while the score stays."""
-    length, score = log.column("length"), log.column(log.score)
+    length, score = log.column("length"), log.column(score_of(log))
     if len(length) < LEAST_ROWS or len(score) < LEAST_ROWS or not length.values[0] > 2:
         return None
     # of a score that has risen with the first part of the growth, what the rest of it brought
@@ -239,7 +253,7 @@ def _easy(log: RunLog) -> Sign | None:
 
 def _seldom_right(log: RunLog) -> Sign | None:
     """A score of exactly 0 in two rows of three, the first ones among them."""
-    score = log.values(log.score)
+    score = log.values(score_of(log))
     if len(score) < 6 or score.min() < 0 or (score == 0).mean() < 2 / 3 or score[:3].any() or not stalls(log):
         return None
     title = f"no answer is right in {int((score == 0).sum())} of {len(score)} rows"
@@ -248,7 +262,7 @@ def _seldom_right(log: RunLog) -> Sign | None:
 
 def _of_few_rollouts(log: RunLog) -> Sign | None:
     """Mean rewards that are multiples of a quarter at most: four rollouts a step tell nothing."""
-    score = log.values(log.score)
+    score = log.values(score_of(log))
     if len(score) < 8 or not stalls(log) or score.min() < 0 or score.max() > 1 or len(np.unique(score)) < 3:
         return None
     if (denominator(score) or 99) > 4:
@@ -291,7 +305,7 @@ def _unsure_of_all(log: RunLog) -> Sign | None:
 
 def _hardly_differs(log: RunLog) -> Sign | None:
     """Rewards whose spread is a twentieth of their level in all rows, most groups silent, away from a round top."""
-    score, spread, silent = (log.values(name) for name in (log.score, "reward_std", "zero_signal"))
+    score, spread, silent = (log.values(name) for name in (score_of(log), "reward_std", "zero_signal"))
     level = float(np.abs(score).mean()) if len(score) else 0.0
     if len(score) < LEAST_ROWS or len(spread) < LEAST_ROWS or not len(silent) or float(np.ptp(score)) > 0.1 * level:
         return None
