@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -16,7 +16,7 @@ from gxpo.training.callbacks.samples import tables
 class _TableLogger(Callback):
     """Base of loggers that take samples as tables, and that a resumed run continues under its recorded identity."""
 
-    def __init__(self, package: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, package: str, options: dict[str, Any]) -> None:
         self._package = need(package, package)
         self._options = options
         self._run: Any = None
