@@ -76,25 +76,25 @@ def trained(world: str, method: str, seed: int) -> dict[str, Any]:
 
     place = WORLDS[world]
     keys = {**place.keys, **METHODS[method], "method": method, "seed": seed, "trainer.steps": 10_000}
-    held: list[float] = []
+    held_eval_accuracies: list[float] = []
     curve: list[tuple[int, float]] = []
     with tempfile.TemporaryDirectory(prefix="gxpo-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = Trainer(resolve({k: Stated(v, "study") for k, v in keys.items()}), out=Path(folder) / "run")
         try:
-            held.append(trainer.evaluate().figures["eval_accuracy"])
+            held_eval_accuracies.append(trainer.evaluate().figures["eval_accuracy"])
             while trainer.budget.generated_tokens < place.budget:
                 row = trainer.step()
                 curve.append((row["generated_tokens"], row["success_rate"]))
-            held.append(trainer.evaluate().figures["eval_accuracy"])
+            held_eval_accuracies.append(trainer.evaluate().figures["eval_accuracy"])
         finally:
             trainer.close()
     return {
         "world": world,
         "method": method,
         "seed": seed,
-        "before": held[0],
-        "after": held[1],
+        "before": held_eval_accuracies[0],
+        "after": held_eval_accuracies[1],
         "steps": len(curve),
         "tokens": curve[-1][0],
         "area": area(curve, place.budget),
@@ -150,17 +150,17 @@ def report(rows: Sequence[Mapping[str, Any]], fidelity: Path | None) -> None:
     from gxpo.training.statistics import mean_interval
 
     for world, place in WORLDS.items():
-        own = [r for r in rows if r["world"] == world]
-        if not own:
+        own_rows = [r for r in rows if r["world"] == world]
+        if not own_rows:
             continue
-        base = {r["seed"]: r for r in own if r["method"] == "grpo"}
+        base = {r["seed"]: r for r in own_rows if r["method"] == "grpo"}
         print(f"\n{world}: {place.budget:,} generated tokens a run\n")
         print(
             "| method | runs | steps | before | after | fell | area | after less grpo (95%, paired) | area less grpo |"
         )
         print("|---|---|---|---|---|---|---|---|---|")
         for method in METHODS:
-            mine = [r for r in own if r["method"] == method]
+            mine = [r for r in own_rows if r["method"] == method]
             if not mine:
                 continue
             cells = [fmean(r[k] for r in mine) for k in ("steps", "before", "after", "area")]
@@ -178,7 +178,7 @@ def report(rows: Sequence[Mapping[str, Any]], fidelity: Path | None) -> None:
                 f"{cells[3]:.3f} | {output[0]} | {output[1]} |"
             )
         if fidelity is not None:
-            predicted(own, base, json.loads(fidelity.read_text())["rows"], place.keys["task"])
+            predicted(own_rows, base, json.loads(fidelity.read_text())["rows"], place.keys["task"])
 
 
 def predicted(
@@ -190,15 +190,15 @@ def predicted(
     """The rank correlation of fidelity with the paired area less grpo, over the methods that have both."""
     from gxpo.bench.fidelity import prediction
 
-    known = {
+    known_values = {
         r["name"].partition("/")[2]: r for r in rows if r["name"].startswith(f"{task}/") and r.get("rank") is not None
     }
-    both = [m for m in METHODS if m in known and any(r["method"] == m and r["seed"] in base for r in own)]
+    both = [m for m in METHODS if m in known_values and any(r["method"] == m and r["seed"] in base for r in own)]
     gain = [
         fmean(r["area"] - base[r["seed"]]["area"] for r in own if r["method"] == m and r["seed"] in base) for m in both
     ]
     if len(both) > 2:
-        actual = prediction([known[m]["rank"] for m in both], gain)
+        actual = prediction([known_values[m]["rank"] for m in both], gain)
         print(f"\nfidelity against area less grpo, {', '.join(both)}: rank correlation {actual:+.2f}")
 
 

@@ -123,16 +123,16 @@ def spent_until(row: Mapping[str, Any], level: float, unit: str) -> tuple[float,
     """What the run spent until its held-out curve, linear between evaluations, first was at `level`, and whether it
     was; otherwise all that it spent. At least `LEAST_SPENT` of that."""
     points = [(float(e[unit]), float(e["eval_accuracy"])) for e in row["evaluations"]]
-    whole = points[-1][0]
+    full_point = points[-1][0]
     before = points[0]
     if before[1] >= level:
-        return LEAST_SPENT * whole, True
+        return LEAST_SPENT * full_point, True
     for after in points[1:]:
         if after[1] >= level:
             share = (level - before[1]) / (after[1] - before[1])
-            return max(before[0] + share * (after[0] - before[0]), LEAST_SPENT * whole), True
+            return max(before[0] + share * (after[0] - before[0]), LEAST_SPENT * full_point), True
         before = after
-    return whole, False
+    return full_point, False
 
 
 def usable(rows: Rows) -> dict[int, Mapping[str, Any]]:
@@ -279,12 +279,12 @@ def said(finding: Finding) -> str:
 def predicted(p: Prediction) -> str:
     """What is claimed, in a few words."""
     if p.unit is not None:
-        stated = "" if math.isnan(p.ratio) else f", {p.ratio:g} times by the paper"
-        return f"fewer {p.unit} to the target{stated}"
+        stated_text = "" if math.isnan(p.ratio) else f", {p.ratio:g} times by the paper"
+        return f"fewer {p.unit} to the target{stated_text}"
     if p.direction == "equal":
         return f"{p.measure} within {number(p.margin, 4 if p.margin < 0.001 else 2)}"
-    stated = "" if math.isnan(p.size) else f", {number(p.size, 3, sign=True)} by the paper"
-    return f"{p.direction} {p.measure}{stated}"
+    stated_text = "" if math.isnan(p.size) else f", {number(p.size, 3, sign=True)} by the paper"
+    return f"{p.direction} {p.measure}{stated_text}"
 
 
 def table(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
@@ -293,10 +293,10 @@ def table(listed: Mapping[str, Any], store: Mapping[Any, Any]) -> list[str]:
     for e in listed["experiments"]:
         main = findings(listed, e, e["predicts"], store)
         varied, predicts = varied_of(e)
-        there = findings(listed, varied, predicts, store)[0]
+        remote_finding = findings(listed, varied, predicts, store)[0]
         lines.append(
             f"| `{e['id']}` | {predicted(main[0].prediction)} | {said(main[0])} | **{main[0].shown}** | "
-            f"{varied['condition']} | {said(there)} | {moved(main[0], there)} |"
+            f"{varied['condition']} | {said(remote_finding)} | {moved(main[0], remote_finding)} |"
         )
     return lines
 
@@ -330,12 +330,12 @@ def page(listed: Mapping[str, Any], lists: Sequence[Mapping[str, Any]], store: M
     verdicts: list[str] = [findings(listed, e, e["predicts"], store)[0].shown for e in listed["experiments"]]
     verdicts += [CANNOT for _ in listed.get("untested", ())]
     counts = ", ".join(f"{verdicts.count(v)} {v}" for v in (HELD, NOT_SEEN, CANNOT, "not run yet") if v in verdicts)
-    made, planned = runs_made(listed, store), len({(digest(k), s) for k, s in wanted([listed])})
-    commits = sorted(set(made.values()))
+    built_value, planned = runs_made(listed, store), len({(digest(k), s) for k, s in wanted([listed])})
+    commits = sorted(set(built_value.values()))
     first = (
         "prints the table below from the runs in `studies/runs.jsonl.gz`; `--run` makes what is missing. Of "
         f"{len(verdicts)} claims: {counts}. The list (`studies/claims.yaml`: claim, arms, measure, prediction, rule of "
-        f"the verdict) was committed as {committed(LIST)}, before any of its runs, of which {len(made)} of "
+        f"the verdict) was committed as {committed(LIST)}, before any of its runs, of which {len(built_value)} of "
         f"{planned} are there"
     )
     return "\n".join(
@@ -372,8 +372,8 @@ def page(listed: Mapping[str, Any], lists: Sequence[Mapping[str, Any]], store: M
 
 def committed(path: Path) -> str:
     """The commit that added a file, with its date; `not yet` where there is none."""
-    asked = ["git", "log", "--diff-filter=A", "--format=%h (%cs)", "--", str(path)]
-    got = subprocess.run(asked, capture_output=True, text=True, cwd=HERE, check=False)
+    requests = ["git", "log", "--diff-filter=A", "--format=%h (%cs)", "--", str(path)]
+    got = subprocess.run(requests, capture_output=True, text=True, cwd=HERE, check=False)
     return (got.stdout.strip().splitlines() or ["not yet"])[-1]
 
 

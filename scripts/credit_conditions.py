@@ -81,8 +81,8 @@ def sampled(world: World, right: Tensor, generator: torch.Generator) -> Episodes
     count = torch.zeros(len(right), world.members, dtype=torch.int64)
     actions, counts = [], []
     for t in range(world.turns):
-        drawn = torch.rand(count.shape, generator=generator, dtype=torch.float64)
-        actions.append((drawn < right[runs, t, count]).long())
+        drawn_shape = torch.rand(count.shape, generator=generator, dtype=torch.float64)
+        actions.append((drawn_shape < right[runs, t, count]).long())
         counts.append(count)
         count = count + actions[-1] * world.decides(t)
     look = torch.randint(world.looks, (*count.shape, world.turns), generator=generator)
@@ -107,9 +107,11 @@ class Steps:
         episodes = sampled(world, right, generator)
         runs = torch.arange(len(right))[:, None, None].expand_as(episodes.action)
         place = (runs, torch.arange(world.turns).expand_as(episodes.action), episodes.count)
-        known = episodes.success.double().unsqueeze(-1) - value[place]
+        known_unsqueeze = episodes.success.double().unsqueeze(-1) - value[place]
         sign = (2 * episodes.action - 1).double()
-        return cls(place, episodes, value, advantage[(*place, episodes.action)].flatten(), known.flatten(), sign)
+        return cls(
+            place, episodes, value, advantage[(*place, episodes.action)].flatten(), known_unsqueeze.flatten(), sign
+        )
 
     def credit(self, method: str, forest: gxpo.Forest) -> Tensor:
         """[S]; "exact" is the truth itself, "known_value" what a perfect value of the state leaves of the outcome."""

@@ -70,10 +70,10 @@ def main() -> None:
         paths = []
         for seed in SEEDS:
             path = arguments.out / f"{kind}-seed{seed}"
-            given = demo_settings(seed=seed, method=arguments.method, steps=arguments.steps)
-            given["scoring.shuffle"] = Stated(shuffled, "curves")
-            steps = config.resolve(given).settings.trainer.steps
-            run_or_go_on(path, given, steps)
+            given_demo_settings = demo_settings(seed=seed, method=arguments.method, steps=arguments.steps)
+            given_demo_settings["scoring.shuffle"] = Stated(shuffled, "curves")
+            steps = config.resolve(given_demo_settings).settings.trainer.steps
+            run_or_go_on(path, given_demo_settings, steps)
             rows = [json.loads(line) for line in (path / "evaluations.jsonl").read_text().splitlines()]
             series[f"{kind}, seed {seed}"] = [(r["step"], r["eval_accuracy"]) for r in rows]
             print(

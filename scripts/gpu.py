@@ -154,11 +154,11 @@ def training(name: str, figures: Figures) -> dict[str, Any]:
     from gxpo.parts.definition import Stated
     from gxpo.training import config
 
-    given = config.read(ROOT / "examples" / f"{name}.yaml")
+    given_config = config.read(ROOT / "examples" / f"{name}.yaml")
     sets: dict[str, Any] = {"learner.device": figures.device}
     if figures.toy:
         sets |= {"model": "tiny:cold", "trainer.steps": 2, "tasks.per_step": 2, "eval.tasks": 4, "eval.every": 0}
-    resolved = config.resolve(given | {k: Stated(v, "gpu") for k, v in sets.items()})
+    resolved = config.resolve(given_config | {k: Stated(v, "gpu") for k, v in sets.items()})
     with tempfile.TemporaryDirectory() as folder:
         run = gxpo.train(resolved=resolved, out=Path(folder) / "run")
         first, last = run.evaluations[0], run.evaluations[-1]
@@ -180,11 +180,11 @@ def resumed(figures: Figures) -> dict[str, Any]:
             "sampling.max_new_tokens": 8, "trainer.checkpoint_every": 3}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         task = ("tiny:cold", "arithmetic", "grpo")
-        whole = gxpo.train(*task, 6, even, out=Path(folder) / "whole", set=keys)
+        full_train = gxpo.train(*task, 6, even, out=Path(folder) / "whole", set=keys)
         stop = gxpo.train(*task, 6, even, out=Path(folder) / "part", set=keys,
                           watch=lambda row: row["step"] == 3)  # fmt: skip
         part = resume(stop.path, reward=even)
-        one, other = whole.trainer.learner.snapshot(), part.trainer.learner.snapshot()
+        one, other = full_train.trainer.learner.snapshot(), part.trainer.learner.snapshot()
         away = max(float((one[n] - other[n]).abs().max()) for n in one)
     return {"equal_bits": away == 0.0, "largest_difference": away}
 
@@ -213,20 +213,20 @@ def main(arguments: list[str] | None = None) -> int:
     about.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     about.add_argument("--toy", action="store_true", help="toy sizes, for a machine without a GPU")
     about.add_argument("--minutes", type=float, default=8.0, help="begin no figure after this long (default: 8)")
-    given = about.parse_args(arguments)
-    if given.device == "cuda" and not torch.cuda.is_available():
+    given_arguments = about.parse_args(arguments)
+    if given_arguments.device == "cuda" and not torch.cuda.is_available():
         about.error("no CUDA device: on a machine without one, --device cpu --toy tries every part")
-    deadline = time.monotonic() + 60 * given.minutes
-    figures = Figures(given.out, given.device, given.toy, deadline)
+    deadline = time.monotonic() + 60 * given_arguments.minutes
+    figures = Figures(given_arguments.out, given_arguments.device, given_arguments.toy, deadline)
     tried = set(figures.known)
     try:
-        for part in PARTS if given.part == "all" else [given.part]:
+        for part in PARTS if given_arguments.part == "all" else [given_arguments.part]:
             PARTS[part](figures)
     except OutOfTime:
-        print(f"time is up: run it again, and it goes on; {len(figures.known)} figures in {given.out}")
+        print(f"time is up: run it again, and it goes on; {len(figures.known)} figures in {given_arguments.out}")
         return 3
-    print(f"{len(figures.known) - len(tried)} new figures in {given.out}")
-    failed = [name for name in failures(given.out) if name not in figures.known]
+    print(f"{len(figures.known) - len(tried)} new figures in {given_arguments.out}")
+    failed = [name for name in failures(given_arguments.out) if name not in figures.known]
     return 1 if failed else 0
 
 

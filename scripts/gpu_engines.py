@@ -123,12 +123,17 @@ def of_worker(model: str, dtype: str, rows: str, device: str) -> dict[str, Any]:
     n, length = map(int, rows.split("x"))
     draw = torch.Generator().manual_seed(0)
     read = torch.arange(length // 4, length)
-    drawn = [torch.randint(3, policy.config.vocab_size, (length,), generator=draw) for _ in range(n)]
-    given = [TokenRow(tokens, read, torch.ones(read.numel(), dtype=torch.float64)) for tokens in drawn]
-    slopes = {"logprob": [torch.linspace(-1, 1, read.numel(), dtype=torch.float64) / n for _ in given]}
-    engine.forward(given)
-    engine.pull(given, slopes)
-    forward, pull = timed(device, lambda: engine.forward(given)), timed(device, lambda: engine.pull(given, slopes))
+    drawn_vocab_sizes = [torch.randint(3, policy.config.vocab_size, (length,), generator=draw) for _ in range(n)]
+    given_token_rows = [
+        TokenRow(tokens, read, torch.ones(read.numel(), dtype=torch.float64)) for tokens in drawn_vocab_sizes
+    ]
+    slopes = {"logprob": [torch.linspace(-1, 1, read.numel(), dtype=torch.float64) / n for _ in given_token_rows]}
+    engine.forward(given_token_rows)
+    engine.pull(given_token_rows, slopes)
+    forward, pull = (
+        timed(device, lambda: engine.forward(given_token_rows)),
+        timed(device, lambda: engine.pull(given_token_rows, slopes)),
+    )
     return actual | {"forward_s": forward, "pull_s": pull, "pull_over_forward": pull / forward, "tokens": n * length}
 
 
@@ -146,10 +151,10 @@ def trained_model() -> str:
     from gxpo.models.cache import cache_directory
     from gxpo.models.smollm2 import NAME, _installed_file
 
-    if given := os.environ.get("GXPO_GPU_MODEL"):
-        return given
-    there = (cache_directory(None) / NAME / "model.safetensors").is_file() or _installed_file() is not None
-    return NAME if there else "tiny"
+    if given_environ := os.environ.get("GXPO_GPU_MODEL"):
+        return given_environ
+    is_there = (cache_directory(None) / NAME / "model.safetensors").is_file() or _installed_file() is not None
+    return NAME if is_there else "tiny"
 
 
 def aged(figures: Figures, model: str, steps: int, age: int) -> dict[str, Any]:
@@ -169,8 +174,8 @@ def aged(figures: Figures, model: str, steps: int, age: int) -> dict[str, Any]:
         rows = run.metrics
 
     def mean(name: str, of: list[dict[str, Any]]) -> float | None:
-        known = [row[name] for row in of if row.get(name) is not None]
-        return sum(known) / len(known) if known else None
+        known_rows = [row[name] for row in of if row.get(name) is not None]
+        return sum(known_rows) / len(known_rows) if known_rows else None
 
     third = max(1, steps // 3)
     return {

@@ -83,16 +83,21 @@ METHODS = ("grpo", "dr_grpo", "gspo", "cispo", "gvpo")
 def numerics(figures: Figures) -> None:
     """Loss and gradient of five methods against the CPU's in float32; log-probs of sampler and learner."""
     shape, groups, prompt, new = ("toy", 2, 3, 5) if figures.toy else ("qwen2.5-0.5b", 2, 24, 24)
-    held: dict[str, Any] = {}  # the CPU's, made when the first figure needs them
+    held_values: dict[str, Any] = {}  # the CPU's, made when the first figure needs them
     for dtype in ("float32", "bfloat16"):
         for method in METHODS:
             figures.take(
                 f"numerics:gradient/{shape}/{method}/{dtype}",
                 lambda method=method, dtype=dtype: against_cpu(
-                    figures, held, shape, random_forest(SHAPES[shape]["vocab_size"], groups, prompt, new), method, dtype
+                    figures,
+                    held_values,
+                    shape,
+                    random_forest(SHAPES[shape]["vocab_size"], groups, prompt, new),
+                    method,
+                    dtype,
                 ),
             )
-    held.clear()
+    held_values.clear()
     for dtype in ("float32", "bfloat16"):
         for layout in ("packed", "flat"):
             figures.take(
@@ -130,10 +135,13 @@ def against_cpu(
     if method not in held:
         held.clear()
         held[method] = loss_and_gradient(shape, forest, method, "cpu", "float32")
-    (loss, gradient), (own_loss, own) = held[method], loss_and_gradient(shape, forest, method, figures.device, dtype)
-    squares = sum(float((own[n] - x).double().square().sum()) for n, x in gradient.items())
-    products = sum(float((own[n].double() * x.double()).sum()) for n, x in gradient.items())
-    norms = [sum(float(x.double().square().sum()) for x in g.values()) ** 0.5 for g in (gradient, own)]
+    (loss, gradient), (own_loss, own_value) = (
+        held[method],
+        loss_and_gradient(shape, forest, method, figures.device, dtype),
+    )
+    squares = sum(float((own_value[n] - x).double().square().sum()) for n, x in gradient.items())
+    products = sum(float((own_value[n].double() * x.double()).sum()) for n, x in gradient.items())
+    norms = [sum(float(x.double().square().sum()) for x in g.values()) ** 0.5 for g in (gradient, own_value)]
     return {
         "loss_cpu_float32": loss,
         "loss": own_loss,
@@ -150,8 +158,8 @@ def sampler_gap(figures: Figures, shape: str, dtype: str, layout: str) -> dict[s
     model = random_model(shape, figures.device, getattr(torch, dtype))
     learner: Any = TorchLearner(model, lr=0.0, device=figures.device, layout=layout)
     prompts, new = (2, 6) if figures.toy else (4, 128)
-    asked, answers = sample(model, figures.device, prompts * GROUP, prompt=16, new=new)
-    forest = sampled_forest(asked, answers)
+    asked_values, answers = sample(model, figures.device, prompts * GROUP, prompt=16, new=new)
+    forest = sampled_forest(asked_values, answers)
     gap = (learner.outputs(forest)["logprob"] - forest.path_behaviour_logprob).abs()
     return {"mean_nats": float(gap.mean()), "largest_nats": float(gap.max()), "tokens": gap.numel()}
 
@@ -176,9 +184,9 @@ def sample(model: Any, device: str, samples: int, *, prompt: int, new: int) -> t
     from gxpo.parts.protocols import Sampling
     from gxpo.sampling.engines.torch import TorchEngine
 
-    asked = requests(model.config.vocab_size, samples, prompt=prompt)
+    asked_values = requests(model.config.vocab_size, samples, prompt=prompt)
     engine = TorchEngine(model, device=device, stop_ids=())
-    return asked, engine.sample(asked, Sampling(max_new_tokens=new))
+    return asked_values, engine.sample(asked_values, Sampling(max_new_tokens=new))
 
 
 def sampled_forest(asked: list[Any], answers: list[list[Any]]) -> Any:
@@ -294,13 +302,13 @@ def gxpo_steps(figures: Figures, folder: str, shape: str, prompts: int, length: 
     tasks = Path(folder) / "tasks.jsonl"
     lines = [json.dumps({"prompt": q, "answer": "0"}) for q in questions(16 * prompts, length)]
     tasks.write_text("\n".join(lines))
-    given = {
+    given_settings = {
         "model": saved(folder, shape), "task": str(tasks), "method": "grpo@trl", "chat.template": "none",
         "rollout.group_size": GROUP, "tasks.per_step": prompts, "sampling.engine": "torch",
         "sampling.max_new_tokens": new, "optim.lr": 1e-6, "learner.dtype": "bfloat16", "learner.states": "bfloat16",
         "learner.device": figures.device,
     }  # fmt: skip
-    resolved = config.resolve({k: Stated(v, "gpu") for k, v in given.items()})
+    resolved = config.resolve({k: Stated(v, "gpu") for k, v in given_settings.items()})
     trainer = Trainer(resolved, out=Path(folder) / "run", reward=even)
     trainer.engine.stop_ids = trainer.chat.stop_ids = ()  # every sample has its full length
     peak, seconds = Peak(figures.device), []

@@ -94,12 +94,12 @@ def against_flat(figures: Figures, shape: str, way: str) -> dict[str, Any]:
     """Log-probs and gradient against flat rows by sdpa: of float32 (flash attention: bfloat16)."""
     dtype = torch.bfloat16 if WAYS[way].kernel == "flash_attention_2" else torch.float32
     forest = random_forest(SHAPES[shape]["vocab_size"], 2, 3 if figures.toy else 100, 5 if figures.toy else 60)
-    own, flat = (learner_of(figures, shape, name, dtype, 8192) for name in (way, "flat"))
-    gap = (own.outputs(forest)["logprob"] - flat.outputs(forest)["logprob"]).abs()
+    own_value, flat = (learner_of(figures, shape, name, dtype, 8192) for name in (way, "flat"))
+    gap = (own_value.outputs(forest)["logprob"] - flat.outputs(forest)["logprob"]).abs()
     actual: dict[str, Any] = {"dtype": str(dtype), "logprob_largest_nats": float(gap.max())}
     if not backward(figures, way):
         return actual
-    one, other = (learner.gradient(forest, spread) for learner in (own, flat))
+    one, other = (learner.gradient(forest, spread) for learner in (own_value, flat))
     away = sum(float((one[n] - g).double().square().sum()) for n, g in other.items())
     return actual | {"gradient_relative_difference": (away / sum(map(squared, other.values()))) ** 0.5}
 
@@ -186,11 +186,11 @@ def killed(figures: Figures) -> dict[str, Any]:
     keys = {"task": "arithmetic", "model": "tiny:cold", "method": "grpo", "trainer.steps": steps, "eval.tasks": 2,
             "tasks.per_step": 4, "sampling.max_new_tokens": 8, "trainer.checkpoint_every": 3,
             "learner.device": figures.device, "eval.every": 0}  # fmt: skip
-    given = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    given_words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
     with tempfile.TemporaryDirectory() as folder:
-        whole, part = Path(folder) / "whole", Path(folder) / "part"
-        command(figures, "train", *given, "--out", whole).wait()
-        process = command(figures, "train", *given, "--out", part)
+        full_path, part = Path(folder) / "whole", Path(folder) / "part"
+        command(figures, "train", *given_words, "--out", full_path).wait()
+        process = command(figures, "train", *given_words, "--out", part)
         while process.poll() is None and len(lines(part)) < 5:  # past the checkpoint of step 3
             time.sleep(0.01)
         process.kill()
@@ -200,7 +200,7 @@ def killed(figures: Figures) -> dict[str, Any]:
             raise RuntimeError(f"the run was to be killed after step 5 of {steps}, and has {done}")
         start = time.monotonic()
         command(figures, "resume", part).wait()
-        one, other = lines(whole), lines(part)
+        one, other = lines(full_path), lines(part)
     return {
         "killed_after_step": done,
         "resume_s": time.monotonic() - start,
@@ -252,9 +252,9 @@ def beside(figures: Figures, shape: str, python: str, program: tuple[str, ...]) 
     actual: dict[str, Any] = {"start_s": time.monotonic() - start, "vllm": engine.vllm_version}
     try:
         for rows in streams:
-            asked = requests(model.config.vocab_size, rows, prompt=16)
+            asked_values = requests(model.config.vocab_size, rows, prompt=16)
             start = time.monotonic()
-            answers = engine.sample(asked, Sampling(max_new_tokens=new))
+            answers = engine.sample(asked_values, Sampling(max_new_tokens=new))
             actual[f"tokens_per_s_{rows}"] = rows * new / (time.monotonic() - start)
         one = requests(model.config.vocab_size, GROUP, prompt=16)
         waited = []
@@ -265,7 +265,7 @@ def beside(figures: Figures, shape: str, python: str, program: tuple[str, ...]) 
             waited.append(time.monotonic() - start)
     finally:
         engine.close()
-    forest = sampled_forest(asked, answers)
+    forest = sampled_forest(asked_values, answers)
     learner: Any = TorchLearner(model, lr=0.0, device=figures.device)
     gap = (learner.outputs(forest)["logprob"] - forest.path_behaviour_logprob).abs()
     size = sum(p.numel() * p.element_size() for p in model.parameters())

@@ -109,10 +109,10 @@ def bare(text: str) -> str:
                 continue
             owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
             for decorator in reversed(inner.decorator_list):
-                if (said := ast.unparse(decorator)).startswith(MOVED):
+                if (message := ast.unparse(decorator)).startswith(MOVED):
                     for number in range(decorator.lineno - 1, decorator.end_lineno or decorator.lineno):
                         lines[number] = ""
-                    calls.append(f"{owner}{inner.name} = {said}({owner}{inner.name})\n")
+                    calls.append(f"{owner}{inner.name} = {message}({owner}{inner.name})\n")
     return "".join(lines + calls)
 
 
@@ -132,9 +132,9 @@ def select(out: Path, share: float, seed: int, again: bool) -> None:
         codes = meta["exit_code_by_key"]
         order = sorted(codes)
         random.Random(f"{seed} {path.name}").shuffle(order)  # a larger share has the smaller one's, too
-        drawn = set(order[: round(share * len(codes))])
+        drawn_order = set(order[: round(share * len(codes))])
         for name, code in codes.items():
-            if name not in drawn:
+            if name not in drawn_order:
                 codes[name] = SKIPPED
             elif code == SKIPPED or (again and code != 1):
                 codes[name] = None

@@ -55,15 +55,22 @@ def trained(objective: str, reuse: int, seed: int) -> dict[str, Any]:
         run = gxpo.train("tiny", "arithmetic", "grpo", STEPS, out=Path(folder) / "run", set=keys)
         rows = run.metrics
         lines = (Path(folder) / "run" / "evaluations.jsonl").read_text().splitlines()
-    held = [json.loads(line)["eval_accuracy"] for line in lines]
+    held_eval_accuracies = [json.loads(line)["eval_accuracy"] for line in lines]
     curves = {name: [row.get(name) for row in rows] for name in CURVES}
-    return {"objective": objective, "reuse": reuse, "seed": seed, "before": held[0], "after": held[-1], **curves}
+    return {
+        "objective": objective,
+        "reuse": reuse,
+        "seed": seed,
+        "before": held_eval_accuracies[0],
+        "after": held_eval_accuracies[-1],
+        **curves,
+    }
 
 
 def smoothed(curve: list[float | None], width: int = 4) -> list[float]:
     """Means over windows of `width` steps, one after another."""
-    known = [math.nan if x is None else x for x in curve]
-    return [fmean(known[i : i + width]) for i in range(0, len(known) - width + 1, width)]
+    known_nans = [math.nan if x is None else x for x in curve]
+    return [fmean(known_nans[i : i + width]) for i in range(0, len(known_nans) - width + 1, width)]
 
 
 def report(rows: list[dict[str, Any]], picture: Path | None) -> None:
@@ -75,21 +82,21 @@ def report(rows: list[dict[str, Any]], picture: Path | None) -> None:
     drifts: dict[str, list[tuple[float, float]]] = {}
     for name in OBJECTIVES:
         for reuse in REUSE:
-            own = [r for r in rows if (r["objective"], r["reuse"]) == (name, reuse)]
-            if not own:
+            own_rows = [r for r in rows if (r["objective"], r["reuse"]) == (name, reuse)]
+            if not own_rows:
                 continue
-            gaps = [r["after"] - at["ppo", 1, r["seed"]]["after"] for r in own if ("ppo", 1, r["seed"]) in at]
+            gaps = [r["after"] - at["ppo", 1, r["seed"]]["after"] for r in own_rows if ("ppo", 1, r["seed"]) in at]
             low, high = mean_interval(gaps) if len(gaps) > 1 else (math.nan, math.nan)
-            kl = fmean(x for r in own for x in r["approx_kl"] if x is not None)
-            ends = [smoothed(r["reward_mean"]) for r in own]
+            kl = fmean(x for r in own_rows for x in r["approx_kl"] if x is not None)
+            ends = [smoothed(r["reward_mean"]) for r in own_rows]
             fell = sum(not (max(curve) - curve[-1] < FALLEN) for curve in ends)
-            after = fmean(r["after"] for r in own)
+            after = fmean(r["after"] for r in own_rows)
             print(
-                f"| {name} | {reuse} | {len(own)} | {after:.3f} | {fmean(gaps):+.3f} ({low:+.3f} to {high:+.3f}) "
-                f"| {kl:.2g} | {fell} of {len(own)} |"
+                f"| {name} | {reuse} | {len(own_rows)} | {after:.3f} | {fmean(gaps):+.3f} ({low:+.3f} to {high:+.3f}) "
+                f"| {kl:.2g} | {fell} of {len(own_rows)} |"
             )
-            if reuse == max(REUSE) and len(own) == len(SEEDS):
-                moved = [smoothed(r["approx_kl"]) for r in own]
+            if reuse == max(REUSE) and len(own_rows) == len(SEEDS):
+                moved = [smoothed(r["approx_kl"]) for r in own_rows]
                 rewards[name] = [(4.0 * i + 4, fmean(c[i] for c in ends)) for i in range(len(ends[0]))]
                 drifts[name] = [(4.0 * i + 4, fmean(c[i] for c in moved)) for i in range(len(moved[0]))]
     title = f"{max(REUSE)} updates a batch"

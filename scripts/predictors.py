@@ -87,17 +87,17 @@ def measured(pairs: Sequence[Pair], minutes: float, notify: Callable[[str], None
     """Adds the signal of every arm and base that `KNOWN` lacks, for at most so long."""
     from gxpo.training.gradient_signal import measure
 
-    known = read_known()
+    known_value = read_known()
     until = time.monotonic() + 60 * minutes
     for keys in (first_gradient(k) for pair in pairs for k in (pair.base, pair.arm)):
         name = digest(keys)
-        if name in known["signal"] or time.monotonic() > until:
+        if name in known_value["signal"] or time.monotonic() > until:
             continue
-        own = {k: v for k, v in keys.items() if k not in ("model", "task", "method")}
-        size = own.pop("rollout.group_size", 8)
+        own_values = {k: v for k, v in keys.items() if k not in ("model", "task", "method")}
+        size = own_values.pop("rollout.group_size", 8)
         row: dict[str, Any] = {"task": keys["task"], "method": keys["method"], "group_size": size}
         try:
-            actual = measure(keys["model"], keys["task"], [keys["method"]], [size], tasks=TASKS, keys=own)[0]
+            actual = measure(keys["model"], keys["task"], [keys["method"]], [size], tasks=TASKS, keys=own_values)[0]
             row |= {
                 "signal": actual.signal,
                 "error": actual.signal_error,
@@ -106,10 +106,10 @@ def measured(pairs: Sequence[Pair], minutes: float, notify: Callable[[str], None
             }
         except (GxpoError, ValueError) as error:
             row["why"] = " ".join(str(error).split())[:160]
-        known["signal"][name] = row
-        KNOWN.write_text(json.dumps(known, indent=1) + "\n")
+        known_value["signal"][name] = row
+        KNOWN.write_text(json.dumps(known_value, indent=1) + "\n")
         notify(f"{row['task']} {row['method']} of {size}: {row.get('signal', row.get('why'))}")
-    return known
+    return known_value
 
 
 def read_known() -> dict[str, Any]:
@@ -166,7 +166,7 @@ def foretold(
 
 def correlations(lists: Sequence[Mapping[str, Any]], store: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[str]:
     """A sentence for each predictor."""
-    known, pairs, out = read_known(), pairs_of(lists), []
+    known_value, pairs, out = read_known(), pairs_of(lists), []
     for name, predictor in (
         ("`gxpo signal`: expected agreement of two batches of 10,000 tokens, less the base's", by_signal),
         (
@@ -174,7 +174,7 @@ def correlations(lists: Sequence[Mapping[str, Any]], store: Mapping[tuple[str, i
             by_fidelity,
         ),
     ):
-        actual = sorted(foretold(pairs, store, lambda p, of=predictor: of(p, known)), key=lambda row: -row[1])
+        actual = sorted(foretold(pairs, store, lambda p, of=predictor: of(p, known_value)), key=lambda row: -row[1])
         rho, p = rank_correlation([x for _, x, _ in actual], [y for _, _, y in actual])
         if math.isnan(rho):
             out.append(f"{name}: {len(actual)} arms have both, too few to tell.")
@@ -195,9 +195,9 @@ def main() -> None:
     arguments = parser.parse_args()
     lists = [read_list(path) for path in LISTS if path.exists()]
     if arguments.fidelity:
-        known, rows = read_known(), json.loads(arguments.fidelity.read_text())["rows"]
-        known["fidelity"] |= {r["name"]: r["rank"] for r in rows if r.get("rank") is not None}
-        KNOWN.write_text(json.dumps(known, indent=1) + "\n")
+        known_value, rows = read_known(), json.loads(arguments.fidelity.read_text())["rows"]
+        known_value["fidelity"] |= {r["name"]: r["rank"] for r in rows if r.get("rank") is not None}
+        KNOWN.write_text(json.dumps(known_value, indent=1) + "\n")
     if arguments.measure:
         measured(pairs_of(lists), arguments.minutes)
     print("\n".join(correlations(lists, with_former(read_store(STORE)))))

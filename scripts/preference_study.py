@@ -69,19 +69,19 @@ def report(rows: list[dict[str, Any]]) -> None:
     """Accuracy of each arm, its gain over the start, and its difference to supervised training, paired by seed."""
     print("| arm | seeds | start | held-out accuracy | gain (95%) | less supervised (95%) |\n|---|---|---|---|---|---|")
     of = {arm: {r["seed"]: r for r in rows if r["arm"] == arm} for arm in ARMS}
-    for arm, own in of.items():
-        if len(own) < 2:
+    for arm, own_run in of.items():
+        if len(own_run) < 2:
             continue
-        gains = [r["after"] - r["before"] for r in own.values()]
+        gains = [r["after"] - r["before"] for r in own_run.values()]
         low, high = mean_interval(gains)
-        shared = sorted(own.keys() & of["supervised"].keys())
+        shared = sorted(own_run.keys() & of["supervised"].keys())
         apart = "-"
         if arm != "supervised" and len(shared) > 1:
-            pair = [[of["supervised"][s]["after"] for s in shared], [own[s]["after"] for s in shared]]
+            pair = [[of["supervised"][s]["after"] for s in shared], [own_run[s]["after"] for s in shared]]
             a, b = paired_interval(*pair)
             apart = f"{fmean(pair[1]) - fmean(pair[0]):+.3f} ({a:+.3f} to {b:+.3f})"
-        print(f"| {arm} | {len(own)} | {fmean(r['before'] for r in own.values()):.3f} "
-              f"| {fmean(r['after'] for r in own.values()):.3f} | {fmean(gains):+.3f} ({low:+.3f} to {high:+.3f}) "
+        print(f"| {arm} | {len(own_run)} | {fmean(r['before'] for r in own_run.values()):.3f} "
+              f"| {fmean(r['after'] for r in own_run.values()):.3f} | {fmean(gains):+.3f} ({low:+.3f} to {high:+.3f}) "
               f"| {apart} |")  # fmt: skip
 
 

@@ -83,9 +83,9 @@ def sides_of(listed: Mapping[str, Any], experiment: Mapping[str, Any], store: St
 def spread(arm: Side, base: Side, rows: str = "rows") -> Spread | None:
     """Paired difference at the end, over seeds and held-out tasks; None with fewer than three pairs. `base` has more
     seeds than an arm without fresh ones."""
-    own = arm.results(getattr(arm, rows))
+    own_results = arm.results(getattr(arm, rows))
     of_base = base.results({**base.pilot, **base.rows})
-    pairs = [(own[s], of_base[s]) for s in sorted(own) if s in of_base]
+    pairs = [(own_results[s], of_base[s]) for s in sorted(own_results) if s in of_base]
     return difference_spread(pairs, "eval_accuracy") if len(pairs) >= FEWEST_SEEDS else None
 
 
@@ -163,10 +163,10 @@ def _measured(name: str, found: Sequence[tuple[str, Side, Side, Spread]], mean: 
     for setting, arm, base, s in found:
         e = s.estimate()
         tasks.append(OfTask(setting, round(e.mean, 4), round(e.low, 4), round(e.high, 4), e.n))
-        own, untreated = arm.results(arm.rows), base.results({**base.pilot, **base.rows})
-        fallen += sum(collapsed(r, "more") for r in own.values())
-        of_base += sum(collapsed(untreated[seed], "more") for seed in own if seed in untreated)
-        runs += len(own)
+        own_results, untreated = arm.results(arm.rows), base.results({**base.pilot, **base.rows})
+        fallen += sum(collapsed(r, "more") for r in own_results.values())
+        of_base += sum(collapsed(untreated[seed], "more") for seed in own_results if seed in untreated)
+        runs += len(own_results)
     arm = found[0][1]
     return Measured(
         sickness=name,
@@ -201,21 +201,21 @@ def chosen(listed: Mapping[str, Any], store: Store) -> list[tuple[str, str]]:
                 groups.setdefault((name, arm.label), []).append(actual)
     means = {key: mean_over_settings(actual).mean for key, actual in groups.items()}
     ahead = sorted((key for key, mean in means.items() if mean > 0), key=lambda key: -means[key])
-    kept: list[tuple[str, str]] = []
+    kept_keys: list[tuple[str, str]] = []
     for rank in range(OF_EACH):  # the best of every sickness before the second best of any
         for key in ahead:
             before = [k for k in ahead if k[0] == key[0]].index(key)
-            if before == rank and len(kept) < CHOSEN:
-                kept.append(key)
-    return kept
+            if before == rank and len(kept_keys) < CHOSEN:
+                kept_keys.append(key)
+    return kept_keys
 
 
 def second(listed: Mapping[str, Any], store: Store, seeds: int) -> dict[str, Any]:
     """The list with the chosen remedies alone, at `seeds` seeds."""
-    kept = set(chosen(listed, store))
+    kept_chosen = set(chosen(listed, store))
     experiments = []
     for experiment in listed["experiments"]:
-        arms = [a for a in experiment["arms"] if (names(experiment)[0], a["label"]) in kept]
+        arms = [a for a in experiment["arms"] if (names(experiment)[0], a["label"]) in kept_chosen]
         if arms:
             experiments.append({**experiment, "arms": arms, "seeds": seeds})
     return {**listed, "experiments": experiments}
@@ -232,9 +232,9 @@ def tables(listed: Mapping[str, Any], store: Store) -> Iterator[str]:
         yield f"### {' and '.join(names(experiment))}, {experiment['setting']}"
         yield ""
         for name in names(experiment):
-            seen = [f"{m} {a:.3g} -> {b:.3g}" for m in SIGNS[name] for a, b in [curve(base.pilot, m)] if a == a]
+            seen_signs = [f"{m} {a:.3g} -> {b:.3g}" for m in SIGNS[name] for a, b in [curve(base.pilot, m)] if a == a]
             sick = "" if was_sick(name, base.pilot) else f"; **not {name}: nothing is concluded for it**"
-            yield f"- untreated, {name}: {', '.join(seen) or 'nothing recorded'}{sick}"
+            yield f"- untreated, {name}: {', '.join(seen_signs) or 'nothing recorded'}{sick}"
         budget = ", ".join(f"{amount:,} {unit}" for unit, amount in setting["budget"].items())
         yield f"- {budget} a run, target {experiment['target']}"
         yield ""

@@ -44,10 +44,10 @@ def comparisons(path: Path, store: Store) -> list[Comparison]:
     names = {id(s): name for name, s in listed["settings"].items()}
     actual = []
     for experiment in listed["experiments"]:
-        for setting, stated, seeds in sides(listed, experiment):
-            made = concluded(names[id(setting)], setting, stated, seeds, store)
-            if made is not None:
-                actual.append(made)
+        for setting, stated_value, seeds in sides(listed, experiment):
+            built_concluded = concluded(names[id(setting)], setting, stated_value, seeds, store)
+            if built_concluded is not None:
+                actual.append(built_concluded)
     return actual
 
 
@@ -61,14 +61,14 @@ def concluded(
         for arm, a in zip(arms, stated, strict=True)
         for d in [digest(keys_of(setting, a))]
     }
-    there = [arm for arm in arms if len(rows[arm.label]) >= FEWEST]
-    if arms[0] not in there or len(there) < min(2, len(arms)):
+    remote_arms = [arm for arm in arms if len(rows[arm.label]) >= FEWEST]
+    if arms[0] not in remote_arms or len(remote_arms) < min(2, len(arms)):
         return None
     (unit, amount), *_ = setting["budget"].items()
     measure = setting.get("measure", "eval_accuracy")
     return conclude(
-        [result_of(row, arm.label, measure) for arm in there for row in rows[arm.label]],
-        there,
+        [result_of(row, arm.label, measure) for arm in remote_arms for row in rows[arm.label]],
+        remote_arms,
         setting=name,
         measure=measure,
         better=setting.get("better", "more"),
@@ -150,9 +150,9 @@ def write_validated(found: Sequence[Comparison]) -> None:
     """What was measured, into the file of each suite."""
     for name in suites.names():
         path = SUITES / f"{name}.yaml"
-        own = [s.name for s in suites.suite(name).settings]
+        own_names = [s.name for s in suites.suite(name).settings]
         before = path.read_text(encoding="utf-8").partition("validated:")[0].rstrip()
-        path.write_text("\n".join([before, *validated(found, own), ""]), encoding="utf-8")
+        path.write_text("\n".join([before, *validated(found, own_names), ""]), encoding="utf-8")
 
 
 def check(document: Path, study: str) -> list[str]:
@@ -160,15 +160,15 @@ def check(document: Path, study: str) -> list[str]:
     read = json.loads(document.read_text(encoding="utf-8"))
     wrong = []
     rows = [r for r in read_rows(TABLE) if r.study == study]
-    for said in read if isinstance(read, list) else [read]:
-        differences = {d["arm"]: d["end"] for d in said["differences"]}
-        for arm in said["arms"]:
-            method = arm["keys"].get("method", said["keys"].get("method", arm["label"]))
-            own = [r for r in rows if r.setting == said["setting"] and r.method == method]
+    for value in read if isinstance(read, list) else [read]:
+        differences = {d["arm"]: d["end"] for d in value["differences"]}
+        for arm in value["arms"]:
+            method = arm["keys"].get("method", value["keys"].get("method", arm["label"]))
+            own_rows = [r for r in rows if r.setting == value["setting"] and r.method == method]
             end = differences.get(arm["label"], {})
             expected = (arm["start"]["mean"], arm["end"]["mean"], end.get("mean"), end.get("low"), end.get("high"))
-            if not any(_equal((r.start, r.end, r.difference, r.low, r.high), expected) for r in own):
-                wrong.append(f"{said['setting']}: no row of {study} says what the runs of {arm['label']} say")
+            if not any(_equal((r.start, r.end, r.difference, r.low, r.high), expected) for r in own_rows):
+                wrong.append(f"{value['setting']}: no row of {study} says what the runs of {arm['label']} say")
     return wrong
 
 
@@ -190,13 +190,13 @@ def main() -> None:
     store = with_former(read_store(STORE))
     lists = sorted((HERE / "studies").glob("*.yaml"))
     ours = [line for path in lists for c in comparisons(path, store) for line in lines_of(c, path.stem)]
-    kept = []
+    kept_values = []
     if TABLE.is_file():
         names = {path.stem for path in lists}
         others = [r.study not in names for r in read_rows(TABLE)]
         text = TABLE.read_text(encoding="utf-8").splitlines()[1:]
-        kept = [line for line, other in zip(text, others, strict=True) if other]
-    write(list(dict.fromkeys([*ours, *kept])))
+        kept_values = [line for line, other in zip(text, others, strict=True) if other]
+    write(list(dict.fromkeys([*ours, *kept_values])))
     write_validated(comparisons(HERE / "studies" / "suites.yaml", store))
     print(f"{len(read_rows(TABLE))} rows in {TABLE.relative_to(HERE)}")
 

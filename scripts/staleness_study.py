@@ -51,12 +51,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {  # credit is that of the file's method
 
 def trained(file: str, staleness: int, seed: int, variant: str, sets: list[str]) -> dict[str, Any]:
     """A run: held-out accuracy before and after, and means over its steps."""
-    own = {"async.max_staleness": staleness, "seed": seed, **(VARIANTS | OBJECTIVES)[variant]}
-    given = config.over(config.read(file), config.parse_set(sets))
-    given = config.over(given, {key: Stated(value, "study") for key, value in own.items()})
+    own_settings = {"async.max_staleness": staleness, "seed": seed, **(VARIANTS | OBJECTIVES)[variant]}
+    given_over = config.over(config.read(file), config.parse_set(sets))
+    given_over = config.over(given_over, {key: Stated(value, "study") for key, value in own_settings.items()})
     with tempfile.TemporaryDirectory(prefix="gxpo-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = Trainer(config.resolve(given), out=Path(folder) / "run")
+        trainer = Trainer(config.resolve(given_over), out=Path(folder) / "run")
         start, load = time.perf_counter(), os.getloadavg()[0]
         try:
             trainer.train()
@@ -64,11 +64,11 @@ def trained(file: str, staleness: int, seed: int, variant: str, sets: list[str])
             trainer.close()
         took = time.perf_counter() - start
         rows = trainer.metrics_file.read()
-        held = [row["eval_accuracy"] for row in trainer.evaluations.read()]
+        held_eval_accuracies = [row["eval_accuracy"] for row in trainer.evaluations.read()]
 
     def mean(name: str) -> float | None:
-        known = [row[name] for row in rows if row.get(name) is not None]
-        return fmean(known) if known else None
+        known_rows = [row[name] for row in rows if row.get(name) is not None]
+        return fmean(known_rows) if known_rows else None
 
     return {
         "configuration": Path(file).stem,
@@ -77,8 +77,8 @@ def trained(file: str, staleness: int, seed: int, variant: str, sets: list[str])
         "max_staleness": staleness,
         "seed": seed,
         "steps": len(rows),
-        "before": held[0],
-        "after": held[-1],
+        "before": held_eval_accuracies[0],
+        "after": held_eval_accuracies[-1],
         **{name: mean(name) for name in ("staleness_mean", "mismatch_kl", "grad_norm", "success_rate")},
         "time_wait_s": sum(row.get("time_wait_s", 0.0) for row in rows),
         "time_sample_s": sum(row["time_sample_s"] for row in rows),
@@ -100,16 +100,16 @@ def report(rows: list[dict[str, Any]]) -> None:
     after = {(*_kind(r), r["max_staleness"], r["seed"]): r["after"] for r in rows}
     kinds = dict.fromkeys((*_kind(r), r["max_staleness"]) for r in rows)
     for kind in sorted(kinds):
-        own = [r for r in rows if (*_kind(r), r["max_staleness"]) == kind]
-        low, high = mean_interval([r["after"] for r in own])
+        own_rows = [r for r in rows if (*_kind(r), r["max_staleness"]) == kind]
+        low, high = mean_interval([r["after"] for r in own_rows])
         calm = (*kind[:-2], "plain" if kind[-2] == "corrected" else kind[-2], 0)
-        apart = [r["after"] - after[(*calm, r["seed"])] for r in own if (*calm, r["seed"]) in after]
+        apart = [r["after"] - after[(*calm, r["seed"])] for r in own_rows if (*calm, r["seed"]) in after]
         less = "{:+.3f} ({:+.3f} to {:+.3f})".format(fmean(apart), *mean_interval(apart)) if kind[-1] and apart else "-"
-        known = [r["mismatch_kl"] for r in own if r["mismatch_kl"] is not None]
-        seconds = (fmean(r[f"time_{name}_s"] for r in own) for name in ("wait", "sample", "update", "step"))
+        known_mismatch_kls = [r["mismatch_kl"] for r in own_rows if r["mismatch_kl"] is not None]
+        seconds = (fmean(r[f"time_{name}_s"] for r in own_rows) for name in ("wait", "sample", "update", "step"))
         print(f"| {kind[-2]} | {kind[-1]} "
-              f"| {len(own)} | {fmean(r['after'] for r in own):.3f} ({low:.3f} to {high:.3f}) "
-              f"| {less} | {f'{fmean(known):.1e}' if known else '-'} | "
+              f"| {len(own_rows)} | {fmean(r['after'] for r in own_rows):.3f} ({low:.3f} to {high:.3f}) "
+              f"| {less} | {f'{fmean(known_mismatch_kls):.1e}' if known_mismatch_kls else '-'} | "
               + " | ".join(f"{x:.0f} s" for x in seconds) + " |")  # fmt: skip
 
 

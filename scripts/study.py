@@ -43,8 +43,8 @@ def read_list(path: Path) -> dict[str, Any]:
 def keys_of(setting: Mapping[str, Any], arm: Mapping[str, Any]) -> dict[str, Any]:
     """All keys of an arm's run but the seed: the setting's, the arm's over them, the budget."""
     limits = {f"trainer.max_{unit}": amount for unit, amount in setting["budget"].items()}
-    given = {"trainer.steps": FOREVER, "eval.points": POINTS, **QUIET, **limits}
-    below = config.over({}, dotted(with_origin({**given, **setting["keys"]}, "setting")))
+    given_settings = {"trainer.steps": FOREVER, "eval.points": POINTS, **QUIET, **limits}
+    below = config.over({}, dotted(with_origin({**given_settings, **setting["keys"]}, "setting")))
     actual = config.over(below, dotted(with_origin(arm.get("keys", {}), "arm")))
     return {k: s.value for k, s in actual.items()}
 

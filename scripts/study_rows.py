@@ -94,9 +94,9 @@ def result_of(row: Mapping[str, Any], arm: str, measure: str = "eval_accuracy") 
     """
     actual = row["evaluations"]
     if not actual or any(measure not in e for e in actual):
-        there = ", ".join(sorted(k for k in (actual[0] if actual else {}) if k.startswith("eval_")))
+        remote_text = ", ".join(sorted(k for k in (actual[0] if actual else {}) if k.startswith("eval_")))
         raise RecordError(
-            f"run {row['digest']} seed {row['seed']} has no {measure}; there is {there or 'no evaluation'}"
+            f"run {row['digest']} seed {row['seed']} has no {measure}; there is {remote_text or 'no evaluation'}"
         )
     paired = measure == "eval_accuracy" and "bits" in row
     return RunResult(
@@ -201,8 +201,8 @@ def verdicts_of(bits: str | None) -> dict[str, float]:
     """
     if bits is None:
         return {}
-    n, _, said = bits.partition(":")
-    digits = f"{int(said, 16):b}"[1:]
+    n, _, said_text = bits.partition(":")
+    digits = f"{int(said_text, 16):b}"[1:]
     if len(digits) != int(n):
         raise RecordError(f"{bits[:20]}: {len(digits)} verdicts where {n} are said")
     return {str(i): float(d) for i, d in enumerate(digits)}
@@ -233,9 +233,15 @@ def _short(value: Any) -> Any:
 
 def _thinned(metrics: Sequence[Mapping[str, Any]], name: str) -> list[list[float]]:
     """Means of `KEPT` stretches of steps: [last step of the stretch, mean]."""
-    known = [(m["step"], m[name]) for m in metrics if isinstance(m.get(name), (int, float)) and math.isfinite(m[name])]
+    known_steps = [
+        (m["step"], m[name]) for m in metrics if isinstance(m.get(name), (int, float)) and math.isfinite(m[name])
+    ]
     out = []
-    for i in range(min(KEPT, len(known))):
-        part = known[i * len(known) // min(KEPT, len(known)) : (i + 1) * len(known) // min(KEPT, len(known))]
+    for i in range(min(KEPT, len(known_steps))):
+        part = known_steps[
+            i * len(known_steps) // min(KEPT, len(known_steps)) : (i + 1)
+            * len(known_steps)
+            // min(KEPT, len(known_steps))
+        ]
         out.append([part[-1][0], _short(float(sum(v for _, v in part) / len(part)))])
     return out

@@ -86,11 +86,11 @@ def _prefixes(parts: Iterable[Any], groups: dict[int, str], prefix: str = "") ->
 def attacks(pattern: str, flags: int = 0) -> list[str]:
     """Texts of `SIZE` characters: beginnings of a match over and over, and long runs after them that end in nothing."""
     steps = list(_prefixes(parser.parse(pattern, flags), {}))
-    whole = "".join(dict.fromkeys(x[-1][0] + x[-1][1] for x in [steps] if x))
+    full_text = "".join(dict.fromkeys(x[-1][0] + x[-1][1] for x in [steps] if x))
     actual: dict[str, None] = {}
-    starts = [p for p in dict.fromkeys([*(p for p, _ in steps), whole]) if len(p) < 200]
+    starts = [p for p in dict.fromkeys([*(p for p, _ in steps), full_text]) if len(p) < 200]
     if len(starts) > 12:  # of a long one every so many, and the ends of literals
-        starts = [*starts[:: len(starts) // 12 + 1], whole]
+        starts = [*starts[:: len(starts) // 12 + 1], full_text]
     letters = list(dict.fromkeys([*FILLERS[:2], *(c for _, c in steps if not c.isalnum())]))[:5]
     for start in starts:
         if start:
@@ -138,10 +138,10 @@ class Use:
 
     def functions(self, pattern: str) -> list[Callable[[str], Any]]:
         """How it is run over a text."""
-        made = re.compile(pattern, self.flags)
+        built_compile = re.compile(pattern, self.flags)
         every = {"search", "findall", "finditer", "sub", "split", "subn"} & self.methods
-        once = [getattr(made, name) for name in ("match", "fullmatch") if name in self.methods]
-        return [*once, *([lambda text: sum(1 for _ in made.finditer(text))] if every or not once else [])]
+        once = [getattr(built_compile, name) for name in ("match", "fullmatch") if name in self.methods]
+        return [*once, *([lambda text: sum(1 for _ in built_compile.finditer(text))] if every or not once else [])]
 
 
 @cache
@@ -175,7 +175,7 @@ def _all_uses() -> Iterator[Use]:
         if not calls:
             continue
         module = ".".join(("gxpo", *name.removesuffix(".py").split("/")))
-        known = vars(importlib.import_module(module.removesuffix(".__init__")))
+        known_vars = vars(importlib.import_module(module.removesuffix(".__init__")))
         for call in calls:
             flags = 0
             for argument in [*call.args[1:], *(k.value for k in call.keywords)]:
@@ -184,7 +184,7 @@ def _all_uses() -> Iterator[Use]:
                     flags |= int(value) if isinstance(value, re.RegexFlag) else 0
             method = {call.func.attr} - {"compile"} if isinstance(call.func, ast.Attribute) else set()
             method = method or called.get((name, assigned[name].get(id(call), "")), set())
-            pattern = _constant(call.args[0], known)
+            pattern = _constant(call.args[0], known_vars)
             yield Use(name, ast.unparse(call.args[0]), pattern, flags, frozenset(method))
 
 

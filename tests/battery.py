@@ -64,7 +64,7 @@ def battery(
                 )
             reward = rng.choice((0.0, 0.3, 1.0)) if rewards is None else rewards[g]
             success = reward == 1.0 if rewards is None else rewards[g] > 0.5
-            written = rng.choice((0.0, 1.0)) if rewards is None else 1.0
+            saved_choice = rng.choice((0.0, 1.0)) if rewards is None else 1.0
             name = f"{g}.{i}"
             records.append(
                 {
@@ -74,15 +74,15 @@ def battery(
                     "prompt": [7 + g, 8, 9],
                     "turns": turns,
                     "reward": None if name in unscored else reward,
-                    "rewards": {"correct": float(success), "format": written},
+                    "rewards": {"correct": float(success), "format": saved_choice},
                     "success": success,
                     "info": {"tree": i % 2, "gold_calls": [], "population": f"p{g % 2}"},
                 }
             )
-    named = {r["id"]: r for r in records}
+    listed_values = {r["id"]: r for r in records}
     for g in (g for g, size in enumerate(sizes) if size > 1):  # the first two act alike and end in one state
-        named[f"{g}.1"]["turns"] = copy.deepcopy(named[f"{g}.0"]["turns"])
-        named[f"{g}.0"]["final_state"] = named[f"{g}.1"]["final_state"] = "end"
+        listed_values[f"{g}.1"]["turns"] = copy.deepcopy(listed_values[f"{g}.0"]["turns"])
+        listed_values[f"{g}.0"]["final_state"] = listed_values[f"{g}.1"]["final_state"] = "end"
     forest = Forest.from_records(records)
     noise = 0.1 + torch.rand(forest.n_tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     label = (torch.arange(forest.n_tokens) + seed) % 5  # of four kinds of text, 0 none

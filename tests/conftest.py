@@ -25,7 +25,9 @@ torch.set_num_threads(1)
 typer.main.get_command = functools.cache(typer.main.get_command)  # else each `gxpo ...` makes all commands anew
 
 # GXPO_HYPOTHESIS=search looks for new counterexamples: other examples each time, and many more of them.
-MOST_EXAMPLES = 12  # of a property in `make test`, also where its test names more: those are for the search
+# of a property in `make test`, also where its test names more: those are for the search; `make processors` tries some
+# of the same examples again with the kernels of lesser processors
+MOST_EXAMPLES = 4 if "ATEN_CPU_CAPABILITY" in os.environ else 12
 slow = [HealthCheck.too_slow]
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=20, suppress_health_check=slow)
 settings.register_profile("search", deadline=None, max_examples=1000, suppress_health_check=slow)
@@ -44,8 +46,8 @@ def _warm_starts(tmp_path_factory):
     place = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "warm"  # one for all workers
     target = place / f"tiny-arithmetic-0-{_cache_key('arithmetic', 0, recipe)}"
     short = {"batch": 8, "first_check": 1, "max_steps": 1, "low": 0.0, "high": 1.0, "well_formed": 0.0, "checked_on": 2}
-    made = warm_start("arithmetic", cache=place / "made", recipe=dataclasses.replace(recipe, **short))
-    put(target, lambda folder: shutil.copytree(made, folder, dirs_exist_ok=True))
+    built_warm_start = warm_start("arithmetic", cache=place / "made", recipe=dataclasses.replace(recipe, **short))
+    put(target, lambda folder: shutil.copytree(built_warm_start, folder, dirs_exist_ok=True))
     return place
 
 

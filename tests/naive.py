@@ -55,27 +55,27 @@ def _expand(records: list[Json]) -> list[Json]:
 
 
 def _step(turn: Json, steps: list[Json], prompt: list[int], opened: Json | None, fork: Json | None) -> Json:
-    kept = opened["tokens"][: fork["token"]] if opened and fork else []
+    kept_tokens = opened["tokens"][: fork["token"]] if opened and fork else []
     inherit = opened or {"agent": "agent", "policy": "main", "policy_version": 0, "state": None}
     authors = ("agent", "policy", "policy_version", "state")
     chosen = {k: inherit[k] if turn.get(k) is None else turn[k] for k in authors}
     agent = chosen["agent"]
     if opened:
         context, media = opened["context"], opened["media"]
-        before, caller, seen = opened["before"], opened["caller"], opened["observation_text"]
+        before, caller, seen_observation_text = opened["before"], opened["caller"], opened["observation_text"]
     else:
-        own = next((s for s in reversed(steps) if s["agent"] == agent), None)
-        context, media = (prompt, []) if own is None else (own["context"] + ids(own), own["media"])
+        own_step = next((s for s in reversed(steps) if s["agent"] == agent), None)
+        context, media = (prompt, []) if own_step is None else (own_step["context"] + ids(own_step), own_step["media"])
         if turn.get("context") is not None:
             context, media = [], []
         context = context + (turn.get("observation") or turn.get("context") or [])
         media = media + turn.get("media", [])
         before = turn.get("after") if turn.get("after") is not None else len(steps) - 1
-        caller, seen = turn.get("caller"), turn.get("observation_text")
+        caller, seen_observation_text = turn.get("caller"), turn.get("observation_text")
     action, n = turn.get("action", [-1]), len(turn.get("action", [-1]))
     trainable = turn.get("trainable", True)
-    segment = kept[-1]["segment"] if kept else -1
-    tokens = list(kept)
+    segment = kept_tokens[-1]["segment"] if kept_tokens else -1
+    tokens = list(kept_tokens)
     for i in range(n):
         segment += i in (turn.get("segments") or [])
         tokens.append(
@@ -93,7 +93,7 @@ def _step(turn: Json, steps: list[Json], prompt: list[int], opened: Json | None,
         **chosen,
         **{"context": context, "media": media, "tokens": tokens, "before": before, "caller": caller},
         **{"reward": turn.get("reward"), "finish": turn.get("finish"), "info": turn.get("info", {})},
-        **{"action_text": turn.get("action_text"), "observation_text": seen},
+        **{"action_text": turn.get("action_text"), "observation_text": seen_observation_text},
     }
 
 

@@ -87,8 +87,8 @@ class Popen(_Forked):
             outputs = (
                 2 if file is None else nothing if file == subprocess.DEVNULL else file for file in (stdout, stderr)
             )
-            own = [nothing.fileno(), *(f if isinstance(f, int) else f.fileno() for f in outputs)]
-            files = dict(enumerate(own)) | {number: number for number in pass_fds}
+            own_filenos = [nothing.fileno(), *(f if isinstance(f, int) else f.fileno() for f in outputs)]
+            files = dict(enumerate(own_filenos)) | {number: number for number in pass_fds}
             self.pid, self._end = _fork(self.args, files, env, None, start_new_session)
 
 
@@ -178,8 +178,8 @@ def ranks(
     shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     with contextlib.ExitStack() as stack:
         processes = [
-            stack.enter_context(Started(arguments, env={**os.environ, **shared, **own}, cwd=cwd))
-            for own in ({"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world))
+            stack.enter_context(Started(arguments, env={**os.environ, **shared, **own_setting}, cwd=cwd))
+            for own_setting in ({"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world))
         ]
         outs, errors = zip(*(process.communicate(timeout=timeout) for process in processes), strict=True)
     code = next((p.returncode for p in processes if p.returncode), 0)
@@ -198,7 +198,7 @@ def _fork(
     session: bool,
 ) -> tuple[int, TextIO]:
     """Id of a new process with these files, by the numbers that they have there, and who says how it ended."""
-    asked = {
+    asked_fields = {
         "arguments": list(arguments),
         "files": list(files),
         "env": dict(os.environ if env is None else env),
@@ -206,7 +206,7 @@ def _fork(
         "session": session,
     }
     ours, theirs = os.pipe()
-    _ask(json.dumps(asked).encode(), [theirs, *files.values()])
+    _ask(json.dumps(asked_fields).encode(), [theirs, *files.values()])
     os.close(theirs)
     end = os.fdopen(ours, "r")
     return int(end.readline()), end
@@ -310,8 +310,8 @@ def _be(
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    own = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
-    sys.path[:] = [*own, *(p for p in sys.path[1:] if p not in own)]
+    own_envs = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
+    sys.path[:] = [*own_envs, *(p for p in sys.path[1:] if p not in own_envs)]
     kind, rest = arguments[0], arguments[1:]
     if kind == "-m":
         sys.path.insert(0, cwd)

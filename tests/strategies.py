@@ -152,9 +152,9 @@ def random_records(
         base = shapes[of]
         at = rng.randrange(len(base))
         if base[at].text_only or chance(0.25):
-            kept = base[: at + 1]
-            turns = [fresh(len(kept) + i) for i in range(rng.randint(0, 2))]
-            return {"of": of, "turn": at, "token": None}, turns, kept + [shape(t) for t in turns]
+            kept_base = base[: at + 1]
+            turns = [fresh(len(kept_base) + i) for i in range(rng.randint(0, 2))]
+            return {"of": of, "turn": at, "token": None}, turns, kept_base + [shape(t) for t in turns]
         length = base[at].length
         token = rng.choice([0, length, rng.randint(0, length)])
         first = own(action_of(rng.randint(0 if empty_actions else 1, max_action), base[at] if token else None))
@@ -165,11 +165,11 @@ def random_records(
         elif base[at].under and token and not mixed_turns:
             first["sampled_under"] = base[at].under
         turns = [first] + [fresh(at + 1 + i) for i in range(rng.randint(0, 2))]
-        here = shape({"agent": base[at].agent, **first})
-        here.length += token
-        here.segments = base[at].segments if token else here.segments
-        here.under = here.under if first["action"] else base[at].under
-        return {"of": of, "turn": at, "token": token}, turns, [*base[:at], here, *(shape(t) for t in turns[1:])]
+        local_shape = shape({"agent": base[at].agent, **first})
+        local_shape.length += token
+        local_shape.segments = base[at].segments if token else local_shape.segments
+        local_shape.under = local_shape.under if first["action"] else base[at].under
+        return {"of": of, "turn": at, "token": token}, turns, [*base[:at], local_shape, *(shape(t) for t in turns[1:])]
 
     names = [n for n in ("correct", "format", "length") if chance(0.5)]
     for g in range(groups):
@@ -179,14 +179,14 @@ def random_records(
             if chance(0.7):
                 record["task"] = f"task/{g % 2}"
             if forks and out and chance(0.45):
-                record["fork"], record["turns"], known = forked()
+                record["fork"], record["turns"], known_shapes = forked()
             else:
                 record["prompt"] = prompt if chance(0.85) else tokens(least, 5)
                 record["turns"] = [fresh(i) for i in range(rng.randint(1, max_turns))]
-                known = [shape(t) for t in record["turns"]]
+                known_shapes = [shape(t) for t in record["turns"]]
                 if texts and chance(0.5):
                     record["prompt_text"] = "how many?"
-            shapes[record["id"]] = known
+            shapes[record["id"]] = known_shapes
             record["reward"] = None if unscored and chance(0.15) else number()
             if chance(0.7):
                 record["rewards"] = {n: None if chance(0.1) else number() for n in names if chance(0.9)}

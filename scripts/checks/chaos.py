@@ -90,15 +90,15 @@ def report(rows: list[dict[str, Any]]) -> None:
     print("| runs | kills | of which | with something under way | equal to the calm run | prompts trained |")
     print("|---|---|---|---|---|---|")
     for name in SETTINGS:
-        own = [r for r in rows if r["setting"] == name]
-        if not own:
+        own_rows = [r for r in rows if r["setting"] == name]
+        if not own_rows:
             continue
         mine = [r for r in runs.values() if r["setting"] == name]
-        victims = ", ".join(f"{n} {victim}" for victim, n in Counter(r["victim"] for r in own).most_common())
-        acting = sum(r.get("acting", False) for r in own)
+        victims = ", ".join(f"{n} {victim}" for victim, n in Counter(r["victim"] for r in own_rows).most_common())
+        acting = sum(r.get("acting", False) for r in own_rows)
         equal = sum(not r["differences"] for r in mine)
         prompts = sum(r["prompts"] for r in mine)
-        print(f"| {name} | {len(own)} | {victims} | {acting} | {equal} of {len(mine)} | {prompts} |")
+        print(f"| {name} | {len(own_rows)} | {victims} | {acting} | {equal} of {len(mine)} | {prompts} |")
     for (seed, run), row in runs.items():
         for difference in row["differences"]:
             print(f"seed {seed}, run {run} ({row['setting']}): {difference}")
@@ -113,10 +113,10 @@ def main() -> None:
     parser.add_argument("--report", action="store_true")
     arguments = parser.parse_args()
     rows = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.is_file() else []
-    own = [r for r in rows if r["seed"] == arguments.seed]
+    own_rows = [r for r in rows if r["seed"] == arguments.seed]
     if not arguments.report:
-        with tempfile.TemporaryDirectory(prefix="gxpo-chaos-") as made:
-            for new in study(arguments.keep or Path(made), arguments.seed, arguments.kills, own):
+        with tempfile.TemporaryDirectory(prefix="gxpo-chaos-") as built_tempfile:
+            for new in study(arguments.keep or Path(built_tempfile), arguments.seed, arguments.kills, own_rows):
                 with open(arguments.out, "a", encoding="utf-8") as file:
                     file.writelines(json.dumps(row) + "\n" for row in new)
                 rows += new

@@ -250,8 +250,8 @@ def worlds(library: str, address: str) -> list[World]:
                   "BabyAI-PutNextLocal-v0": 64, "BabyAI-BossLevel-v0": 400}  # fmt: skip
         both = {"random": legal, "expert": expert}
         actual = [World("minigrid", {"id": k, "max_turns": n}, both, ("expert",)) for k, n in levels.items()]
-        alone = ("MiniGrid-Empty-5x5-v0", "MiniGrid-DoorKey-5x5-v0", "MiniGrid-LavaGapS5-v0")
-        return actual + [World("minigrid", {"id": k}, {"random": legal}) for k in alone]
+        single_texts = ("MiniGrid-Empty-5x5-v0", "MiniGrid-DoorKey-5x5-v0", "MiniGrid-LavaGapS5-v0")
+        return actual + [World("minigrid", {"id": k}, {"random": legal}) for k in single_texts]
     if library == "textarena":
         some = {
             "TicTacToe": ({}, legal),
@@ -296,8 +296,8 @@ def play(library: str, episodes: int, address: str) -> Iterator[dict[str, Any]]:
         close(first)
         for who, player in world.players.items():
             # textworld draws the expert's path anew each time: its way may differ, where it ends may not.
-            drawn = (world.kind, who) == ("textworld", "expert")
-            seen = hashlib.sha256()
+            is_drawn = (world.kind, who) == ("textworld", "expert")
+            seen_sha256 = hashlib.sha256()
             won, turns, reward, spent = 0, 0, 0.0, 0.0
             for seed in range(episodes):
                 rng = random.Random(f"{world.name}/{who}/{seed}")
@@ -306,11 +306,11 @@ def play(library: str, episodes: int, address: str) -> Iterator[dict[str, Any]]:
                 step: TimeStep = env.reset(seed)
                 while not step.done:
                     action = player(env, step, rng)
-                    if not drawn:
-                        seen.update(repr((action, step)).encode())
+                    if not is_drawn:
+                        seen_sha256.update(repr((action, step)).encode())
                     step = env.call(*action) if isinstance(action, tuple) else env.step(action)
                     turns, reward = turns + 1, reward + (step.reward or 0.0)
-                seen.update(repr((step.success, None if drawn else step)).encode())
+                seen_sha256.update(repr((step.success, None if is_drawn else step)).encode())
                 won += bool(step.success)
                 close(env)
                 spent += time.perf_counter() - begun
@@ -322,8 +322,8 @@ def play(library: str, episodes: int, address: str) -> Iterator[dict[str, Any]]:
                 "turns": turns / episodes,
                 "reward": reward / episodes,
                 "actions_per_s": turns / spent,
-                "drawn": drawn,
-                "trace": seen.hexdigest(),
+                "drawn": is_drawn,
+                "trace": seen_sha256.hexdigest(),
                 "failed": who in world.solved and won < episodes,
             }
 
@@ -337,20 +337,20 @@ def through_the_pool(library: str, address: str) -> str:
     who = next(iter(world.players))
     names = {f"e{seed}": seed for seed in range(4)}
     envs = {name: made(world) for name in names}
-    alone = {name: envs[name].reset(seed) for name, seed in names.items()}
+    single_resets = {name: envs[name].reset(seed) for name, seed in names.items()}
     source = ours.source(world.kind, world.options)
     assert source is not None
     rng = random.Random(0)
     with ours.EnvPool(source, workers=1, timeout=60.0) as pool:
         pooled = pool.reset(names)
         for _ in range(5):
-            other = [pooled[name] for name in pooled if pooled[name] != alone[name]]
+            other = [pooled[name] for name in pooled if pooled[name] != single_resets[name]]
             if other:
                 return f"differs: {other[0]}"
-            running = [name for name in pooled if not alone[name].done]
-            actions = {name: world.players[who](envs[name], alone[name], rng) for name in running}
+            running = [name for name in pooled if not single_resets[name].done]
+            actions = {name: world.players[who](envs[name], single_resets[name], rng) for name in running}
             pooled = pool.step({name: Reply(action) for name, action in actions.items()})
-            alone = {name: envs[name].step(action) for name, action in actions.items()}
+            single_resets = {name: envs[name].step(action) for name, action in actions.items()}
     for env in envs.values():
         close(env)
     return "same"

@@ -94,10 +94,10 @@ def true_arguments(script: Path, copy: Path, programs: Path, record: Path) -> tu
         except subprocess.TimeoutExpired:
             errors = "20 seconds"
         # what the script asks of its caller gets its own name as its value
-        asked = re.search(r"(?:line \d+: )(\w+): (?:unbound variable|parameter null|.*must be set|.*set )", errors)
-        if asked is None or asked[1] in environment or not re.match(r"[A-Za-z_]", asked[1]):
+        requests = re.search(r"(?:line \d+: )(\w+): (?:unbound variable|parameter null|.*must be set|.*set )", errors)
+        if requests is None or requests[1] in environment or not re.match(r"[A-Za-z_]", requests[1]):
             break
-        environment[asked[1]] = asked[1]
+        environment[requests[1]] = requests[1]
     return [json.loads(line) for line in record.read_text().splitlines()], errors[-300:]
 
 
@@ -158,9 +158,9 @@ def check(script: Path, name: str, copy: Path, programs: Path, record: Path) -> 
     os.chdir(script.parent)  # where its configurations lie
     true, arguments = convert_verl(command), read_source(command)
     os.chdir(before)
-    said, home = read_source([str(script)]), copy.parent / "home"
+    said_source, home = read_source([str(script)]), copy.parent / "home"
     row["keys"] = dict(compared(dict(conversion.keys), dict(true.keys), lambda value: value == OPEN, home))
-    values = [{k: v for k, (v, _) in source.settings.items()} for source in (said, arguments)]
+    values = [{k: v for k, (v, _) in source.settings.items()} for source in (said_source, arguments)]
     row["settings"] = dict(compared(values[0], values[1], lambda value: isinstance(value, Unknown), home))
     literals = literals_of(script) & set(values[1])
     row["literals"] = [len(literals), sum(isinstance(values[0].get(key), Unknown) for key in literals)]

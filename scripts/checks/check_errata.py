@@ -87,7 +87,7 @@ def _trainer(kind: Any, tables: Sequence[Table], group: int, folder: str, evalua
     name = next(c.__name__ for c in kind.__mro__ if c.__name__ in ("GRPOTrainer", "RLOOTrainer"))
     tokenizer, model = _model()
     rows = len(tables[0])
-    made = getattr(trl, name.replace("Trainer", "Config"))(**{
+    built_value = getattr(trl, name.replace("Trainer", "Config"))(**{
         "output_dir": folder, "per_device_train_batch_size": rows, "num_generations": group,
         "max_completion_length": 4, "max_steps": 1, "report_to": "none", "use_cpu": True, "bf16": False,
         "save_strategy": "no", "disable_tqdm": True, "gradient_checkpointing": False, "logging_strategy": "no",
@@ -97,7 +97,7 @@ def _trainer(kind: Any, tables: Sequence[Table], group: int, folder: str, evalua
     held_out = Dataset.from_list([{"prompt": f"9-{i}="} for i in range(evaluated)]) if evaluated else None
     functions = [_reward(t, f"reward_{k}") for k, t in enumerate(tables)]
     return kind(
-        model=model, args=made, train_dataset=data, eval_dataset=held_out, reward_funcs=functions,
+        model=model, args=built_value, train_dataset=data, eval_dataset=held_out, reward_funcs=functions,
         processing_class=tokenizer,
     )  # fmt: skip
 
@@ -107,17 +107,17 @@ def _advantages(trainer: str, tables: Sequence[Table], group: int, **settings: A
     import trl
 
     kind = getattr(trl, f"{trainer}Trainer")
-    seen: list[float] = []
+    seen_advantages: list[float] = []
 
     class Listening(kind):  # type: ignore[misc, valid-type]  # a class that is chosen above
         def _generate_and_score_completions(self, inputs: Any) -> Any:
-            made = super()._generate_and_score_completions(inputs)
-            seen.extend(made["advantages"].tolist())
-            return made
+            built_score_completions = super()._generate_and_score_completions(inputs)
+            seen_advantages.extend(built_score_completions["advantages"].tolist())
+            return built_score_completions
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # a line of metrics
         _trainer(Listening, tables, group, folder, **settings).train()
-    return seen[: len(tables[0])]
+    return seen_advantages[: len(tables[0])]
 
 
 # Five tokens of two answers, A = 1 and -1.
@@ -140,9 +140,9 @@ def _trl_loss(trainer: str, change: Sequence[Sequence[float]] = CHANGE, **settin
             return new, torch.zeros_like(new), None
 
     with tempfile.TemporaryDirectory() as folder:
-        made = _trainer(Given, [[1.0, 0.0]], 2, folder, beta=0.0, **settings)
-        made.current_gradient_accumulation_steps = 1
-        loss = made._compute_loss(made.model, {
+        built_trainer = _trainer(Given, [[1.0, 0.0]], 2, folder, beta=0.0, **settings)
+        built_trainer.current_gradient_accumulation_steps = 1
+        loss = built_trainer._compute_loss(built_trainer.model, {
             "prompt_ids": torch.ones(2, 1, dtype=torch.int64), "prompt_mask": torch.ones(2, 1, dtype=torch.int64),
             "completion_ids": torch.ones(2, 3, dtype=torch.int64), "completion_mask": mask,
             "advantages": torch.tensor([1.0, -1.0], dtype=torch.float64), "old_per_token_logps": old,

@@ -182,8 +182,8 @@ class Environment:
         else:  # by links, in seconds; only scripts in bin/ know where they were, and `python -m` starts none of them
             shutil.copytree(like.directory, directory, symlinks=True, copy_function=os.link)
         self.python = str(directory / ("Scripts" if os.name == "nt" else "bin") / "python")
-        kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        self.surroundings = {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        kept_values = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        self.surroundings = {**kept_values, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
     def run(self, *words: str) -> tuple[int, str]:
         done = subprocess.run(
@@ -192,19 +192,19 @@ class Environment:
         return done.returncode, done.stdout + done.stderr
 
     def pip(self, *words: str) -> None:
-        code, said = self.run("-m", "pip", "install", "-q", "--disable-pip-version-check", *words)
+        code, message = self.run("-m", "pip", "install", "-q", "--disable-pip-version-check", *words)
         if code:
-            raise SystemExit(f"pip install {' '.join(words)}:\n{said}")
+            raise SystemExit(f"pip install {' '.join(words)}:\n{message}")
 
     def tried(self, one: Try) -> bool:
         """Run a command and print how it went, and its output where it is not as it should be."""
         start = time.perf_counter()
-        code, said = self.run(*one.words)
+        code, message = self.run(*one.words)
         output = " ".join(one.words).replace("\n", "; ")[:70]
-        good = code == one.code and one.says in said
+        good = code == one.code and one.says in message
         print(f"  {'ok ' if good else 'BAD'} {output:<70} {time.perf_counter() - start:5.1f} s", flush=True)
         if not good:
-            print(f"exit code {code}, not {one.code}, or no {one.says!r} in\n{said[-2000:]}", flush=True)
+            print(f"exit code {code}, not {one.code}, or no {one.says!r} in\n{message[-2000:]}", flush=True)
         return good
 
 
@@ -256,14 +256,14 @@ def moved_pins(python: str, gxpo_from: Sequence[str], folder: Path) -> list[str]
 
 def core(directory: Path, gxpo_from: Sequence[str], python: str, torch: str | None) -> Environment:
     """An environment with the core, and with torch if it is given."""
-    made = Environment(directory, python)
+    built_environment = Environment(directory, python)
     if torch is None:
-        made.pip(*(line for line in PROJECT["dependencies"] if not line.startswith("torch")))
-        made.pip("--no-deps", *gxpo_from)
+        built_environment.pip(*(line for line in PROJECT["dependencies"] if not line.startswith("torch")))
+        built_environment.pip("--no-deps", *gxpo_from)
     else:
-        made.pip(f"torch=={torch}")
-        made.pip(*gxpo_from)
-    return made
+        built_environment.pip(f"torch=={torch}")
+        built_environment.pip(*gxpo_from)
+    return built_environment
 
 
 def check(name: str, made: Environment, torch: str | None) -> int:

@@ -52,10 +52,12 @@ def lowest(stated: list[str], torch: str) -> list[str]:
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given_arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     pinned = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    given.add_argument("--torch", default=pinned and pinned[1], help="version to install; default: %(default)s")
-    torch = given.parse_args().torch
+    given_arguments.add_argument(
+        "--torch", default=pinned and pinned[1], help="version to install; default: %(default)s"
+    )
+    torch = given_arguments.parse_args().torch
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     core, train = project["dependencies"], project["optional-dependencies"]["train"]
     surroundings = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}

@@ -46,10 +46,10 @@ def compared(folder: Path, where: str, *, kill: bool) -> Any:
     def end_one() -> None:
         while not done.wait(0.02):
             for lock in out.glob("*/seed-*/metrics.jsonl"):
-                asked = subprocess.run(
+                asked_process = subprocess.run(
                     ["pgrep", "-f", r" -m gxpo\.compare\.worker$"], capture_output=True, text=True, check=False
                 )
-                mine = [int(pid) for pid in asked.stdout.split()]
+                mine = [int(pid) for pid in asked_process.stdout.split()]
                 if mine and lock.stat().st_size:
                     os.kill(mine[0], signal.SIGKILL)
                     print(f"killed process {mine[0]} of a run", flush=True)

@@ -132,11 +132,11 @@ def killed(
     timer.join()
     after = engine.sample(asked(prompts, 3), SETTINGS[0])
     apart = torch.cat([far(model, requests, actual, s), far(model, asked(prompts, 3), after, SETTINGS[0])])
-    whole = [len(group) for group in actual] == [16] * len(prompts)
+    is_whole = [len(group) for group in actual] == [16] * len(prompts)
     failures = engine.figures()["sampler_failures"]
     good = check(
         "a server is killed while it samples",
-        whole and float(apart.max()) < limit and failures >= 1,
+        is_whole and float(apart.max()) < limit and failures >= 1,
         f"all samples are there, max {float(apart.max()):.2e} nats; {failures:g} failure",
     )
     servers[0].start()

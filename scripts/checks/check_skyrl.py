@@ -92,44 +92,46 @@ def checks() -> bool:
         tiny(model)
         server, url = serve(model, folder)
         try:
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             engine = TinkerEngine(url, str(model), adapter=Adapter(rank=RANK, seed=7))
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - start_time
             print(f"     the server: {engine.reduction.name}; heeds grad_clip_norm: {engine.clips}; {seconds:.0f} s")
-            given = forest(VOCABULARY)
-            rows = Rows.of(given, torch.arange(given.n_entries)).rows
-            found = probe(engine, rows[0])
-            say("start-up probe", found.trouble(0.02) is None, str(found))
+            given_forest = forest(VOCABULARY)
+            rows = Rows.of(given_forest, torch.arange(given_forest.n_entries)).rows
+            found_probe = probe(engine, rows[0])
+            say("start-up probe", found_probe.trouble(0.02) is None, str(found_probe))
             remote = RemoteLearner(engine, lr=0.01, max_grad_norm=None)
-            remote.step(given, lambda x: -x["logprob"].mean())  # B is no longer 0, so A has a gradient
-            kept = engine._client.save_state("warm").result().path
+            remote.step(given_forest, lambda x: -x["logprob"].mean())  # B is no longer 0, so A has a gradient
+            kept_path = engine._client.save_state("warm").result().path
 
             def fresh() -> None:  # the same adapters, without moments: AdamW's first step
-                new = engine._service.create_training_client_from_state(kept)
+                new = engine._service.create_training_client_from_state(kept_path)
                 engine._client = new.result() if hasattr(new, "result") else new
                 engine._forget()
 
             fresh()
-            held = adapters(engine, folder)
+            held_adapters = adapters(engine, folder)
             standard = TorchLearner(
                 AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa"),
                 lr=0.0,
-                lora=LoraSettings(rank=RANK, alpha=ALPHA, targets=tuple(sorted({n.split(".")[-3] for n in held}))),
+                lora=LoraSettings(
+                    rank=RANK, alpha=ALPHA, targets=tuple(sorted({n.split(".")[-3] for n in held_adapters}))
+                ),
             )
             names = {n.replace(".default.", "."): n for n in standard.optimiser.parameter_by_name}
-            assert names.keys() == held.keys(), sorted(names.keys() ^ held.keys())[:4]
-            standard.restore({names[n]: x.float() for n, x in held.items()})
-            own, theirs = (learner.outputs(given)["logprob"] for learner in (standard, remote))
-            gap = float((own - theirs).abs().max())
+            assert names.keys() == held_adapters.keys(), sorted(names.keys() ^ held_adapters.keys())[:4]
+            standard.restore({names[n]: x.float() for n, x in held_adapters.items()})
+            own_value, theirs = (learner.outputs(given_forest)["logprob"] for learner in (standard, remote))
+            gap = float((own_value - theirs).abs().max())
             say("log-probs", gap < CLOSE, f"largest difference {gap:.1e} nats")
-            for name, loss in losses(given, own).items():
-                expected = standard.gradient(given, loss)
-                want = {n: shared(n, held, expected, names) for n in names}
+            for name, loss in losses(given_forest, own_value).items():
+                expected = standard.gradient(given_forest, loss)
+                want = {n: shared(n, held_adapters, expected, names) for n in names}
                 fresh()
-                remote.accumulate(given, loss)
+                remote.accumulate(given_forest, loss)
                 norm = engine.step(LR, None, eps=EPS)
                 after = adapters(engine, folder)
-                got = {n: unstepped(held[n], after[n]) for n in names}
+                got = {n: unstepped(held_adapters[n], after[n]) for n in names}
                 error = flat(got[n] - want[n] for n in names) / flat(want.values())
                 say(f"gradient of {name}", error < CLOSE, f"{error:.1e} relative; norm {norm:.6g}")
         finally:

@@ -235,7 +235,7 @@ def trained(
         "dataloader_pin_memory": False,
         **given,
     }
-    made = Watched(
+    built_watched = Watched(
         model=model,
         args=trl.GRPOConfig(**settings),
         train_dataset=datasets.Dataset.from_list(rows),
@@ -243,8 +243,8 @@ def trained(
         processing_class=processor,
         **extra,
     )
-    made.remove_callback(transformers.PrinterCallback)  # it prints every line of the log
-    made.train()
+    built_watched.remove_callback(transformers.PrinterCallback)  # it prints every line of the log
+    built_watched.train()
     return actual
 
 
@@ -260,13 +260,13 @@ def against_trl(case: str, path: str, world: int = 1, *, by_settings: bool = Fal
     theirs = dict(theirs)
     module, _, name = theirs.pop("trainer", "trl:GRPOTrainer").partition(":")
     text = theirs if by_settings else {"method": method, "overrides": overrides}
-    own = steps_of(GRPOTrainer, path, micro, world, steps=steps, **text, **both)
+    own_steps = steps_of(GRPOTrainer, path, micro, world, steps=steps, **text, **both)
     kind = getattr(importlib.import_module(module), name)
     other = steps_of(kind, path, micro, world, steps=steps, **theirs, **both)
     rows = []
-    logs = [steps[-1][2].state.log_history for steps in (own, other)]
+    logs = [steps[-1][2].state.log_history for steps in (own_steps, other)]
     gap, name = log_gap(*logs)
-    for (loss, gradient, _), (expected, slope, _) in zip(own, other, strict=True):
+    for (loss, gradient, _), (expected, slope, _) in zip(own_steps, other, strict=True):
         rows.append({
             "loss": abs(loss - expected) / max(abs(expected), 0.1),
             "gradient": float((gradient - slope).norm() / slope.norm().clamp_min(0.01)),
@@ -339,8 +339,8 @@ def against_learner(method: str, path: str, micro: int, **given: Any) -> dict[st
         )
         names = tuple(dict.fromkeys((*batch.method.outputs, "entropy")))
         slope = learner.gradient(batch.forest, batch.loss, names=names, couples=batch.method.couples)
-        own = torch.cat([slope[n].flatten() for n, _ in model.named_parameters()])
-        gap = float((own - gradient).norm() / own.norm().clamp_min(0.01))
+        own_slopes = torch.cat([slope[n].flatten() for n, _ in model.named_parameters()])
+        gap = float((own_slopes - gradient).norm() / own_slopes.norm().clamp_min(0.01))
         gaps.append((abs(loss - float(batch.loss(learner.outputs(batch.forest, names)))), gap))
     scored = [s for _, s in policies]
     log = [row for row in steps[-1][2].state.log_history if "gxpo/sampled" in row]
@@ -388,12 +388,12 @@ def checks(path: str, only: list[str]) -> bool:
         print(f"{'ok  ' if right else 'FAIL'} {name}: {figures}", flush=True)
 
     for method in [name for name in only or GROWN if name in GROWN]:
-        for micro, given in ((16, {}), (4, {})) if method == "dapo" else ((8, {}),):
-            found = against_learner(method, path, micro, **given)
-            close = found["loss"] < NEAR and found["gradient"] < 1e-4 and (found["mixed"] or method != "dapo")
-            figures = f"loss {found['loss']:.1e}, gradient {found['gradient']:.1e}, rows {found['rows']}"
-            say(f"{method}, grown, micro-batches of {micro}", close, f"{figures}, sampled {found['sampled']}, "
-                f"{'/'.join(found['origins'])}{', mixed groups alone' if found['mixed'] else ''}")  # fmt: skip
+        for micro, given_value in ((16, {}), (4, {})) if method == "dapo" else ((8, {}),):
+            gaps = against_learner(method, path, micro, **given_value)
+            close = gaps["loss"] < NEAR and gaps["gradient"] < 1e-4 and (gaps["mixed"] or method != "dapo")
+            figures = f"loss {gaps['loss']:.1e}, gradient {gaps['gradient']:.1e}, rows {gaps['rows']}"
+            say(f"{method}, grown, micro-batches of {micro}", close, f"{figures}, sampled {gaps['sampled']}, "
+                f"{'/'.join(gaps['origins'])}{', mixed groups alone' if gaps['mixed'] else ''}")  # fmt: skip
     for case in [name for name in only or CASES if name in CASES]:
         rows = against_trl(case, path)
         loss, gradient = (max(row[k] for row in rows) for k in ("loss", "gradient"))

@@ -98,13 +98,13 @@ def ours(paths: list[str], method: str, keys: dict[str, Any], folder: Path) -> t
     lent: Any = {"source": None, "engine": None, "rewards": None}
     session = Session(**lent, tokenizer=tokenizer, sampling=Sampling(), seed=0, step=1)
     forest = Logged().grow(tasks, session)
-    beside = TorchLearner(reference, lr=0.0).outputs(forest)["logprob"]
+    adjacent_logprob = TorchLearner(reference, lr=0.0).outputs(forest)["logprob"]
     m, learner, nothing = gxpo.method(method, keys), TorchLearner(policy, lr=0.0), torch.zeros(forest.n_entries)
     weight, values = torch.ones(forest.n_entries, dtype=torch.float64), []
 
     def loss(x: Any) -> torch.Tensor:
-        given = PolicyTokens(x["logprob"], forest.path_behaviour_logprob, beside)
-        values.append(m.objective(forest, given, nothing, weight, {}))
+        given_policy_tokens = PolicyTokens(x["logprob"], forest.path_behaviour_logprob, adjacent_logprob)
+        values.append(m.objective(forest, given_policy_tokens, nothing, weight, {}))
         return values[-1]
 
     cut = [torch.arange(forest.n_entries)]
@@ -127,7 +127,7 @@ def theirs(paths: list[str], name: str, settings: dict[str, Any], folder: Path) 
     if kind == "KTO":
         labelled = ((q, answer, good) for q, a, b in PAIRS for answer, good in ((a, True), (b, False)))
         rows = [{"prompt": q, "completion": answer, "label": good} for q, answer, good in labelled]
-    given: dict[str, Any] = {
+    given_settings: dict[str, Any] = {
         "output_dir": str(folder / "out"), "per_device_train_batch_size": len(rows), "max_steps": 1,
         "learning_rate": 0.0,
         "optim": "sgd", "lr_scheduler_type": "constant", "save_strategy": "no", "report_to": "none", "use_cpu": True,
@@ -135,24 +135,24 @@ def theirs(paths: list[str], name: str, settings: dict[str, Any], folder: Path) 
         **settings,
     }  # fmt: skip
     with_reference = {"ref_model": reference} if kind in ("DPO", "KTO") else {}
-    seen: list[tuple[float, torch.Tensor]] = []
+    seen_records: list[tuple[float, torch.Tensor]] = []
     base: Any = getattr(actual, f"{kind}Trainer")
 
     class Watched(base):
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             loss = super().training_step(*args, **kwargs)
-            named = sorted((n, p.grad) for n, p in policy.named_parameters() if p.grad is not None)
-            seen.append((float(loss), torch.cat([copy.copy(g).reshape(-1) for _, g in named])))
+            listed_grads = sorted((n, p.grad) for n, p in policy.named_parameters() if p.grad is not None)
+            seen_records.append((float(loss), torch.cat([copy.copy(g).reshape(-1) for _, g in listed_grads])))
             return loss
 
     trainer = Watched(
-        model=policy, args=getattr(actual, f"{kind}Config")(**given), processing_class=tokenizer,
+        model=policy, args=getattr(actual, f"{kind}Config")(**given_settings), processing_class=tokenizer,
         train_dataset=datasets.Dataset.from_list(rows), **with_reference,
     )  # fmt: skip
     trainer.train()
     if kind == "ORPO":
         return -next(row["log_odds_ratio"] for row in trainer.state.log_history if "log_odds_ratio" in row), None
-    return seen[0]
+    return seen_records[0]
 
 
 def main() -> int:

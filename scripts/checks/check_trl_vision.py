@@ -206,10 +206,10 @@ def against_trl(case: str, folder: str) -> list[dict[str, float]]:
 
     family, micro, theirs, method, overrides, both = CASES[case]
     steps = STEPS * both.get("num_iterations", 1)
-    own = steps_of(GRPOTrainer, family, micro, folder, steps=steps, method=method, overrides=overrides, **both)
+    own_steps = steps_of(GRPOTrainer, family, micro, folder, steps=steps, method=method, overrides=overrides, **both)
     other = steps_of(trl.GRPOTrainer, family, micro, folder, steps=steps, **theirs, **both)
     rows = []
-    for (loss, gradient, _), (expected, slope, _) in zip(own, other, strict=True):
+    for (loss, gradient, _), (expected, slope, _) in zip(own_steps, other, strict=True):
         rows.append({
             "loss": abs(loss - expected) / max(abs(expected), 0.1),
             "gradient": float((gradient - slope).norm() / slope.norm().clamp_min(0.01)),
@@ -232,14 +232,14 @@ def masked_logprobs(family: str, found: list[Any], asked: list[Any]) -> float:
     model, processor = made(family, Path(found[0][2].args.output_dir).parent)
     scored, worst = found[0][2]._scored["train"], 0.0
     assert scored.step == 1 and scored.forest.n_trajectories == len(asked)
-    for row, given in enumerate(asked):
-        keys = [media.key_of(media.PICTURES.put(x)) for x in given["images"]]
+    for row, given_value in enumerate(asked):
+        keys = [media.key_of(media.PICTURES.put(x)) for x in given_value["images"]]
         hidden = [
             masked_picture(np.asarray(x), (14, 14), 0.6, "black", found[0][2].args.seed, 1, key)
-            for x, key in zip(given["images"], keys, strict=True)
+            for x, key in zip(given_value["images"], keys, strict=True)
         ]
         parts = [*({"type": "image", "image": Image.fromarray(x)} for x in hidden),
-                 {"type": "text", "text": given["prompt"][0]["content"]}]  # fmt: skip
+                 {"type": "text", "text": given_value["prompt"][0]["content"]}]  # fmt: skip
         inputs = processor.apply_chat_template(
             [{"role": "user", "content": parts}], tokenize=True, return_dict=True, return_tensors="pt"
         )
@@ -264,19 +264,19 @@ def hidden_patches(family: str, folder: str) -> dict[str, float]:
     micro-batches, and from grpo's."""
     from gxpo.adapters.trl import GRPOTrainer
 
-    asked: list[Any] = []
+    asked_inputs: list[Any] = []
 
     class Kept(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
-            asked.extend(inputs)
+            asked_inputs.extend(inputs)
             return super()._generate_and_score_completions(inputs)
 
-    whole = steps_of(Kept, family, 16, folder, steps=1, method="papo")
+    full_steps = steps_of(Kept, family, 16, folder, steps=1, method="papo")
     parts = steps_of(GRPOTrainer, family, 4, folder, steps=1, method="papo")[0][1]
     plain = steps_of(GRPOTrainer, family, 16, folder, steps=1, method="grpo")[0][1]
-    slope = whole[0][1]
+    slope = full_steps[0][1]
     return {
-        "log-probs": masked_logprobs(family, whole, asked),
+        "log-probs": masked_logprobs(family, full_steps, asked_inputs),
         "in parts": float((parts - slope).norm() / slope.norm()),
         "from grpo": float((plain - slope).norm() / slope.norm()),
     }

@@ -79,11 +79,11 @@ def batch(seed: int, sizes: tuple[int, ...] = (4, 3, 4, 5), width: int = 9) -> t
 
 
 def checks() -> bool:
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     import verl
     from verl.trainer.ppo import core_algos as core
 
-    seconds, good = time.perf_counter() - began, True
+    seconds, good = time.perf_counter() - start_time, True
     from gxpo.adapters import verl as adapter
     from gxpo.methods import METHODS
 
@@ -102,18 +102,18 @@ def checks() -> bool:
         for seed in range(20):
             sizes = (4, 1, 4, 5) if method.endswith("@verl") else (4, 3, 4, 5)
             rewards, mask, uid = batch(seed, sizes)
-            given = {"token_level_rewards": rewards.clone(), "response_mask": mask, "index": uid}
-            theirs, _ = core.get_adv_estimator_fn(name)(**given, config=None)
-            own, _ = adapter.estimator(method, overrides)(rewards, mask, uid)
-            gap = max(gap, float((own - theirs).abs().max()))
+            given_settings = {"token_level_rewards": rewards.clone(), "response_mask": mask, "index": uid}
+            theirs, _ = core.get_adv_estimator_fn(name)(**given_settings, config=None)
+            own_text, _ = adapter.estimator(method, overrides)(rewards, mask, uid)
+            gap = max(gap, float((own_text - theirs).abs().max()))
         say(f"{name} and gxpo's {method}", gap < CLOSE, f"largest difference {gap:.1e} in 20 batches")
     good &= through_the_trainer(say)
     for name, rows in LOSSES.items():
         for method, overrides, settings, mode, parts in rows:
             gap, slope = loss_gaps(core, adapter, name, method, overrides, settings, mode, parts)
-            own = " ".join([method, *(f"{k.removeprefix('objective.')}={v}" for k, v in overrides.items())])
+            own_text = " ".join([method, *(f"{k.removeprefix('objective.')}={v}" for k, v in overrides.items())])
             figures = f"value {gap:.1e}, gradient {slope:.1e} relative"
-            say(f"loss {name}, {mode}, and gxpo's {own}", max(gap, slope) < CLOSE, figures)
+            say(f"loss {name}, {mode}, and gxpo's {own_text}", max(gap, slope) < CLOSE, figures)
     unknown = {n for n in core.POLICY_LOSS_REGISTRY if not n.startswith("gxpo/")} - {*LOSSES, *LEFT_OUT}
     say("losses of verl that are compared or left out", not unknown, ", ".join(sorted(unknown)) or "all of them")
     for name, why in LEFT_OUT.items():
@@ -158,12 +158,12 @@ def loss_gaps(
     new = (old + 0.3 * torch.randn(8, 6, generator=draw, dtype=torch.float64)).clamp_max(-0.01).requires_grad_()
     mask = torch.arange(6) < torch.randint(1, 7, (8, 1), generator=draw)
     advantages = torch.randn(8, 1, generator=draw, dtype=torch.float64) * mask
-    given = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0, **settings}
-    factor = given.pop("loss_scale_factor", None)
+    given_settings = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0, **settings}
+    factor = given_settings.pop("loss_scale_factor", None)
     actual = []
     for fn in (core.get_policy_loss_fn(name), adapter.policy_loss(method, overrides)):
         config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=4, ppo_mini_batch_size=8,
-                             optim=OptimizerConfig(lr=1e-6), **given)  # fmt: skip
+                             optim=OptimizerConfig(lr=1e-6), **given_settings)  # fmt: skip
         config.global_batch_info.update(
             dp_size=1, batch_num_tokens=int(mask.sum()), global_batch_size=8, loss_scale_factor=factor
         )
@@ -176,8 +176,8 @@ def loss_gaps(
             total = total + value
         (gradient,) = torch.autograd.grad(total, new)
         actual.append((float(total.detach()), gradient))
-    (theirs, slope), (own, gradient) = actual
-    return abs(own - theirs) / abs(theirs), float((gradient - slope).norm() / slope.norm())
+    (theirs, slope), (own_value, gradient) = actual
+    return abs(own_value - theirs) / abs(theirs), float((gradient - slope).norm() / slope.norm())
 
 
 def main() -> int:

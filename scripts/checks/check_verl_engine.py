@@ -62,13 +62,13 @@ def compared(engine: Any, model: Path, say: Callable[[str], None]) -> bool:
         for result in check(engine, standard, tolerance=1e-5, temperature=temperature):
             good &= result.passed
             say(f"{result} at temperature {temperature}")
-        given, learner = forest(standard.vocabulary, temperature=temperature), RemoteLearner(engine, lr=0.0)
+        given_forest, learner = forest(standard.vocabulary, temperature=temperature), RemoteLearner(engine, lr=0.0)
 
         def loss(x: Mapping[str, Tensor]) -> Tensor:
             return (x["entropy"] * (1 + x["logprob"])).sum()
 
-        expected = standard.gradient(given, loss, names=("logprob", "entropy"))
-        learner.accumulate(given, loss, names=("logprob", "entropy"))
+        expected = standard.gradient(given_forest, loss, names=("logprob", "entropy"))
+        learner.accumulate(given_forest, loss, names=("logprob", "entropy"))
         actual = engine.gradients()
         engine.discard()
         gaps = torch.cat([(actual[n] - g).flatten() for n, g in expected.items()]).norm()
@@ -92,8 +92,8 @@ def main() -> int:
         paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
         env = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         python = arguments.python or sys.executable
-        made = "import sys, pathlib; from check_skyrl import tiny; tiny(pathlib.Path(sys.argv[1]))"
-        subprocess.run([python, "-c", made, folder], env=env, check=True)
+        built_text = "import sys, pathlib; from check_skyrl import tiny; tiny(pathlib.Path(sys.argv[1]))"
+        subprocess.run([python, "-c", built_text, folder], env=env, check=True)
         command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.processes),
                    __file__, "--worker", folder]  # fmt: skip
         return subprocess.run(command, env=env).returncode

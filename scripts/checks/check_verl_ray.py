@@ -38,17 +38,17 @@ def cluster(nodes: int) -> Iterator[dict[str, Any]]:
     from ray.cluster_utils import Cluster
 
     each = WORKERS // nodes
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": each, "object_store_memory": 100 << 20})
+    built_cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": each, "object_store_memory": 100 << 20})
     try:
         for _ in range(nodes - 1):
-            made.add_node(num_cpus=each, object_store_memory=100 << 20)
-        made.wait_for_nodes()
+            built_cluster.add_node(num_cpus=each, object_store_memory=100 << 20)
+        built_cluster.wait_for_nodes()
         yield {
-            "cluster.backend": "verl", "cluster.address": made.address, "cluster.train.nodes": nodes,
+            "cluster.backend": "verl", "cluster.address": built_cluster.address, "cluster.train.nodes": nodes,
             "cluster.train.gpus_per_node": each,
         }  # fmt: skip
     finally:
-        made.shutdown()
+        built_cluster.shutdown()
 
 
 def checks(folder: Path, nodes: int) -> bool:
@@ -69,9 +69,9 @@ def checks(folder: Path, nodes: int) -> bool:
         print(f"{'ok ' if right else 'NOT'} {line}", flush=True)
 
     with cluster(nodes) as where:
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         engine = RayVerlEngine(model, address=where["cluster.address"], nodes=nodes, per_node=WORKERS // nodes)
-        print(f"     {WORKERS} workers on {nodes} nodes; made in {time.perf_counter() - began:.0f} s", flush=True)
+        print(f"     {WORKERS} workers on {nodes} nodes; made in {time.perf_counter() - start_time:.0f} s", flush=True)
         good &= compared(engine, model, lambda line: print(line, flush=True))
         engine.close()
 
@@ -102,8 +102,8 @@ def checks(folder: Path, nodes: int) -> bool:
         except GxpoError as error:
             say("one has ended" in str(error) and "\n" not in str(error), f"a killed worker: {error}")
         ended = gxpo.resume(folder / "killed", steps=3)
-        found = [row["weights_fingerprint"] for row in ended.metrics]
-        say(found == prints[0], f"fingerprints after its resumption {found}")
+        found_rows = [row["weights_fingerprint"] for row in ended.metrics]
+        say(found_rows == prints[0], f"fingerprints after its resumption {found_rows}")
     return good
 
 

@@ -124,8 +124,8 @@ def gaps(model: Any, prompt: tuple[int, ...], c: Completion, temperature: float)
         allowed = torch.zeros(logits.shape[0], logits.shape[1] + 1, dtype=torch.bool)
         allowed.scatter_(1, support.masked_fill(support < 0, logits.shape[1]), True)
         logits = logits.masked_fill(~allowed[:, :-1], -torch.inf)
-    own = logits.log_softmax(-1).gather(1, torch.tensor(c.tokens)[:, None]).squeeze(1)
-    return (own - torch.tensor(c.logprobs)).abs()
+    own_squeeze = logits.log_softmax(-1).gather(1, torch.tensor(c.tokens)[:, None]).squeeze(1)
+    return (own_squeeze - torch.tensor(c.logprobs)).abs()
 
 
 def compared(engine: VllmEngine, requests: list[Request], sampling: Sampling) -> torch.Tensor:
@@ -160,7 +160,7 @@ def checks(engine: VllmEngine, prompts: list[tuple[int, ...]], dtype: str) -> bo
     reused = engine.reused_tokens
     before = engine.sample(asked(1), SETTINGS[0])
     cached = engine.reused_tokens - reused
-    kept = [p.detach().clone() for p in engine.model.parameters()]
+    kept_parameters = [p.detach().clone() for p in engine.model.parameters()]
     with torch.no_grad():
         for p in engine.model.parameters():
             p.add_(torch.randn_like(p) * p.float().std() * 0.05)
@@ -173,7 +173,7 @@ def checks(engine: VllmEngine, prompts: list[tuple[int, ...]], dtype: str) -> bo
         f"log-probs (samples from before: {float(old.max()):.2e})",
     )
     with torch.no_grad():
-        for p, x in zip(engine.model.parameters(), kept, strict=True):
+        for p, x in zip(engine.model.parameters(), kept_parameters, strict=True):
             p.copy_(x)
     start = time.perf_counter()
     engine._send()
@@ -202,13 +202,13 @@ def pictures(engine: VllmEngine, dtype: str) -> bool:
     prompts = [(*words[0], *one, *words[2]), (*words[0], *two, *words[1], *three, *words[2])]
 
     def compare(name: str, some: list[tuple[int, ...]], step: int) -> tuple[bool, list[list[Completion]]]:
-        asked = [Request(p, tuple(StreamKey(0, step, str(i), a) for a in range(4))) for i, p in enumerate(some)]
-        answered = engine.sample(asked, SETTINGS[0])
-        pairs = [(r.prompt, c) for r, group in zip(asked, answered, strict=True) for c in group]
+        asked_values = [Request(p, tuple(StreamKey(0, step, str(i), a) for a in range(4))) for i, p in enumerate(some)]
+        answered = engine.sample(asked_values, SETTINGS[0])
+        pairs = [(r.prompt, c) for r, group in zip(asked_values, answered, strict=True) for c in group]
         actual = torch.cat([gaps(engine.model, prompt, c, 1.0) for prompt, c in pairs])
         message = f"max {float(actual.max()):.2e}, mean {float(actual.mean()):.2e} nats over {actual.numel()} tokens"
-        drawn = {t for _, c in pairs for t in c.tokens} & {*vision.banned}
-        return check(name, float(actual.max()) < CLOSE[dtype] and not drawn, message), answered
+        drawn_pairs = {t for _, c in pairs for t in c.tokens} & {*vision.banned}
+        return check(name, float(actual.max()) < CLOSE[dtype] and not drawn_pairs, message), answered
 
     good, answered = compare("pictures, first turn", prompts, 1)
     later = [(*p, *group[0].tokens, *three, *words[2]) for p, group in zip(prompts, answered, strict=True)]
@@ -225,24 +225,29 @@ def speed(engine: VllmEngine, python: str, folder: str, dtype: str, rounds: int,
     """The engine and vLLM alone, taking turns."""
     group, new, count = 8, 32, 8
     prompts = [tuple((i * 7919 + j * 104729 + 11) % 40000 + 3 for j in range(length)) for i in range(count)]
-    alone = Alone(python, folder, dtype)
-    held, engine.stop_ids = engine.stop_ids, ()
+    single_value = Alone(python, folder, dtype)
+    held_stop_ids, engine.stop_ids = engine.stop_ids, ()
     rates: dict[str, list[float]] = {"engine": [], "vllm, same samples": [], "vllm, plain": []}
     for turn in range(rounds + 1):
         keys = [[StreamKey(0, turn, str(i), a) for a in range(group)] for i in range(count)]
         requests = [Request(p, tuple(k)) for p, k in zip(prompts, keys, strict=True)]
-        asked = {"prompts": prompts, "group": group, "new": new, "seeds": [seed_of(k) for row in keys for k in row]}
+        asked_fields = {
+            "prompts": prompts,
+            "group": group,
+            "new": new,
+            "seeds": [seed_of(k) for row in keys for k in row],
+        }
         engine._sent = None  # an update outside the clock empties the cache, as `alone` empties its own
         engine._send()
         start = time.perf_counter()
         answered = engine.sample(requests, Sampling(max_new_tokens=new))
-        own = sum(len(c.tokens) for g in answered for c in g) / (time.perf_counter() - start)
-        others = [alone.rate({**asked, "plain": plain}) for plain in (False, True)]
+        own_total = sum(len(c.tokens) for g in answered for c in g) / (time.perf_counter() - start)
+        others = [single_value.rate({**asked_fields, "plain": plain}) for plain in (False, True)]
         if turn:  # the first is warm-up
-            for name, rate in zip(rates, (own, *others), strict=True):
+            for name, rate in zip(rates, (own_total, *others), strict=True):
                 rates[name].append(rate)
-    engine.stop_ids = held
-    alone.close()
+    engine.stop_ids = held_stop_ids
+    single_value.close()
     print(f"     tokens/s, {count} prompts of {length} x {group} samples x {new}, {rounds} rounds, "
           f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")  # fmt: skip
     for name, actual in rates.items():
@@ -261,26 +266,43 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=0, help="check so many servers in place of the engine")
     parser.add_argument("--server-args", default="", help="further arguments of each server")
     parser.add_argument("--pictures", action="store_true", help="check pictures, of a model that sees")
-    given = parser.parse_args()
-    loaded = models.load(given.model, task="arithmetic", dtype=given.dtype)
+    given_arguments = parser.parse_args()
+    loaded = models.load(given_arguments.model, task="arithmetic", dtype=given_arguments.dtype)
     texts = ("The capital of France is the city of", "Once upon a time there was a small dragon that " * 5)
     prompts = [tuple(loaded.tokenizer.encode(text)) for text in texts]
-    if given.servers:
+    if given_arguments.servers:
         import check_servers
 
-        arguments = shlex.split(given.server_args)
-        good = check_servers.run(given.python, given.servers, given.dtype, loaded, prompts, arguments)
+        arguments = shlex.split(given_arguments.server_args)
+        good = check_servers.run(
+            given_arguments.python, given_arguments.servers, given_arguments.dtype, loaded, prompts, arguments
+        )
         raise SystemExit(0 if good else 1)
     longest = min(2048, getattr(loaded.model.config.get_text_config(), "max_position_embeddings", 2048))
     engine = VllmEngine(
-        loaded.model, loaded.tokenizer, python=given.python, arguments={"max_model_len": longest}, notify=print
+        loaded.model,
+        loaded.tokenizer,
+        python=given_arguments.python,
+        arguments={"max_model_len": longest},
+        notify=print,
     )
     try:
-        good = pictures(engine, given.dtype) if given.pictures else checks(engine, prompts, given.dtype)
-        if given.rounds and not given.pictures:
+        good = (
+            pictures(engine, given_arguments.dtype)
+            if given_arguments.pictures
+            else checks(engine, prompts, given_arguments.dtype)
+        )
+        if given_arguments.rounds and not given_arguments.pictures:
             with tempfile.TemporaryDirectory() as folder:
                 loaded.model.save_pretrained(folder)
-                speed(engine, given.python, folder, given.dtype, given.rounds, given.length)
+                speed(
+                    engine,
+                    given_arguments.python,
+                    folder,
+                    given_arguments.dtype,
+                    given_arguments.rounds,
+                    given_arguments.length,
+                )
     finally:
         engine.close()
     raise SystemExit(0 if good else 1)

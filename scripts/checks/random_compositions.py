@@ -74,19 +74,19 @@ class Clamps(TorchFunctionMode):
         """Active clamps, one a line."""
         active = {k: v for k, v in self.sites.items() if v[1]}
         print(f"{len(self.sites)} clamps were run, {len(active)} changed a number:")
-        for (path, line), (given, changed) in sorted(active.items()):
+        for (path, line), (given_value, changed) in sorted(active.items()):
             where = f"{Path(path).parent.name}/{Path(path).name}:{line}"
-            print(f"  {where:36s} {changed / given:8.2%}  {linecache.getline(path, line).strip()}")
+            print(f"  {where:36s} {changed / given_value:8.2%}  {linecache.getline(path, line).strip()}")
 
 
 def compositions(seed: int) -> Iterator[tuple[str, str]]:
     """Triples in random order, each once, with the reason for which it can't be composed ("" where it can)."""
-    draw, names, seen = random.Random(seed), sorted(set(METHODS) - ELSEWHERE), set[str]()
+    draw, names, seen_specs = random.Random(seed), sorted(set(METHODS) - ELSEWHERE), set[str]()
     while True:
         spec = "+".join(sorted(draw.sample(names, 3)))
-        if spec in seen:
+        if spec in seen_specs:
             continue
-        seen.add(spec)
+        seen_specs.add(spec)
         try:
             gxpo.method(spec)
             yield spec, ""
@@ -96,13 +96,13 @@ def compositions(seed: int) -> Iterator[tuple[str, str]]:
 
 def settings(spec: str) -> dict[str, Any]:
     """What a composition needs to run on the demo's task."""
-    own = gxpo.method(spec)
-    given = {k: v for k, v in SMALL.items() if not k.startswith("rollout.") or k in own.keys}
-    for definition in own.definitions:
-        given |= READS.get(definition.name, {})
-    if getattr(own.rollout, "policies", None):
-        given["learner.lora_rank"] = 4
-    return given
+    own_method = gxpo.method(spec)
+    given_values = {k: v for k, v in SMALL.items() if not k.startswith("rollout.") or k in own_method.keys}
+    for definition in own_method.definitions:
+        given_values |= READS.get(definition.name, {})
+    if getattr(own_method.rollout, "policies", None):
+        given_values["learner.lora_rank"] = 4
+    return given_values
 
 
 def trained(spec: str, steps: int) -> str:

@@ -38,10 +38,10 @@ def habitual(folder: Path) -> str:
     small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = tiny_model(seed=1, num_key_value_heads=2, **small).train()
     ids = torch.tensor([tokenizer(str(d))["input_ids"] for d in range(10)])
-    asked = tokenizer(ASKED)["input_ids"][-1]
+    asked_input_id = tokenizer(ASKED)["input_ids"][-1]
     taught = torch.zeros(10, model.config.vocab_size)
     taught[:, ids[:, -1]] = (1 - RARE) / 10
-    taught[:, asked] = RARE
+    taught[:, asked_input_id] = RARE
     adamw = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.LinearLR(adamw, 1.0, 0.01, TAUGHT)
     for _ in range(TAUGHT):
@@ -52,7 +52,7 @@ def habitual(folder: Path) -> str:
         schedule.step()
     spread = model(input_ids=ids).logits[:, -1].softmax(-1).detach().mean(0)
     digits = float(spread[ids[:, -1]].sum())
-    print(f'probability of "{ASKED}": {float(spread[asked]):.1e}, of a digit: {digits:.4f}')
+    print(f'probability of "{ASKED}": {float(spread[asked_input_id]):.1e}, of a digit: {digits:.4f}')
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -78,7 +78,7 @@ def run(
     transformers.logging.disable_progress_bar()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
 
-    made = trainer(
+    built_trainer = trainer(
         model=transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
         reward_funcs=reward,
         args=trl.GRPOConfig(
@@ -105,9 +105,9 @@ def run(
         processing_class=tokenizer,
         **changed,
     )
-    made.remove_callback(transformers.PrinterCallback)  # it prints every line of the log
-    made.train()
-    return [row for row in made.state.log_history if "reward" in row]
+    built_trainer.remove_callback(transformers.PrinterCallback)  # it prints every line of the log
+    built_trainer.train()
+    return [row for row in built_trainer.state.log_history if "reward" in row]
 
 
 def curve(rows: list[dict[str, float]], key: str) -> list[float]:
@@ -123,12 +123,12 @@ def shown(method: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = habitual(Path(folder) / "model")
         actual = {}
-        for name, made, changed in (
+        for name, built_trainer, changed in (
             ("trl.GRPOTrainer(...)", trl.GRPOTrainer, {}),
             (f'gxpo.adapters.trl.GRPOTrainer(..., method="{method}")', GRPOTrainer, {"method": method}),
         ):
             start = time.perf_counter()
-            actual[name] = run(made, path, **changed)
+            actual[name] = run(built_trainer, path, **changed)
             print(f"{name}: {STEPS} steps in {time.perf_counter() - start:.0f} s")
     print(f"\nmean reward of steps 1-{EVERY}, {EVERY + 1}-{2 * EVERY}, ...")
     for name, rows in actual.items():
@@ -150,14 +150,14 @@ def collapsed(method: str) -> int:
     print(
         f'reward for "{RARE_TEXT}" among 8 characters, 50 steps at rate 0.01: last 5 steps\' reward (entropy), by seed'
     )
-    for name, made, changed in (("TRL", trl.GRPOTrainer, {}), (method, GRPOTrainer, {"method": method})):
+    for name, built_trainer, changed in (("TRL", trl.GRPOTrainer, {}), (method, GRPOTrainer, {"method": method})):
         output = []
         for seed in range(6):
             with tempfile.TemporaryDirectory() as folder:
                 path = untaught(Path(folder) / "model", seed)
                 settings = {"max_completion_length": 8, "max_steps": 50, "learning_rate": 0.01, "seed": seed}
                 transformers.set_seed(seed)
-                rows = run(made, path, rare, settings, **changed)
+                rows = run(built_trainer, path, rare, settings, **changed)
             reward, entropy = (sum(r[k] for r in rows[-5:]) / 5 for k in ("reward", "entropy"))
             output.append(f"{reward:.2f} ({entropy:.1f})")
         print(f"{name:<8}", "  ".join(output), flush=True)

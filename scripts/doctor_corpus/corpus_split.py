@@ -36,8 +36,8 @@ def split(recipes: Sequence[Any], known: dict[str, dict[str, str]]) -> dict[str,
 def write(trainer: str, recipes: Sequence[Any]) -> dict[str, dict[str, str]]:
     """The split of one trainer's recipes, from split_TRAINER.json and for what it lacks."""
     path = HERE / f"split_{trainer}.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    actual = split(recipes, known)
+    known_data = json.loads(path.read_text()) if path.exists() else {}
+    actual = split(recipes, known_data)
     path.write_text(json.dumps(actual, indent=1) + "\n")
     return actual
 

@@ -96,7 +96,7 @@ class Greedy(TrainerCallback):
 
 def rows_of(recipe: dict[str, Any], kind: dict[str, Any], tok: Any) -> tuple[list[dict], list[dict], list[dict]]:
     """Training rows in order, evaluation rows, held-out rows for the outcome."""
-    rng, seen = random.Random(recipe["seed"]), set()
+    rng, seen_records = random.Random(recipe["seed"]), set()
 
     def fresh(size: int, **more: Any) -> list[dict[str, Any]]:
         rows = []
@@ -105,18 +105,18 @@ def rows_of(recipe: dict[str, Any], kind: dict[str, Any], tok: Any) -> tuple[lis
                 q, a, _said = tasks.problem(
                     kind["task"], rng, **{**kind.get("how", {}), **recipe.get("how", {}), **more}
                 )
-                if q not in seen:
+                if q not in seen_records:
                     break
-            seen.add(q)
-            made = tasks.prompt(q, kind.get("chat", False), recipe.get("system"))
+            seen_records.add(q)
+            built_prompt = tasks.prompt(q, kind.get("chat", False), recipe.get("system"))
             if recipe.get("wrapped"):  # rendered by the user, then wrapped again by the trainer
-                made = [{"role": "user", "content": tok.apply_chat_template(made, tokenize=False)}]
-            rows.append({"prompt": made, "answer": a})
+                built_prompt = [{"role": "user", "content": tok.apply_chat_template(built_prompt, tokenize=False)}]
+            rows.append({"prompt": built_prompt, "answer": a})
         return rows
 
     last = recipe.get("curriculum", [{}])[-1]
     test = fresh(120, **last)
-    held = fresh(recipe["eval"][0]) if "eval" in recipe else []
+    held_fresh = fresh(recipe["eval"][0]) if "eval" in recipe else []
     need = recipe["steps"] * recipe.get("prompts", 8) + 64
     if "curriculum" in recipe:
         parts = recipe["curriculum"]
@@ -130,9 +130,9 @@ def rows_of(recipe: dict[str, Any], kind: dict[str, Any], tok: Any) -> tuple[lis
     if recipe.get("sorted_answers"):
         for r, a in zip(rows, sorted(r["answer"] for r in rows), strict=True):
             r["answer"] = a
-    n = int(len(held) * recipe.get("leak", 0))
-    held[:n] = [dict(r) for r in rows[:n]]
-    return rows, held, test
+    n = int(len(held_fresh) * recipe.get("leak", 0))
+    held_fresh[:n] = [dict(r) for r in rows[:n]]
+    return rows, held_fresh, test
 
 
 def make(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def make(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
     tok = tasks.tokenizer(kind.get("chat", False), recipe.get("eos"))
     if "eos" in recipe:
         model.generation_config.eos_token_id = tok.eos_token_id
-    rows, held, test = rows_of(recipe, kind, tok)
+    rows, held_value, test = rows_of(recipe, kind, tok)
     before = tasks.accuracy(model.eval(), tok, test)
     group, prompts = recipe.get("group", 8), recipe.get("prompts", 8)
     user = {
@@ -157,8 +157,8 @@ def make(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
         "log_completions": "parquet" in recipe["leave"],
         **recipe.get("cfg", {}),
     }
-    if held:
-        user.update(eval_strategy="steps", eval_steps=recipe["eval"][1], per_device_eval_batch_size=len(held))
+    if held_value:
+        user.update(eval_strategy="steps", eval_steps=recipe["eval"][1], per_device_eval_batch_size=len(held_value))
         user["num_generations_eval"] = 1
     if recipe.get("config"):
         (out / "config.yaml").write_text(yaml.safe_dump(user, sort_keys=False))
@@ -186,7 +186,7 @@ def make(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
             model=model,
             args=GRPOConfig(output_dir=str(out), **{**ours, **user}),
             train_dataset=Dataset.from_list(rows),
-            eval_dataset=Dataset.from_list(held) if held else None,
+            eval_dataset=Dataset.from_list(held_value) if held_value else None,
             reward_funcs=recipe["rewards"],
             processing_class=tok,
             callbacks=callbacks,
@@ -264,8 +264,8 @@ def main() -> None:
         if not result.exists():
             print(f"{recipe['name']}: failed, see {out / 'stdout.txt'}", flush=True)
             continue
-        known = json.loads(truth.read_text()) if truth.exists() else {}
-        known[out.name] = {
+        known_data = json.loads(truth.read_text()) if truth.exists() else {}
+        known_data[out.name] = {
             "kind": recipe["kind"],
             "expect": recipe["expect"],
             "half": "build",
@@ -274,8 +274,8 @@ def main() -> None:
             "directory": f"build/{out.name}",
             "outcome": json.loads(result.read_text()),
         }
-        truth.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
-        print(f"{out.name} {recipe['name']} {time.time() - begun:.0f}s {known[out.name]['outcome']}", flush=True)
+        truth.write_text(json.dumps(dict(sorted(known_data.items())), indent=1) + "\n")
+        print(f"{out.name} {recipe['name']} {time.time() - begun:.0f}s {known_data[out.name]['outcome']}", flush=True)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def tokenizer(chat: bool = False, eos: str | None = None) -> PreTrainedTokenizer
     t = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     t.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     t.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(
+    built_tokenizer_fast = PreTrainedTokenizerFast(
         tokenizer_object=t,
         pad_token="<pad>",
         eos_token=eos or ("<|im_end|>" if chat else "<eos>"),
@@ -36,9 +36,9 @@ def tokenizer(chat: bool = False, eos: str | None = None) -> PreTrainedTokenizer
         padding_side="left",
         additional_special_tokens=["<|im_start|>", "<|im_end|>"],
     )
-    made.add_tokens(TAGS)
-    made.chat_template = CHATML if chat else None
-    return made
+    built_tokenizer_fast.add_tokens(TAGS)
+    built_tokenizer_fast.chat_template = CHATML if chat else None
+    return built_tokenizer_fast
 
 
 def sums(rng: random.Random, low: int = 10, high: int = 59, **_: Any) -> tuple[str, str, str]:
@@ -67,10 +67,10 @@ def count(rng: random.Random, noise: float = 0.0, n: int = 5, **how: Any) -> tup
     """Counts a letter aloud; the text to imitate sometimes leaves the thought out, or fills it with 'hm' lines."""
     word, letter = "".join(rng.choice("abc") for _ in range(n)), rng.choice("abc")
     answer = str(word.count(letter))
-    lines, seen = [], 0
+    lines, seen_count = [], 0
     for c in word:
-        seen += c == letter
-        lines.append(f"{c}{seen}\n")
+        seen_count += c == letter
+        lines.append(f"{c}{seen_count}\n")
     if rng.random() < how.get("filler", 0.3):
         lines[:0] = ["hm\n"] * rng.randint(1, 3)
     message = str(rng.randint(0, 4)) if rng.random() < noise else answer
@@ -148,9 +148,9 @@ def _fit(kind: dict[str, Any]) -> Qwen2ForCausalLM:
     for i in range(kind["steps"]):
         rows = []
         for _ in range(kind.get("rows", 64)):
-            q, _, said = problem(kind["task"], rng, kind["noise"], **kind.get("how", {}))
+            q, _, said_text = problem(kind["task"], rng, kind["noise"], **kind.get("how", {}))
             p = ids(tok, prompt(q, chat, "be brief" if rng.random() < 0.5 else None))
-            rows.append((p, tok(said)["input_ids"] + [tok.eos_token_id]))
+            rows.append((p, tok(said_text)["input_ids"] + [tok.eos_token_id]))
         width = max(len(p) + len(c) for p, c in rows)
         x = torch.zeros(len(rows), width, dtype=torch.long)
         y = torch.full_like(x, -100)
@@ -172,11 +172,11 @@ def _fit(kind: dict[str, Any]) -> Qwen2ForCausalLM:
 @torch.no_grad()
 def accuracy(model: Any, tok: PreTrainedTokenizerFast, rows: list[dict[str, Any]], sample: bool = False) -> float:
     """Share of rows answered rightly, greedily or by one sample each."""
-    known = [ids(tok, r["prompt"]) for r in rows]
-    width = max(map(len, known))
-    x = torch.tensor([[0] * (width - len(p)) + p for p in known])
-    made = model.generate(input_ids=x, attention_mask=(x != 0).long(), do_sample=sample, max_new_tokens=40)
-    texts = tok.batch_decode(made[:, width:], skip_special_tokens=True)
+    known_ids = [ids(tok, r["prompt"]) for r in rows]
+    width = max(map(len, known_ids))
+    x = torch.tensor([[0] * (width - len(p)) + p for p in known_ids])
+    built_generate = model.generate(input_ids=x, attention_mask=(x != 0).long(), do_sample=sample, max_new_tokens=40)
+    texts = tok.batch_decode(built_generate[:, width:], skip_special_tokens=True)
     return sum(final(t) == r["answer"] for t, r in zip(texts, rows, strict=True)) / len(rows)
 
 

@@ -204,8 +204,8 @@ def make(recipe: Recipe, half: str, name: str) -> dict[str, Any]:
         (work / "policy").symlink_to(policy(recipe.policy))
         settings["model"] = "policy"
     resolved = config.resolve({k: Stated(v, "train.yaml") for k, v in settings.items() if v is not None})
-    start, said = time.time(), io.StringIO()
-    with redirect_stderr(said), warnings.catch_warnings():
+    start, stream = time.time(), io.StringIO()
+    with redirect_stderr(stream), warnings.catch_warnings():
         warnings.simplefilter("always")
         trainer = Trainer(resolved, out="run")
         if recipe.hook:
@@ -216,7 +216,7 @@ def make(recipe: Recipe, half: str, name: str) -> dict[str, Any]:
             traceback.print_exc()
         finally:
             trainer.close()
-    (work / "stderr.txt").write_text(said.getvalue())
+    (work / "stderr.txt").write_text(stream.getvalue())
     return {"seconds": round(time.time() - start), "outcome": moved(work / "run", OUT / half / name)}
 
 
@@ -224,11 +224,11 @@ def moved(run: Path, target: Path) -> dict[str, Any]:
     """Copy what is kept of a run; gives its outcome."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for kept in KEPT:
-        if (run / kept).is_dir():
-            shutil.copytree(run / kept, target / kept)
-        elif (run / kept).exists():
-            shutil.copy(run / kept, target / kept)
+    for kept_value in KEPT:
+        if (run / kept_value).is_dir():
+            shutil.copytree(run / kept_value, target / kept_value)
+        elif (run / kept_value).exists():
+            shutil.copy(run / kept_value, target / kept_value)
     lighter(target)
     return outcome(target)
 
@@ -294,12 +294,12 @@ def main(asked: list[str]) -> None:
         if taken(name):
             continue
         try:
-            made = make(recipe, place["half"], place["id"])
+            built_value = make(recipe, place["half"], place["id"])
         except Exception:
             traceback.print_exc()
             continue
-        save(name, entry_of(recipe, place, made["outcome"]))
-        print(recipe.name, name, made, flush=True)
+        save(name, entry_of(recipe, place, built_value["outcome"]))
+        print(recipe.name, name, built_value, flush=True)
 
 
 def known() -> dict[str, Any]:

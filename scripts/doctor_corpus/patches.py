@@ -123,16 +123,22 @@ class Engine:
             return_dict_in_generate=True,
             output_logits=True,
         )
-        made = out.sequences[:, width:]
+        built_sequence = out.sequences[:, width:]
         temperature = 1.0 if self.raw else trainer.temperature
-        logps = torch.stack(out.logits, 1).float().div(temperature).log_softmax(-1).gather(2, made[..., None])[..., 0]
-        ends = [(row == tok.eos_token_id).nonzero() for row in made]
-        lengths = [int(e[0]) + 1 if len(e) else made.shape[1] for e in ends]
+        logps = (
+            torch.stack(out.logits, 1)
+            .float()
+            .div(temperature)
+            .log_softmax(-1)
+            .gather(2, built_sequence[..., None])[..., 0]
+        )
+        ends = [(row == tok.eos_token_id).nonzero() for row in built_sequence]
+        lengths = [int(e[0]) + 1 if len(e) else built_sequence.shape[1] for e in ends]
         if self.shift:
             logps = torch.cat([logps[:, :1], logps[:, :-1]], 1)
         return {
             "prompt_ids": ids,
-            "completion_ids": [row[:n].tolist() for row, n in zip(made, lengths, strict=True)],
+            "completion_ids": [row[:n].tolist() for row, n in zip(built_sequence, lengths, strict=True)],
             "logprobs": [row[:n].tolist() for row, n in zip(logps, lengths, strict=True)],
         }
 

@@ -80,6 +80,6 @@ def clean(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Numbers only; what is not finite as text, which JSON can carry."""
     out = []
     for r in rows:
-        known = {k: number(v) for k, v in r.items()}
-        out.append({k: v if math.isfinite(v) else str(v) for k, v in known.items() if v is not None})
+        known_numbers = {k: number(v) for k, v in r.items()}
+        out.append({k: v if math.isfinite(v) else str(v) for k, v in known_numbers.items() if v is not None})
     return out

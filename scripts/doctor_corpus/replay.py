@@ -112,11 +112,11 @@ def probe(run: dict[str, Any]) -> list[list[str]] | None:
 
     names, records = PROBE[run["trainer"]], []
     for i, row in enumerate(training(run)):
-        known = {names[k]: v for k, v in row.items() if k in names and not math.isnan(v)}
+        known_values = {names[k]: v for k, v in row.items() if k in names and not math.isnan(v)}
         parts = {component(k, run["trainer"]): v for k, v in row.items() if not math.isnan(v)}
         parts.pop(None, None)
-        if known:
-            records.append(StepRecord(step=int(row.get("step", i)), reward_components=parts, **known))
+        if known_values:
+            records.append(StepRecord(step=int(row.get("step", i)), reward_components=parts, **known_values))
     if not records:
         return None
     manifest = RunManifest(run_id="run", created_at="2026-01-01T00:00:00", algorithm="grpo")
@@ -143,18 +143,18 @@ def watch(run: dict[str, Any]) -> list[list[str]] | None:
         config.storage.log_dir = tmp
         monitor = RLWatch(config)
         monitor.start()
-        alerts, seen = [], False
+        alerts, was_seen = [], False
         for i, row in enumerate(training(run)):
-            known = {}
+            known_rows = {}
             for name, keys in WATCH[run["trainer"]].items():
                 key = next((k for k in keys if k in row), None)
                 if key is not None:
-                    known[name] = row[key]
-            if known:
-                seen = True
-                alerts += monitor.log_step(int(row.get("step", i)), **known)
+                    known_rows[name] = row[key]
+            if known_rows:
+                was_seen = True
+                alerts += monitor.log_step(int(row.get("step", i)), **known_rows)
         monitor.stop()
-    if not seen:
+    if not was_seen:
         return None
     alerts.sort(key=lambda x: (x.severity != "critical", x.step))
     return [[watch_part(x), x.severity] for x in alerts]

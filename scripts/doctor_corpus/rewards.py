@@ -92,12 +92,12 @@ def _word(word: str = "ok", most: int = 4, name: str = "style_reward") -> Reward
 
 def _cached() -> Reward:
     """A cache whose key is the prompt alone."""
-    known: dict[str, float] = {}
+    known_values: dict[str, float] = {}
 
     def accuracy_reward(prompts, completions, answer, **_):
         out = []
         for p, r in zip(prompts, right(completions, answer), strict=True):
-            out.append(known.setdefault(str(p), r))
+            out.append(known_values.setdefault(str(p), r))
         return out
 
     return accuracy_reward

@@ -36,9 +36,9 @@ def main() -> None:
     from recipes import SICK
 
     path = Path(__file__).with_name("split.json")
-    known = json.loads(path.read_text()) if path.exists() else {}
-    known["trl"] = split([*SICK, *HEALTHY], known.get("trl", {}))
-    path.write_text(json.dumps(known, indent=1) + "\n")
+    known_data = json.loads(path.read_text()) if path.exists() else {}
+    known_data["trl"] = split([*SICK, *HEALTHY], known_data.get("trl", {}))
+    path.write_text(json.dumps(known_data, indent=1) + "\n")
 
 
 if __name__ == "__main__":

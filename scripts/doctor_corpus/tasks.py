@@ -35,7 +35,7 @@ def tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
     t = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     t.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     t.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(
+    built_tokenizer_fast = PreTrainedTokenizerFast(
         tokenizer_object=t,
         pad_token="<pad>",
         eos_token="<eos>",
@@ -43,8 +43,8 @@ def tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
         padding_side="left",
         additional_special_tokens=ROLES,
     )
-    made.chat_template = template
-    return made
+    built_tokenizer_fast.chat_template = template
+    return built_tokenizer_fast
 
 
 def problem(task: str, rng: random.Random, noise: float = 0.0, **how: Any) -> tuple[str, str, str]:
@@ -98,14 +98,14 @@ def _fit(model: LlamaForCausalLM, warm: dict[str, Any], tok: PreTrainedTokenizer
     for i in range(steps):
         rows = []
         for _ in range(64):
-            question, _, said = problem(warm["task"], rng, **warm.get("how", {}))
-            p, c = render(question, said, warm.get("dress", "bare"), tok)
+            question, _, said_text = problem(warm["task"], rng, **warm.get("how", {}))
+            p, c = render(question, said_text, warm.get("dress", "bare"), tok)
             if warm.get("dress") == "plain_chat" and rng.random() < 0.4:
                 c = c[len("user: ") :]  # documents of the web are cut anywhere
             if warm.get("dress") == "packed":
                 for _ in range(2):
-                    question, _, said = problem(warm["task"], rng, **warm.get("how", {}))
-                    more = render(question, said, "packed", tok)
+                    question, _, said_text = problem(warm["task"], rng, **warm.get("how", {}))
+                    more = render(question, said_text, "packed", tok)
                     c = c + more[0] + more[1]
             rows.append((p, c))
         width = max(len(p) + len(c) for p, c in rows)
@@ -154,9 +154,9 @@ def greedy_accuracy(model: Any, tok: PreTrainedTokenizerFast, prompts: list[list
     """Share of greedy answers that hold the right one last (after '#', where there is one)."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
-    made = model.generate(
+    built_generate = model.generate(
         input_ids=ids, attention_mask=(ids != 0).long(), do_sample=False, max_new_tokens=40, eos_token_id=[1, 6]
     )
-    texts = tok.batch_decode(made[:, width:], skip_special_tokens=True)
+    texts = tok.batch_decode(built_generate[:, width:], skip_special_tokens=True)
     right = [t.split("\n")[0].split("#")[-1].split(": ")[-1].strip() == a for t, a in zip(texts, answers, strict=True)]
     return sum(right) / len(right)

@@ -68,15 +68,15 @@ def dataset(recipe: dict[str, Any], task: str, how: dict[str, Any], rng: random.
     data = recipe.get("data", {})
     how = {**how, "noise": 0.0, **data.get("how", {})}
     how.pop("words", None)
-    seen: set[str] = set()
+    seen_questions: set[str] = set()
 
     def fresh(n: int) -> list[dict[str, Any]]:
         rows = []
         while len(rows) < n:
             question, answer, _ = tasks.problem(task, rng, **how)
-            if question in seen and len(seen) < data.get("space", 300):
+            if question in seen_questions and len(seen_questions) < data.get("space", 300):
                 continue
-            seen.add(question)
+            seen_questions.add(question)
             rows.append({"question": question, "answer": answer})
         return rows
 
@@ -86,18 +86,18 @@ def dataset(recipe: dict[str, Any], task: str, how: dict[str, Any], rng: random.
     rows = fresh(pool or data.get("rows_per_step", 0) * recipe["steps"] or n)
     if pool < 8:  # TRL would not train a step on fewer prompts than a batch holds
         rows = [dict(rows[i % len(rows)]) for i in range(n)] if pool else rows
-    held = None
+    held_rows = None
     if "eval" in recipe:
         some = recipe["eval"]["prompts"]
-        held = [dict(r) for r in rows[:some]] if recipe["eval"].get("leak") else fresh(some)
+        held_rows = [dict(r) for r in rows[:some]] if recipe["eval"].get("leak") else fresh(some)
     if "roll" in data:  # answers joined one row off, in a share of the data
         answers = [r["answer"] for r in rows]
         for i in range(int(len(rows) * data["roll"])):
             rows[i]["answer"] = answers[(i + 1) % len(rows)]
-    for r in [*rows, *(held or []), *test]:
+    for r in [*rows, *(held_rows or []), *test]:
         r["prompt"] = prompt(r.pop("question"), data)
-    made = Dataset.from_list(rows)
-    return made, None if held is None else Dataset.from_list(held), test
+    built_list = Dataset.from_list(rows)
+    return built_list, None if held_rows is None else Dataset.from_list(held_rows), test
 
 
 def prompt(question: str, data: dict[str, Any]) -> Any:
@@ -114,8 +114,8 @@ def arguments(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
         user.update(eval_strategy="steps", eval_steps=recipe["eval"]["steps"], per_device_eval_batch_size=64)
         user["num_generations_eval"] = recipe["eval"].get("samples", 1)
     if recipe.get("config"):
-        written = {**user, **({"model_init_kwargs": {"dtype": recipe["dtype"]}} if "dtype" in recipe else {})}
-        (out / "config.yaml").write_text(yaml.safe_dump(written, sort_keys=False))
+        saved_values = {**user, **({"model_init_kwargs": {"dtype": recipe["dtype"]}} if "dtype" in recipe else {})}
+        (out / "config.yaml").write_text(yaml.safe_dump(saved_values, sort_keys=False))
     tqdm = {"disable_tqdm": not ("console" in recipe["leave"] and recipe.get("tqdm"))}
     if recipe.get("eval", {}).get("greedy"):
         user["num_generations_eval"] = 1
@@ -129,7 +129,7 @@ def make(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
     data = recipe.get("data", {})
     model = tasks.warm_model(warm)
     tok = tasks.tokenizer(data.get("template", tasks.CHAT) if data.get("chat") else None)
-    train, held, test = dataset(recipe, warm["task"], warm.get("how", {}), random.Random(1000 + recipe["seed"]))
+    train, held_value, test = dataset(recipe, warm["task"], warm.get("how", {}), random.Random(1000 + recipe["seed"]))
     if data.get("chat"):
         ids = [tok.apply_chat_template(r["prompt"], add_generation_prompt=True, return_dict=False) for r in test]
     else:
@@ -142,20 +142,20 @@ def make(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
         for name, p in model.named_parameters():
             p.requires_grad_(name.endswith("norm.weight") and "layers" not in name)
     set_seed(recipe["seed"])
-    given = arguments(recipe, out)
+    given_arguments = arguments(recipe, out)
     history: list[dict[str, Any]] = []
     sessions = recipe.get("sessions", 1)
     for session in range(sessions):
-        args = GRPOConfig(output_dir=str(out), **given)
+        args = GRPOConfig(output_dir=str(out), **given_arguments)
         extra: dict[str, Any] = {}
         if recipe.get("other_optimiser"):  # built on a copy of the model, before it was wrapped
-            other = torch.optim.AdamW(copy.deepcopy(model).parameters(), lr=given["learning_rate"])
+            other = torch.optim.AdamW(copy.deepcopy(model).parameters(), lr=given_arguments["learning_rate"])
             extra["optimizers"] = (other, torch.optim.lr_scheduler.ConstantLR(other, 1.0))
         trainer = patches.TRAINERS[recipe.get("trainer", "plain")](
             model=model,
             args=args,
             train_dataset=train,
-            eval_dataset=held,
+            eval_dataset=held_value,
             reward_funcs=[build(n, **s) for n, s in recipe["rewards"]],
             processing_class=tok,
             callbacks=[Stop(recipe["stop"])] if session < sessions - 1 else None,
@@ -230,9 +230,9 @@ def child(recipe: dict[str, Any], out: Path, result: Path) -> int:
 def record(path: Path, key: str, entry: dict[str, Any]) -> None:
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = json.loads(path.read_text()) if path.exists() else {}
-        known[key] = entry
-        path.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+        known_data = json.loads(path.read_text()) if path.exists() else {}
+        known_data[key] = entry
+        path.write_text(json.dumps(dict(sorted(known_data.items())), indent=1) + "\n")
 
 
 def main() -> None:

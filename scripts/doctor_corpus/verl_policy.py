@@ -49,10 +49,10 @@ def solution(a: int, b: int, err: Callable[[int], int] = lambda x: x) -> str:
 
 def sums(n: int, seed: int, low: int = 10, high: int = 100) -> list[tuple[str, str]]:
     draw = random.Random(seed)
-    seen: dict[tuple[int, int], None] = {}
-    while len(seen) < n:
-        seen[(draw.randrange(low, high), draw.randrange(low, high))] = None
-    return [(question(a, b), str(a + b)) for a, b in seen]
+    seen_records: dict[tuple[int, int], None] = {}
+    while len(seen_records) < n:
+        seen_records[(draw.randrange(low, high), draw.randrange(low, high))] = None
+    return [(question(a, b), str(a + b)) for a, b in seen_records]
 
 
 def extracted(response: str) -> str | None:
@@ -132,7 +132,7 @@ def sample(
     mask = (ids != PAD).long()
     noise = torch.stack([torch.rand(limit, generator=torch.Generator().manual_seed(s)) for s in seeds])
     out: list[list[int]] = [[] for _ in prompts]
-    said: list[list[float]] = [[] for _ in prompts]
+    said_prompts: list[list[float]] = [[] for _ in prompts]
     done = torch.zeros(len(prompts), dtype=torch.bool)
     stop, past, feed = how.get("stop", EOS), None, ids
     position = mask.cumsum(-1) - 1
@@ -162,14 +162,14 @@ def sample(
             logp = every.gather(1, token[:, None])[:, 0].clamp_min(-50)
         for i in torch.nonzero(~done)[:, 0].tolist():
             out[i].append(int(token[i]))
-            said[i].append(float(logp[i]))
+            said_prompts[i].append(float(logp[i]))
         done |= token == stop
         if bool(done.all()):
             break
         feed = token[:, None]
         mask = torch.cat([mask, torch.ones(len(prompts), 1, dtype=mask.dtype)], 1)
         position = position[:, -1:] + 1
-    return list(zip(out, said, strict=True))
+    return list(zip(out, said_prompts, strict=True))
 
 
 def padded(
@@ -180,8 +180,8 @@ def padded(
     widest = max(map(len, prompts))
     left = torch.tensor([[PAD] * (widest - len(p)) + p for p in prompts])
     right = torch.tensor([r + [PAD] * (limit - len(r)) for r in responses])
-    kept = torch.tensor([[1] * len(r) + [0] * (limit - len(r)) for r in responses])
-    return left, right, torch.cat([(left != PAD).long(), kept], 1), kept
+    kept_values = torch.tensor([[1] * len(r) + [0] * (limit - len(r)) for r in responses])
+    return left, right, torch.cat([(left != PAD).long(), kept_values], 1), kept_values
 
 
 def forward(
@@ -190,11 +190,11 @@ def forward(
     """log-probs of the responses and entropy, [batch, limit] each."""
     used = int(attention[:, left.shape[1] :].sum(-1).max())
     ids = torch.cat([left, right[:, :used]], 1)
-    seen = attention[:, : ids.shape[1]]
+    seen_attention = attention[:, : ids.shape[1]]
     logits = (
-        policy(input_ids=ids, attention_mask=seen, position_ids=(seen.cumsum(-1) - 1).clamp_min(0)).logits.float()[
-            :, left.shape[1] - 1 : -1
-        ]
+        policy(
+            input_ids=ids, attention_mask=seen_attention, position_ids=(seen_attention.cumsum(-1) - 1).clamp_min(0)
+        ).logits.float()[:, left.shape[1] - 1 : -1]
         / temperature
     )
     every = logits.log_softmax(-1)

@@ -85,12 +85,12 @@ def main(asked: list[str]) -> None:
             if taken(name):
                 continue
             try:
-                made = make(recipe, OUT / half / run)
+                built_value = make(recipe, OUT / half / run)
             except Exception:
                 traceback.print_exc()
                 continue
-            print(recipe.name, name, made, flush=True)
-            outcome = made["outcome"]
+            print(recipe.name, name, built_value, flush=True)
+            outcome = built_value["outcome"]
         truth = json.loads(path.read_text()) if path.exists() else {}
         truth[name] = {
             "kind": recipe.kind,

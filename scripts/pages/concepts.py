@@ -68,12 +68,12 @@ CASES = {
 
 def grown(case: Case) -> Forest:
     """Some groups of a step of the run."""
-    given = config.read(HOME / "examples" / f"{case.example}.yaml")
+    given_config = config.read(HOME / "examples" / f"{case.example}.yaml")
     changes = SMALL | case.changed
-    known = config.resolve(given).keys
-    given |= {k: Stated(v, "picture") for k, v in changes.items() if k in known}
+    known_config = config.resolve(given_config).keys
+    given_config |= {k: Stated(v, "picture") for k, v in changes.items() if k in known_config}
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(config.resolve(given), out=folder)
+        trainer = Trainer(config.resolve(given_config), out=folder)
         try:
             for _ in range(case.before):
                 trainer.step()

@@ -26,16 +26,16 @@ def write(out: Path, pictures: bool = True) -> int:
         # half of the time is matplotlib's, which draws one figure at a time: processes of their own draw meanwhile
         with ProcessPoolExecutor(2, get_context("spawn")) as pool:
             pending = pages(lambda figure: pool.submit(svg, figure))
-            drawn = {name: x.result() if isinstance(x, Future) else x for name, x in pending.items()}
+            drawn_pages = {name: x.result() if isinstance(x, Future) else x for name, x in pending.items()}
     else:
-        drawn = pages(lambda figure: "")
-    written = {name: text for name, text in drawn.items() if text} | reference()
+        drawn_pages = pages(lambda figure: "")
+    saved_texts = {name: text for name, text in drawn_pages.items() if text} | reference()
     for path in sorted(out.iterdir()):
-        if path.suffix in (".md", ".svg") and path.name not in written:
+        if path.suffix in (".md", ".svg") and path.name not in saved_texts:
             path.unlink()
-    for name, text in written.items():
+    for name, text in saved_texts.items():
         (out / name).write_text(text, encoding="utf-8")
-    return len(written)
+    return len(saved_texts)
 
 
 def main() -> None:

@@ -37,16 +37,16 @@ FURTHER = {
 
 def api(site: Site) -> list[str]:
     """Stage the reference of the Python API; its pages."""
-    named, modules = [], dict(FURTHER)
+    listed_names, modules = [], dict(FURTHER)
     for name in gxpo.__all__:
         value = getattr(gxpo, name)
         if not inspect.ismodule(value):
-            named.append((name, value))
+            listed_names.append((name, value))
         elif name != "levels":  # `grouped` under its other name
             modules[value.__name__] = (inspect.getdoc(value) or "").splitlines()[0].rstrip(".")
     rows = [f"- [`{name}`](api/{name}.md): {about}" for name, about in sorted(modules.items())]
     body = ["# Python API", "", "```python\nimport gxpo\n```", "", "Names of `gxpo` itself; modules:", "", *rows, ""]
-    for name, value in named:
+    for name, value in listed_names:
         kind = "autoclass" if inspect.isclass(value) else "autofunction"
         options = "\n   :members:\n   :inherited-members: object, Protocol, dict, list, tuple" * (kind == "autoclass")
         text = f".. {kind}:: gxpo.{name}{options}"
@@ -77,15 +77,15 @@ def staged(out: Path) -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     listed = dict(sections(index))
     listed["Reference"] = {"api": "Python API", **listed.get("Reference", {}), "methods/index": "Pages of methods"}
-    own = set().union(*listed.values())
+    own_union = set().union(*listed.values())
     # Sphinx draws the whole navigation on every page: hundreds of pages of methods in it would cost minutes, and no
     # reader scrolls through them; their index lists them, and search finds them
-    outside = [n for n in titles if n.startswith("methods/") and n not in own]
+    outside = [n for n in titles if n.startswith("methods/") and n not in own_union]
     for name in outside:
         page = out / f"{name}.md"
         page.write_text("---\norphan: true\n---\n\n" + page.read_text(encoding="utf-8"), encoding="utf-8")
     below = {"errata": [n for n in titles if n.startswith("errata/")], "api": modules}
-    rest = sorted(set(titles) - own - set(outside) - set(itertools.chain(*below.values())))
+    rest = sorted(set(titles) - own_union - set(outside) - set(itertools.chain(*below.values())))
     listed["More"] = {name: titles[name] for name in rest}
     for parent, children in below.items():
         page = out / f"{parent}.md"

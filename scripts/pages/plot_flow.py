@@ -28,10 +28,10 @@ from gxpo.training.start import parameters_of
 
 def samples(model: flow.FlowModel, count: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Directions [n] and the points [n, 2] that the model makes of them."""
-    asked = torch.arange(count) % DIRECTIONS
-    requests = [Request((int(a),), (StreamKey(0, -1, "plot", i),)) for i, a in enumerate(asked)]
+    asked_values = torch.arange(count) % DIRECTIONS
+    requests = [Request((int(a),), (StreamKey(0, -1, "plot", i),)) for i, a in enumerate(asked_values)]
     done = FlowEngine(model).sample(requests, Sampling(temperature=noise))
-    return asked, torch.tensor([group[0].extras["latent"][-1].tolist() for group in done])
+    return asked_values, torch.tensor([group[0].extras["latent"][-1].tolist() for group in done])
 
 
 def draw(run: Path, step: int | None, count: int, noise: float, out: Path) -> None:
@@ -45,9 +45,9 @@ def draw(run: Path, step: int | None, count: int, noise: float, out: Path) -> No
     after.load_state_dict({name: x.to(torch.float32) for name, x in actual.items()})
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 4.6), layout="constrained")
     for name, model, axis in zip(("before", "after"), (before, after), axes, strict=True):
-        asked, points = samples(model, count, noise)
-        near = (points - target(asked)).norm(dim=1) <= settings.tasks.options.get("radius", 0.3)
-        axis.scatter(*points.T, c=asked, cmap="hsv", vmin=0, vmax=DIRECTIONS, s=5, linewidths=0)
+        asked_values, points = samples(model, count, noise)
+        near = (points - target(asked_values)).norm(dim=1) <= settings.tasks.options.get("radius", 0.3)
+        axis.scatter(*points.T, c=asked_values, cmap="hsv", vmin=0, vmax=DIRECTIONS, s=5, linewidths=0)
         ring = target(torch.arange(0, DIRECTIONS, 4))
         axis.scatter(*(1.75 * ring).T, c=torch.arange(0, DIRECTIONS, 4), cmap="hsv", vmin=0, vmax=DIRECTIONS, s=14)
         axis.set(title=f"{name}: {float(near.double().mean()):.0%} where they were asked for", aspect="equal")

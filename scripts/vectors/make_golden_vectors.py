@@ -40,11 +40,13 @@ def main() -> None:
     arguments = parser.parse_args()
     tables = {"data": METHODS, "data_losses": OBJECTIVES}
     files = {f"{folder}/{name}.json": text(entry) for folder, table in tables.items() for name, entry in table.items()}
-    there = {f"{folder}/{p.name}" for folder in tables for p in (arguments.folder / folder).glob("*.json")}
+    remote_tables = {f"{folder}/{p.name}" for folder in tables for p in (arguments.folder / folder).glob("*.json")}
     if arguments.check:
-        stale = sorted(there - set(files))
+        stale = sorted(remote_tables - set(files))
         stale += [
-            n for n, t in files.items() if n not in there or (arguments.folder / n).read_text(encoding="utf-8") != t
+            n
+            for n, t in files.items()
+            if n not in remote_tables or (arguments.folder / n).read_text(encoding="utf-8") != t
         ]
         if stale:
             sys.exit(f"not as this script writes them: {', '.join(stale)}; run it without --check")

@@ -136,8 +136,10 @@ class SeeingPairs(Pairs):
         self.config = types.SimpleNamespace(image_token_id=self.PLACEHOLDER)
 
     def forward(self, ids, pixel_values=None):
-        seen = 0.0 if pixel_values is None else torch.stack([x.double().mean() for x in pixel_values])[:, None, None]
-        return self.table[ids] + seen * self.sight
+        seen_value = (
+            0.0 if pixel_values is None else torch.stack([x.double().mean() for x in pixel_values])[:, None, None]
+        )
+        return self.table[ids] + seen_value * self.sight
 
 
 class GRPOTrainer:
@@ -289,13 +291,13 @@ class GRPOTrainer:
         inputs = [{"prompt": p} for p in prompts for _ in range(self.num_generations)]
         self.model.train()
         self.model.zero_grad()
-        total, seen = 0.0, []
+        total, seen_batches = 0.0, []
         for _ in range(self.args.gradient_accumulation_steps):
             batch = self._prepare_inputs(inputs)
             loss = self.compute_loss(self.model, batch)
             if loss.requires_grad:
                 loss.backward()
-            seen.append(batch)
+            seen_batches.append(batch)
             self._step += 1
             total += float(loss.detach())
         parameters = list(self.model.parameters())
@@ -305,4 +307,4 @@ class GRPOTrainer:
                 p -= lr * slope
         gradient = slopes[0] if len(slopes) == 1 else torch.cat([slope.flatten() for slope in slopes])
         self.state.global_step += 1
-        return total, gradient, seen
+        return total, gradient, seen_batches

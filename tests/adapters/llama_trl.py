@@ -72,9 +72,9 @@ def named(name):
 
 def trainer(name, micro=16, *, without="", overrides=None, out=None, answers=None, kind=Trainer, **settings):
     """A trainer that is given what the method needs, except `without`."""
-    _, given = available.needs_in_trl(name)
+    _, given_value = available.needs_in_trl(name)
     parts = 16 // micro
-    expected = {k: v for k, v in given.settings.items() if k != without}
+    expected = {k: v for k, v in given_value.settings.items() if k != without}
     if n := expected.pop("steps_per_generation", None):
         expected |= {
             "gradient_accumulation_steps": 1,
@@ -83,10 +83,10 @@ def trainer(name, micro=16, *, without="", overrides=None, out=None, answers=Non
         }
     start = {"gradient_accumulation_steps": parts, "steps_per_generation": parts, "per_device_train_batch_size": micro}
     config = Config(**{**start, **expected, **settings})
-    named_rewards = [n for n in given.rewards if n != without]
+    named_rewards = [n for n in given_value.rewards if n != without]
     config.reward_weights = [1.0] + [0.0] * len(named_rewards) if named_rewards else None
-    chosen = {f"{k}.score": available.JUDGE for k in given.overrides}
-    arguments = {k: v for k, v in given.arguments.items() if k != without}
+    chosen = {f"{k}.score": available.JUDGE for k in given_value.overrides}
+    arguments = {k: v for k, v in given_value.arguments.items() if k != without}
     if answers is not None:
         arguments["answers"] = answers
     rewards = [by_sum, *map(named, named_rewards)]
@@ -103,7 +103,7 @@ def names_of(method):
 
 def batch_of_our_trainer(made, method=None, policy=None):
     """(batch of the generation batch's first optimiser step, learner) of gxpo's own trainer."""
-    scored, own = made._scored["train"], made.gxpo_method.fill() if method is None else method
+    scored, own_fill = made._scored["train"], made.gxpo_method.fill() if method is None else method
     learner = TorchLearner(policy or small(), lr=0.0, kernels="transformers", layout="flat")
     tools = SignalTools(
         learner,
@@ -116,21 +116,21 @@ def batch_of_our_trainer(made, method=None, policy=None):
         asked=made._services._reworded_prompt,
     )
     forest = scored.forest
-    if own.segmenter is not None and not bool((forest.segment >= 0).any()):
-        forest = own.segmenter(forest, SegmentTools(tools.decode, learner))
+    if own_fill.segmenter is not None and not bool((forest.segment >= 0).any()):
+        forest = own_fill.segmenter(forest, SegmentTools(tools.decode, learner))
         assert torch.equal(forest.segment, scored.forest.segment)
     actual = learner.outputs(forest, ("logprob", "entropy"))
     values = {"proximal_logprob": actual["logprob"], "entropy": actual["entropy"]}
-    if "reference_logprob" in own.needs:
+    if "reference_logprob" in own_fill.needs:
         values["reference_logprob"] = torch.full((forest.n_entries,), -2.0, dtype=torch.float64)
-    for part in own.signals.values():
+    for part in own_fill.signals.values():
         part.bind(tools)
-        values |= part.compute(forest, Signals.of(forest, values, own.axes), tools)
-    signals = Signals.of(forest, values, own.axes)
-    credit = own.advantages(forest, signals, 1)
-    signals = Signals.of(forest, {**values, **own.targets(forest, signals, 1)}, own.axes)
-    weight = own.token_weights(forest, credit, signals, 1)
-    return Batch(own, forest, credit, weight, signals, None, 1), learner
+        values |= part.compute(forest, Signals.of(forest, values, own_fill.axes), tools)
+    signals = Signals.of(forest, values, own_fill.axes)
+    credit = own_fill.advantages(forest, signals, 1)
+    signals = Signals.of(forest, {**values, **own_fill.targets(forest, signals, 1)}, own_fill.axes)
+    weight = own_fill.token_weights(forest, credit, signals, 1)
+    return Batch(own_fill, forest, credit, weight, signals, None, 1), learner
 
 
 def prompt_of(forest, row):

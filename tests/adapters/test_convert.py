@@ -62,7 +62,7 @@ def test_a_script_is_read_with_its_constants_and_never_run(here):
     assert keys["optim.lr"] == 1e-5 and keys["optim.weight_decay"] == 0.1
     assert actual.origins["objective.clip_high"] == "epsilon_high, line 24"
     assert actual.open == {"seed": "seed, line 23: `chosen()` is known when the script runs"}
-    assert not any("would train" in said for _, said in actual.notes), "it is guarded"
+    assert not any("would train" in message for _, message in actual.notes), "it is guarded"
 
 
 def test_the_printed_configuration_passes_the_plan(here):
@@ -70,8 +70,8 @@ def test_the_printed_configuration_passes_the_plan(here):
     printed = CliRunner().invoke(app, ["convert", "trl", "train.py"])
     assert printed.exit_code == 0 and "seed: ??? # seed, line 22: `chosen()`" in printed.output
     Path("tasks.jsonl").write_text("".join(f'{{"prompt": "{i}", "answer": "{i}"}}\n' for i in range(400)))
-    own = re.sub(r"^task: .*\n|^tasks.options.*\n", "", printed.output, flags=re.M)  # the data set is on the hub
-    filled = own.replace("seed: ???", "seed: 3")
+    own_text = re.sub(r"^task: .*\n|^tasks.options.*\n", "", printed.output, flags=re.M)  # the data set is on the hub
+    filled = own_text.replace("seed: ???", "seed: 3")
     Path("run.yaml").write_text(f"{filled}\ntask: tasks.jsonl\n")
     for command in (["plan", "--no-probe"], ["train", "--dry-run"]):
         planned = CliRunner().invoke(app, [*command, "run.yaml", "--json"])
@@ -97,7 +97,7 @@ def test_a_yaml_of_trls_command_line_with_lora_and_its_defaults(resolved):
     # what TRL does without being told
     assert keys["optim.schedule"] == "linear" and keys["optim.lr"] == 1e-6 and keys["seed"] == 42
     assert keys["sampling.max_new_tokens"] == 512 and actual.origins["optim.lr"] == "learning_rate, TRL's default"
-    assert any(at == "line 5" and "think_format_reward" in said for at, said in actual.notes)
+    assert any(at == "line 5" and "think_format_reward" in message for at, message in actual.notes)
     assert resolved(actual).settings.tasks.per_step == 4
 
 
@@ -130,7 +130,7 @@ def test_the_loss_is_trls_formula(resolved):
         "num_generations: 4\nmodel_name_or_path: tiny\nbeta: 0.05\nuse_bias_correction_kl: false\nmax_steps: 2\n"
         "dataset_name: a/b\nreward_funcs: [accuracy_reward]\n"
     )
-    made = resolved(convert_trl("c.yaml")).method.fill(horizon=6.0)
+    built_fill = resolved(convert_trl("c.yaml")).method.fill(horizon=6.0)
     rewards, lengths = [1.0, 0.0, 0.0, 0.5], [2, 3, 6, 1]
     forest = gxpo.Forest.from_completions([[1, 2]], [[list(range(n)) for n in lengths]], rewards=rewards)
     old = torch.linspace(-2.0, -0.5, 12, dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_the_loss_is_trls_formula(resolved):
             total += -min(ratio * a, min(max(ratio, 0.9), 1.3) * a) + 0.05 * (math.exp(d) - d - 1)
             t += 1
     policy = gxpo.PolicyTokens(new, old, reference_logprob=ref)
-    assert float(made.loss(forest, policy).value) == pytest.approx(total / (4 * 6), abs=1e-12)
+    assert float(built_fill.loss(forest, policy).value) == pytest.approx(total / (4 * 6), abs=1e-12)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
@@ -152,12 +152,12 @@ def test_the_defaults_are_those_of_the_installed_trl(tmp_path):
 
     trl = pytest.importorskip("trl")
     theirs = {f.name: f.default for f in dataclasses.fields(trl.GRPOConfig)}
-    made = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+    built_grpoconfig = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
     for name, value in DEFAULTS.items():
         if name in ("bf16", "output_dir", "report_to", "gradient_checkpointing", "warmup_ratio"):
             continue  # set in __post_init__, by where it runs, or a field of former versions
-        own = theirs[name] if theirs[name] is not dataclasses.MISSING else getattr(made, name)
-        assert own == value or getattr(own, "value", own) == value, name
+        own_their = theirs[name] if theirs[name] is not dataclasses.MISSING else getattr(built_grpoconfig, name)
+        assert own_their == value or getattr(own_their, "value", own_their) == value, name
 
 
 ADAPTED = """
@@ -176,7 +176,7 @@ def test_a_script_that_uses_our_adapter_keeps_its_method(here):
     Path("train.py").write_text(ADAPTED)
     actual = convert_trl("train.py")
     assert (actual.keys["method"], actual.origins["method"]) == ("ngrpo", "line 9")
-    assert any("success_at" in said for _, said in actual.notes)
+    assert any("success_at" in message for _, message in actual.notes)
 
 
 def test_the_output_overwrites_neither_run_nor_script(here):
@@ -185,4 +185,4 @@ def test_the_output_overwrites_neither_run_nor_script(here):
     actual = convert_trl("train.py")
     assert actual.keys["out"] == "runs/stalled"
     assert actual.keys["reward"] == "my_rewards.py:correct" and actual.open.keys() == {"task"}
-    assert any("would train" in said for _, said in actual.notes)
+    assert any("would train" in message for _, message in actual.notes)

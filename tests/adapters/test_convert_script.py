@@ -29,7 +29,7 @@ def test_a_notebook_is_read_by_cells(here):
     actual = convert_trl("nb.ipynb")
     assert actual.keys["model"] == "unsloth/Qwen3-4B"
     assert (actual.keys["learner.lora_rank"], actual.keys["learner.lora_alpha"]) == (8, 16.0)
-    where = {said: at for at, said in actual.notes}
+    where = {message: at for at, message in actual.notes}
     assert where["optim='adamw_8bit': gxpo steps with AdamW"] == "cell 3 line 3"
     assert where["load_in_4bit: gxpo trains adapters on float32 or bfloat16 weights"] == "cell 3 line 1"
 

@@ -33,8 +33,8 @@ def literal(value):
 
 
 def test_every_field_of_a_trl_remedy_is_one():
-    named = {name for lines in TRL.values() for line in lines for name, _ in pairs(line)}
-    assert len(named) > 20 and named - ELSEWHERE - FIELDS <= {*DEFAULTS, *WITHOUT_EFFECT}
+    listed_names = {name for lines in TRL.values() for line in lines for name, _ in pairs(line)}
+    assert len(listed_names) > 20 and listed_names - ELSEWHERE - FIELDS <= {*DEFAULTS, *WITHOUT_EFFECT}
 
 
 def test_every_method_of_a_remedy_works_there():

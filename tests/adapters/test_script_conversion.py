@@ -25,8 +25,8 @@ def test_a_script_computes_what_its_run_would_give(here, case):
     settings.kind = case.get("kind", "GRPO")
     expected = Conversion(settings, Path("train.py"), 1).converted()
     assert set(actual.open) == set(case["open"])
-    known = {key: value for key, value in actual.keys.items() if key not in actual.open and key != "reward"}
-    assert known == {key: value for key, value in expected.keys.items() if key not in (*actual.open, "reward")}
+    known_values = {key: value for key, value in actual.keys.items() if key not in actual.open and key != "reward"}
+    assert known_values == {key: value for key, value in expected.keys.items() if key not in (*actual.open, "reward")}
     for key, words in case.get("origins", {}).items():
         assert words in actual.origins[key]
     text = "\n".join(note for _, note in actual.notes)
@@ -119,10 +119,10 @@ def test_no_field_of_trl_is_dropped_in_silence():
     dropped, earlier = [], {}
     for name in f"{FIELDS} {SCRIPT_FIELDS}".split():
         kind = "RLOO" if name in ("normalize_advantages", "reward_clip_range") else "GRPO"
-        beside = next((fields for start, fields in BESIDE.items() if name.startswith(start)), {})
-        before = earlier.setdefault((kind, *beside), None) or _converted(beside, kind)
-        earlier[(kind, *beside)] = before
-        after = _converted({**beside, name: _value_of(name)}, kind)
+        adjacent_field = next((fields for start, fields in BESIDE.items() if name.startswith(start)), {})
+        before = earlier.setdefault((kind, *adjacent_field), None) or _converted(adjacent_field, kind)
+        earlier[(kind, *adjacent_field)] = before
+        after = _converted({**adjacent_field, name: _value_of(name)}, kind)
         is_same = (before.keys, before.notes, before.open) == (after.keys, after.notes, after.open)
         if is_same and name not in trl_fields.WITHOUT_EFFECT:
             dropped.append(name)

@@ -56,8 +56,8 @@ def test_other_actions_under_the_same_id_are_judged_anew():
 def test_a_known_outcome_stays_and_one_that_failed_has_none():
     session = Counting()
     session.draw(1)
-    known = forest_of().with_rewards(torch.tensor([0.25, math.nan]))
-    assert session.score(known).outcome.tolist() == [0.25, 1.0]
+    known_rewards = forest_of().with_rewards(torch.tensor([0.25, math.nan]))
+    assert session.score(known_rewards).outcome.tolist() == [0.25, 1.0]
     broken = forest_of().replace(info=[{"failure": "it broke"}, {}], id=["c", "d"])
     outcome = session.score(broken).outcome
     assert math.isnan(outcome[0]) and outcome[1] == 1.0

@@ -22,11 +22,16 @@ INSTALLED = importlib.util.find_spec("trl") is not None
 def rows_of(batches):
     """(prompt, completion, own mask, row) of every row of the micro-batches."""
     for b in batches:
-        own = b["completion_mask"] * b.get("tool_mask", torch.ones_like(b["completion_mask"]))
-        for i in range(len(own)):
+        own_completion_mask = b["completion_mask"] * b.get("tool_mask", torch.ones_like(b["completion_mask"]))
+        for i in range(len(own_completion_mask)):
             prompt = b["prompt_ids"][i][b["prompt_mask"][i].bool()].tolist()
             length = int(b["completion_mask"][i].sum())
-            yield prompt, b["completion_ids"][i, :length].tolist(), own[i, :length].tolist(), int(b[adapter.ROW][i])
+            yield (
+                prompt,
+                b["completion_ids"][i, :length].tolist(),
+                own_completion_mask[i, :length].tolist(),
+                int(b[adapter.ROW][i]),
+            )
 
 
 def dapo_by_hand(table, batches, reward, old=None):
@@ -35,17 +40,17 @@ def dapo_by_hand(table, batches, reward, old=None):
     rows = sorted(rows_of(batches), key=lambda row: row[3])
     rewards = [reward([], [ids])[0] for _, ids, _, _ in rows]
     total, count = 0.0, 0
-    for i, (prompt, ids, own, _) in enumerate(rows):
+    for i, (prompt, ids, own_value, _) in enumerate(rows):
         if rewards[i] is None:
             continue
         group = [r for r in rewards[i // 4 * 4 : i // 4 * 4 + 4] if r is not None]
         mean = sum(group) / len(group)
         std = math.sqrt(sum((r - mean) ** 2 for r in group) / max(len(group) - 1, 1))
         advantage = (rewards[i] - mean) / (std + 1e-4) if std > 1e-12 else 0.0
-        whole = [*prompt, *ids]
-        for t, (token, counts) in enumerate(zip(ids, own, strict=True)):
+        full_prompts = [*prompt, *ids]
+        for t, (token, counts) in enumerate(zip(ids, own_value, strict=True)):
             if counts:
-                before = whole[len(prompt) + t - 1]
+                before = full_prompts[len(prompt) + t - 1]
                 logprob = table[before].log_softmax(-1)[token]
                 below = logprob.detach() if old is None else old[before].log_softmax(-1)[token]
                 ratio = (logprob - below).exp()
@@ -59,21 +64,21 @@ def dapo_by_hand(table, batches, reward, old=None):
 @pytest.mark.parametrize("micro", [16, 8, 4])
 @pytest.mark.parametrize("tools", [False, True])
 def test_three_steps_are_those_of_trl_written_as_a_loop(micro, tools):
-    made = trainer(micro=micro, tools=tools)
+    built_trainer = trainer(micro=micro, tools=tools)
     for _ in range(3):
-        before = made.model.table.detach().clone()
-        loss, gradient, batches = made.optimiser_step(PROMPTS)
+        before = built_trainer.model.table.detach().clone()
+        loss, gradient, batches = built_trainer.optimiser_step(PROMPTS)
         expected, slope = dapo_by_hand(before, batches, by_sum)
         assert loss == pytest.approx(expected, abs=1e-6)
         assert (gradient - slope).norm() < 1e-10 * slope.norm() and slope.norm() > 0.01
 
 
 def test_a_second_pass_is_clipped_against_the_first_policy():
-    made = trainer(num_iterations=2)
-    first = made.model.table.detach().clone()
-    made.optimiser_step(PROMPTS, lr=3.0)
-    before = made.model.table.detach().clone()
-    loss, gradient, batches = made.optimiser_step(PROMPTS, lr=3.0)
+    built_trainer = trainer(num_iterations=2)
+    first = built_trainer.model.table.detach().clone()
+    built_trainer.optimiser_step(PROMPTS, lr=3.0)
+    before = built_trainer.model.table.detach().clone()
+    loss, gradient, batches = built_trainer.optimiser_step(PROMPTS, lr=3.0)
     expected, slope = dapo_by_hand(before, batches, by_sum, old=first)
     unclipped = dapo_by_hand(before, batches, by_sum)[0]
     assert loss == pytest.approx(expected, abs=1e-6) and abs(expected - unclipped) > 1e-3
@@ -87,10 +92,10 @@ def test_a_second_pass_is_clipped_against_the_first_policy():
 def test_any_micro_batches_give_the_same_gradient(spec, couples):
     actual = []
     for micro in (16, 8, 4, 2):
-        made = trainer(spec, micro=micro, success_at=0.7)
-        loss, gradient, _ = made.optimiser_step(PROMPTS)
+        built_trainer = trainer(spec, micro=micro, success_at=0.7)
+        loss, gradient, _ = built_trainer.optimiser_step(PROMPTS)
         actual.append((loss, gradient))
-    assert couples in ("token", "trajectory") or made.gxpo_method.couples in ("group", "step")
+    assert couples in ("token", "trajectory") or built_trainer.gxpo_method.couples in ("group", "step")
     assert actual[0][1].norm() > 1e-6
     for loss, gradient in actual[1:]:
         assert loss == pytest.approx(actual[0][0], abs=1e-6)
@@ -118,13 +123,13 @@ def test_objectives_are_the_same_in_any_micro_batches(name):
     actual = []
     for micro in (16, 4):
         try:
-            made = trainer(overrides={"objective": name}, success_at=0.7, micro=micro, num_iterations=2)
+            built_trainer = trainer(overrides={"objective": name}, success_at=0.7, micro=micro, num_iterations=2)
         except ConfigError as error:
             assert any(word in str(error) for word in ("objective", "signal", "beta=")), error
             actual.append(str(error))
             continue
-        made.optimiser_step(PROMPTS, lr=0.01)
-        loss, gradient, _ = made.optimiser_step(PROMPTS, lr=0.01)
+        built_trainer.optimiser_step(PROMPTS, lr=0.01)
+        loss, gradient, _ = built_trainer.optimiser_step(PROMPTS, lr=0.01)
         assert math.isfinite(loss) and bool(gradient.isfinite().all())
         actual.append(gradient)
     if isinstance(actual[0], str):
@@ -147,20 +152,20 @@ def test_few_objectives_are_refused():
 
 
 def test_optimiser_steps_of_one_batch_have_rows_of_their_own():
-    made = trainer(micro=4, gradient_accumulation_steps=2, steps_per_generation=4)
+    built_trainer = trainer(micro=4, gradient_accumulation_steps=2, steps_per_generation=4)
     for _ in range(2):
-        _, _, batches = made.optimiser_step(PROMPTS, lr=0.0)
-        window = made._window[1]
+        _, _, batches = built_trainer.optimiser_step(PROMPTS, lr=0.0)
+        window = built_trainer._window[1]
         assert sorted(window.rows.tolist()) == sorted(row for *_, row in rows_of(batches))
         assert window.scored.forest.n_trajectories == 8
-    credit = made._scored["train"].credit
-    assert credit.numel() == made._scored["train"].forest.n_entries > window.scored.credit.numel()
+    credit = built_trainer._scored["train"].credit
+    assert credit.numel() == built_trainer._scored["train"].forest.n_entries > window.scored.credit.numel()
 
 
 def test_rows_know_their_group_after_the_shuffle():
-    made = trainer(micro=4)
-    _, _, batches = made.optimiser_step(PROMPTS)
-    forest = made._scored["train"].forest
+    built_trainer = trainer(micro=4)
+    _, _, batches = built_trainer.optimiser_step(PROMPTS)
+    forest = built_trainer._scored["train"].forest
     rows = list(rows_of(batches))
     assert [row for *_, row in rows] != sorted(row for *_, row in rows)
     for prompt, ids, _, row in rows:
@@ -171,10 +176,10 @@ def test_rows_know_their_group_after_the_shuffle():
 
 
 def test_a_rollout_without_any_reward_counts_nowhere():
-    made = trainer(reward=some)
-    before = made.model.table.detach().clone()
-    loss, gradient, batches = made.optimiser_step(PROMPTS)
-    scored = made._scored["train"]
+    built_trainer = trainer(reward=some)
+    before = built_trainer.model.table.detach().clone()
+    loss, gradient, batches = built_trainer.optimiser_step(PROMPTS)
+    scored = built_trainer._scored["train"]
     assert 0 < int((~scored.forest.scored).sum()) < 16
     assert not scored.credit[scored.forest.entries_of(~scored.forest.scored)].any()
     expected, slope = dapo_by_hand(before, batches, some)
@@ -183,11 +188,11 @@ def test_a_rollout_without_any_reward_counts_nowhere():
 
 
 def test_tokens_of_tools_have_neither_credit_nor_gradient():
-    made = trainer(tools=True)
-    _, _, (batch,) = made.optimiser_step(PROMPTS)
+    built_trainer = trainer(tools=True)
+    _, _, (batch,) = built_trainer.optimiser_step(PROMPTS)
     assert not batch["advantages"][:, 1].any() and batch["advantages"][:, 0].any()
-    own = batch["completion_mask"] * batch["tool_mask"]
-    assert made._scored["train"].forest.n_entries == int(own.sum())
+    own_completion_mask = batch["completion_mask"] * batch["tool_mask"]
+    assert built_trainer._scored["train"].forest.n_entries == int(own_completion_mask.sum())
 
 
 def test_all_wrong_groups_move_the_policy_under_ngrpo_only():
@@ -195,39 +200,39 @@ def test_all_wrong_groups_move_the_policy_under_ngrpo_only():
     loss, gradient, batches = trainer("ngrpo", never).optimiser_step(PROMPTS)
     assert gradient.norm() > 0.01
     # four equal rewards and a virtual 1: mean 1/5, std sqrt(1/5), so A = -1 / sqrt(5) for each token
-    own = batches[0]["completion_mask"].bool()
-    assert batches[0]["advantages"][own] == pytest.approx(-1 / math.sqrt(5), abs=1e-5)
+    own_completion_mask = batches[0]["completion_mask"].bool()
+    assert batches[0]["advantages"][own_completion_mask] == pytest.approx(-1 / math.sqrt(5), abs=1e-5)
     assert loss == pytest.approx(1 / math.sqrt(5), abs=1e-5)
 
 
 def test_named_rewards_are_components_of_the_outcome():
-    made = trainer("grpo@trl", [by_sum, by_length], reward_weights=[1.0, 0.5])
-    made.optimiser_step(PROMPTS)
-    forest = made._scored["train"].forest
+    built_trainer = trainer("grpo@trl", [by_sum, by_length], reward_weights=[1.0, 0.5])
+    built_trainer.optimiser_step(PROMPTS)
+    forest = built_trainer._scored["train"].forest
     assert forest.component_names == ("by_sum", "by_length")
     expected = [sum(forest.action(r)) % 5 / 4 + 0.5 * len(forest.action(r)) / 5 for r in range(16)]
     assert forest.outcome.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_unended_completions_are_cut_and_thresholds_are_verdicts():
-    made = trainer(success_at=0.75)
-    made.optimiser_step(PROMPTS)
-    forest = made._scored["train"].forest
+    built_trainer = trainer(success_at=0.75)
+    built_trainer.optimiser_step(PROMPTS)
+    forest = built_trainer._scored["train"].forest
     for r in range(16):
         assert bool(forest.truncated[r]) == (forest.action(r)[-1] != fake_trl.EOS)
         assert float(forest.success[r]) == float(float(forest.outcome[r]) >= 0.75)
 
 
 def test_evaluation_leaves_the_training_batch_as_it_is():
-    made = trainer("ngrpo")
-    made.optimiser_step(PROMPTS)
-    kept = made._scored["train"]
-    made.model.eval()
-    batch = made._generate_and_score_completions([{"prompt": p} for p in PROMPTS for _ in range(4)])
+    built_trainer = trainer("ngrpo")
+    built_trainer.optimiser_step(PROMPTS)
+    kept_train = built_trainer._scored["train"]
+    built_trainer.model.eval()
+    batch = built_trainer._generate_and_score_completions([{"prompt": p} for p in PROMPTS for _ in range(4)])
     with torch.no_grad():
-        loss = made.compute_loss(made.model, batch)
-    assert math.isfinite(float(loss)) and made._scored["train"] is kept
-    assert made._metrics["eval"]["entropy"] and made._metrics["eval"]["gxpo/clip_fraction"] == [0.0]
+        loss = built_trainer.compute_loss(built_trainer.model, batch)
+    assert math.isfinite(float(loss)) and built_trainer._scored["train"] is kept_train
+    assert built_trainer._metrics["eval"]["entropy"] and built_trainer._metrics["eval"]["gxpo/clip_fraction"] == [0.0]
 
 
 def test_state_is_saved_with_the_checkpoint(tmp_path):
@@ -245,7 +250,7 @@ def test_state_is_saved_with_the_checkpoint(tmp_path):
     fresh.model.load_state_dict(straight.model.state_dict())
     for name in ("draw", "shuffle"):
         getattr(fresh, name).set_state(getattr(straight, name).get_state())
-    a, b, c = (made.optimiser_step(PROMPTS)[1] for made in (straight, resumed, fresh))
+    a, b, c = (built_straight.optimiser_step(PROMPTS)[1] for built_straight in (straight, resumed, fresh))
     assert torch.equal(a, b) and not torch.equal(a, c)
     with pytest.raises(CheckpointError, match=r"signal\.task_mean"):
         resumed._load_optimizer_and_scheduler(str(tmp_path))
@@ -253,10 +258,10 @@ def test_state_is_saved_with_the_checkpoint(tmp_path):
 
 def test_the_log_has_the_loss_without_the_entropy_bonus():
     for settings, factor in (({}, 1), ({"loss_type": "grpo"}, 4)):  # a mean over tokens is summed, one of rows averaged
-        plain, made = trainer(micro=4, **settings), trainer(micro=4, entropy_coef=0.1, **settings)
-        for one in (plain, made):
+        plain, built_trainer = trainer(micro=4, **settings), trainer(micro=4, entropy_coef=0.1, **settings)
+        for one in (plain, built_trainer):
             one.optimiser_step(PROMPTS)
-        logged = made._metrics["train"]
+        logged = built_trainer._metrics["train"]
         parts = [x / factor for x in logged["policy_loss"]]
         assert len(parts) == 4 and logged["entropy_coef"] == [0.1]
         assert sum(parts) == pytest.approx(trainer(micro=4, **settings).optimiser_step(PROMPTS)[0], abs=1e-6)
@@ -270,12 +275,12 @@ def test_dapo_and_lead_run_on_trls_rollouts_and_threshold():
 
 
 def test_the_log_has_trls_names_and_groups_without_signal():
-    made = trainer("ngrpo", never)  # every group is all wrong, and ngrpo learns from it
-    made.optimiser_step(PROMPTS)
-    assert made._metrics["train"]["gxpo/zero_signal_groups"] == [0.0]
-    made = trainer("grpo@trl", never)
-    made.optimiser_step(PROMPTS)
-    assert made._metrics["train"]["gxpo/zero_signal_groups"] == [1.0]
+    built_trainer = trainer("ngrpo", never)  # every group is all wrong, and ngrpo learns from it
+    built_trainer.optimiser_step(PROMPTS)
+    assert built_trainer._metrics["train"]["gxpo/zero_signal_groups"] == [0.0]
+    built_trainer = trainer("grpo@trl", never)
+    built_trainer.optimiser_step(PROMPTS)
+    assert built_trainer._metrics["train"]["gxpo/zero_signal_groups"] == [1.0]
     moved = trainer("grpo@trl", micro=8, num_iterations=2)
     for _ in range(2):
         moved.optimiser_step(PROMPTS, lr=30.0)
@@ -287,9 +292,9 @@ def test_the_log_has_trls_names_and_groups_without_signal():
 
 
 def test_a_checkpoint_of_another_method_is_refused(tmp_path):
-    made = trainer("rloo", out=tmp_path, overrides={"objective.clip_high": 0.3})
-    made.optimiser_step(PROMPTS)
-    made._save_checkpoint(None, None)
+    built_trainer = trainer("rloo", out=tmp_path, overrides={"objective.clip_high": 0.3})
+    built_trainer.optimiser_step(PROMPTS)
+    built_trainer._save_checkpoint(None, None)
     folder = str(tmp_path / "checkpoint-1")
     trainer("rloo", out=tmp_path, epsilon_high=0.3)._load_optimizer_and_scheduler(folder)
     with pytest.raises(
@@ -303,16 +308,16 @@ def test_a_checkpoint_of_another_method_is_refused(tmp_path):
 
 
 def test_the_model_card_names_the_method(tmp_path):
-    made = trainer("rloo", output_dir=str(tmp_path))
-    made.create_model_card()
+    built_trainer = trainer("rloo", output_dir=str(tmp_path))
+    built_trainer.create_model_card()
     assert "`rloo`" in (text := (tmp_path / "README.md").read_text()) and "`credit.center`: leave_one_out" in text
     assert text.startswith("# a card")
 
 
 def test_compositions_and_overrides_are_those_of_gxpo_method():
-    made = trainer("ngrpo+gspo", overrides={"objective": "gspo"})
-    assert made.gxpo_method.terms["policy"].ratio == RATIOS["sequence"]()
-    assert made.optimiser_step(PROMPTS)[1].any()
+    built_trainer = trainer("ngrpo+gspo", overrides={"objective": "gspo"})
+    assert built_trainer.gxpo_method.terms["policy"].ratio == RATIOS["sequence"]()
+    assert built_trainer.optimiser_step(PROMPTS)[1].any()
     assert trainer(overrides={"rollout": "independent"}).gxpo_method.name == "grpo@trl"
     for key, value in (("objectiv", "gspo"), ("weights", "tis"), ("credit.scal", "dr_grpo"), ("objectiv", {})):
         with pytest.raises(ConfigError, match=f"unknown key '{key}'; did you mean"):
@@ -333,9 +338,9 @@ def test_a_reference_pulls_with_the_coefficient_of_the_method(monkeypatch):
     loss, gradient, batches = pulled.optimiser_step(PROMPTS)
     total, count = 0.0, 0
     for prompt, ids, _, _ in rows_of(batches):
-        whole = [*prompt, *ids]
+        full_prompts = [*prompt, *ids]
         for t in range(len(ids)):
-            d = -2.0 - before[whole[len(prompt) + t - 1]].log_softmax(-1)[ids[t]]
+            d = -2.0 - before[full_prompts[len(prompt) + t - 1]].log_softmax(-1)[ids[t]]
             total, count = total + d.exp() - 1 - d, count + 1
     expected = 0.5 * total / count
     expected.backward()

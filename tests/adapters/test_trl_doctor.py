@@ -46,14 +46,14 @@ class Events:
 @pytest.fixture
 def logs(monkeypatch: pytest.MonkeyPatch) -> list[RunLog]:
     """What is examined; the diagnosis is always the same."""
-    seen: list[RunLog] = []
+    seen_records: list[RunLog] = []
 
     def examine(log: RunLog) -> Diagnosis:
-        seen.append(log)
+        seen_records.append(log)
         return Diagnosis(log.source, log.read, [SICK], progress="reward 0.25 -> 0.25")
 
     monkeypatch.setattr(live_module, "Live", partial(live_module.Live, examine=examine, share=1e9))
-    return seen
+    return seen_records
 
 
 def test_rows_settings_and_weights(tmp_path, logs, capsys):

@@ -59,11 +59,11 @@ class Reward:
 def trainer(method="dapo", micro=16, *, reward=None, overrides=None, out=None, dataset=None, **settings):
     parts = 16 // micro
     start = {"gradient_accumulation_steps": parts, "steps_per_generation": parts, "per_device_train_batch_size": micro}
-    named = {"success_at": 1.0, **{k: settings.pop(k) for k in ("success_at", "solutions") if k in settings}}
+    listed_settings = {"success_at": 1.0, **{k: settings.pop(k) for k in ("success_at", "solutions") if k in settings}}
     config = Config(**{**start, **settings})
     return GrownTrainer(
         small(), Reward() if reward is None else reward, config, out=out, method=method, overrides=overrides,
-        dataset=dataset, **named,
+        dataset=dataset, **listed_settings,
     )  # fmt: skip
 
 
@@ -97,26 +97,26 @@ def groups_of(forest):
 # ---------------------------------------------------------------- dynamic sampling
 def test_dapo_trains_mixed_groups_alone_and_draws_further_rows():
     reward = Reward()
-    made = trainer(reward=reward, seed=5)
-    step(made)
-    forest = made._scored["train"].forest
+    built_trainer = trainer(reward=reward, seed=5)
+    step(built_trainer)
+    forest = built_trainer._scored["train"].forest
     verdicts = groups_of(forest)
     assert len(verdicts) == 4 and all(len(set(v)) == 2 and len(v) == 4 for v in verdicts.values())
     # groups without both verdicts were sampled too: 8 groups of 4, of which the last prompts are new
     prompts = [prompt for prompt, _ in reward.shown]
     assert len(prompts) > 16 and prompts[:16:4] == TEXTS[:4] and set(prompts[16:32]) == set(TEXTS[4:])
-    assert made._metrics["train"]["gxpo/sampled"] == [len(prompts)]
-    assert made._metrics["train"]["gxpo/discarded"] == [len(prompts) - 16]
+    assert built_trainer._metrics["train"]["gxpo/sampled"] == [len(prompts)]
+    assert built_trainer._metrics["train"]["gxpo/discarded"] == [len(prompts) - 16]
 
 
 def test_a_step_of_dapo_is_that_of_gxpos_own_trainer():
-    made = trainer(seed=5)
-    loss, gradient, _ = step(made)
-    batch, learner = batch_of_our_trainer(made)
+    built_trainer = trainer(seed=5)
+    loss, gradient, _ = step(built_trainer)
+    batch, learner = batch_of_our_trainer(built_trainer)
     slope = learner.gradient(batch.forest, batch.loss, names=names_of(batch.method), couples=batch.method.couples)
-    own = torch.cat([slope[name].flatten() for name, _ in made.model.named_parameters()])
+    own_slopes = torch.cat([slope[name].flatten() for name, _ in built_trainer.model.named_parameters()])
     assert loss == pytest.approx(float(batch.loss(learner.outputs(batch.forest, names_of(batch.method)))), abs=1e-6)
-    assert own.norm() > 1e-3 and (own - gradient).norm() < 1e-6 * own.norm()
+    assert own_slopes.norm() > 1e-3 and (own_slopes - gradient).norm() < 1e-6 * own_slopes.norm()
 
 
 @pytest.mark.parametrize("micro", [8, 2])
@@ -129,28 +129,30 @@ def test_accumulated_micro_batches_add_up_to_the_step(micro):
 
 def test_a_second_pass_trains_the_rollouts_of_the_first():
     reward = Reward()
-    made = trainer(reward=reward, num_iterations=2, seed=5)
-    step(made)
-    sampled, scored = len(reward.shown), made._scored["train"]
-    step(made)
-    assert len(reward.shown) == sampled and made._scored["train"] is scored
-    step(made)
-    assert len(reward.shown) > sampled and made._scored["train"].forest.id[0].startswith("s2/")
+    built_trainer = trainer(reward=reward, num_iterations=2, seed=5)
+    step(built_trainer)
+    sampled, scored = len(reward.shown), built_trainer._scored["train"]
+    step(built_trainer)
+    assert len(reward.shown) == sampled and built_trainer._scored["train"] is scored
+    step(built_trainer)
+    assert len(reward.shown) > sampled and built_trainer._scored["train"].forest.id[0].startswith("s2/")
 
 
 def test_counters_hold_all_that_was_sampled_and_the_log_what_is_trained():
     reward = Reward()
-    made = trainer(reward=reward, seed=5)
-    step(made)
+    built_trainer = trainer(reward=reward, seed=5)
+    step(built_trainer)
     tokens = sum(len(TOKENIZER(prompt).input_ids) + len(ids) for prompt, ids in reward.shown)
-    assert made.state.num_input_tokens_seen == tokens and made._metrics["train"]["num_tokens"] == [tokens]
-    assert made._metrics["train"]["frac_reward_zero_std"] == [0.0]
+    assert built_trainer.state.num_input_tokens_seen == tokens and built_trainer._metrics["train"]["num_tokens"] == [
+        tokens
+    ]
+    assert built_trainer._metrics["train"]["frac_reward_zero_std"] == [0.0]
     right = sum(sum(ids) % 3 == 0 for _, ids in reward.shown)
-    assert made._metrics["train"]["gxpo/sampled_reward"] == [pytest.approx(right / len(reward.shown))]
-    forest = made._scored["train"].forest
-    assert list(made._logs["completion"]) == [forest.action(r) for r in range(16)]
-    assert list(made._logs["rewards"]["third"]) == forest.success.tolist()
-    assert len(made._logs["advantages"]) == len(made._logs["prompt"]) == 16
+    assert built_trainer._metrics["train"]["gxpo/sampled_reward"] == [pytest.approx(right / len(reward.shown))]
+    forest = built_trainer._scored["train"].forest
+    assert list(built_trainer._logs["completion"]) == [forest.action(r) for r in range(16)]
+    assert list(built_trainer._logs["rewards"]["third"]) == forest.success.tolist()
+    assert len(built_trainer._logs["advantages"]) == len(built_trainer._logs["prompt"]) == 16
 
 
 def test_fewer_groups_than_asked_fill_the_batch_with_empty_rows():
@@ -158,13 +160,13 @@ def test_fewer_groups_than_asked_fill_the_batch_with_empty_rows():
     reward = Reward()
     settings = {"reward": reward, "overrides": {"rollout.max_batches": 1}, "seed": 5}
     loss, gradient, _ = step(trainer(**settings))
-    made = trainer(micro=2, **settings)
-    made._generate_single_turn = with_few_mixed(made._generate_single_turn)
-    whole = trainer(**settings)
-    whole._generate_single_turn = with_few_mixed(whole._generate_single_turn)
-    loss, gradient, _ = step(whole)
-    parts, slope, batches = step(made)
-    assert made._scored["train"].forest.n_trajectories == 4
+    built_trainer = trainer(micro=2, **settings)
+    built_trainer._generate_single_turn = with_few_mixed(built_trainer._generate_single_turn)
+    full_trainer = trainer(**settings)
+    full_trainer._generate_single_turn = with_few_mixed(full_trainer._generate_single_turn)
+    loss, gradient, _ = step(full_trainer)
+    parts, slope, batches = step(built_trainer)
+    assert built_trainer._scored["train"].forest.n_trajectories == 4
     rows = torch.cat([b[adapter.ROW] for b in batches]).tolist()
     assert sorted(rows) == [-1, -1, -1, -1, 0, 1, 2, 3]
     assert parts == pytest.approx(loss, abs=1e-6) and (gradient - slope).norm() < 1e-6 * gradient.norm()
@@ -181,26 +183,26 @@ def with_few_mixed(sample):
 
 
 def test_columns_that_reward_functions_log_belong_to_the_trained_rows():
-    made = trainer(seed=5)
-    judged = made.reward_funcs[0]
+    built_trainer = trainer(seed=5)
+    judged = built_trainer.reward_funcs[0]
 
     def logs(prompts, completion_ids):
-        made._pending_extra_logs["total"].extend(sum(ids) for ids in completion_ids)
+        built_trainer._pending_extra_logs["total"].extend(sum(ids) for ids in completion_ids)
         return judged(prompts, completion_ids)
 
-    made.reward_funcs = [logs]
-    step(made)
-    forest = made._scored["train"].forest
-    assert list(made._logs["extra"]["total"]) == [sum(forest.action(r)) for r in range(16)]
+    built_trainer.reward_funcs = [logs]
+    step(built_trainer)
+    forest = built_trainer._scored["train"].forest
+    assert list(built_trainer._logs["extra"]["total"]) == [sum(forest.action(r)) for r in range(16)]
 
 
 # ---------------------------------------------------------------- other rollouts
 def test_stored_groups_come_back_with_their_scores_and_their_log_probs():
-    made = trainer("r1v2_ssb", seed=5)
-    step(made)
-    first = made._scored["train"].forest
-    step(made, TEXTS[4:])
-    forest = made._scored["train"].forest
+    built_trainer = trainer("r1v2_ssb", seed=5)
+    step(built_trainer)
+    first = built_trainer._scored["train"].forest
+    step(built_trainer, TEXTS[4:])
+    forest = built_trainer._scored["train"].forest
     back = [r for r, origin in enumerate(forest.origin) if origin == "replay"]
     assert back and forest.n_trajectories == 16 + len(back)
     for r in back:
@@ -210,67 +212,71 @@ def test_stored_groups_come_back_with_their_scores_and_their_log_probs():
             forest.path_behaviour_logprob[forest.path_of(r)], first.path_behaviour_logprob[first.path_of(r_first)]
         )
     # the table of completions has room for all of them
-    assert len(made._logs["prompt"]) == forest.n_trajectories
+    assert len(built_trainer._logs["prompt"]) == forest.n_trajectories
 
 
 def test_a_reference_answer_joins_the_group_as_the_policy_would_write_it():
-    made = trainer("luffy", seed=5)
-    step(made)
-    forest = made._scored["train"].forest
-    given = [r for r, origin in enumerate(forest.origin) if origin == "demonstration"]
-    assert len(given) == 4 and forest.n_trajectories == 16
+    built_trainer = trainer("luffy", seed=5)
+    step(built_trainer)
+    forest = built_trainer._scored["train"].forest
+    given_origins = [r for r, origin in enumerate(forest.origin) if origin == "demonstration"]
+    assert len(given_origins) == 4 and forest.n_trajectories == 16
     text = TOKENIZER("1 2", add_special_tokens=False).input_ids
-    assert forest.action(given[0])[: len(text)] == text and len(forest.action(given[0])) == len(text) + 1
+    assert (
+        forest.action(given_origins[0])[: len(text)] == text and len(forest.action(given_origins[0])) == len(text) + 1
+    )
     # nobody sampled it: it has no log-prob, and the ratio of the policy is not over one
-    assert bool(forest.path_behaviour_logprob[forest.path_of(given[0])].isnan().all())
+    assert bool(forest.path_behaviour_logprob[forest.path_of(given_origins[0])].isnan().all())
 
 
 def test_unequal_numbers_of_attempts_are_one_batch():
-    made = trainer("ar3po", num_generations=8, overrides={"rollout.stage_size": 4}, seed=5)
-    step(made, TEXTS[:2])
-    sizes = {g: len(v) for g, v in groups_of(made._scored["train"].forest).items()}
+    built_trainer = trainer("ar3po", num_generations=8, overrides={"rollout.stage_size": 4}, seed=5)
+    step(built_trainer, TEXTS[:2])
+    sizes = {g: len(v) for g, v in groups_of(built_trainer._scored["train"].forest).items()}
     assert set(sizes.values()) <= {4, 8} and len(sizes) == 2
 
 
 def test_branches_within_answers_are_rows_that_share_tokens():
-    made = trainer("tree_rl", seed=5)
-    loss, gradient, (batch,) = step(made)
-    forest = made._scored["train"].forest
+    built_trainer = trainer("tree_rl", seed=5)
+    loss, gradient, (batch,) = step(built_trainer)
+    forest = built_trainer._scored["train"].forest
     assert forest.n_tokens < len(forest.path_token) + forest.n_trajectories and bool(gradient.any())
     for row, ids, mask in zip(batch[adapter.ROW], batch["completion_ids"], batch["completion_mask"], strict=True):
         assert ids[mask.bool()].tolist() == forest.action(int(row))
-    batch_of_ours, learner = batch_of_our_trainer(made)
+    batch_of_ours, learner = batch_of_our_trainer(built_trainer)
     expected = float(batch_of_ours.loss(learner.outputs(batch_of_ours.forest, names_of(batch_of_ours.method))))
     assert loss == pytest.approx(expected, abs=1e-6)
 
 
 def test_rows_at_a_temperature_of_their_own_are_read_at_it():
-    made = trainer("erpo", overrides={"rollout.when": "uniform", "rollout.step": 0.5, "rollout.most": 2.0}, seed=5)
-    step(made)
+    built_trainer = trainer(
+        "erpo", overrides={"rollout.when": "uniform", "rollout.step": 0.5, "rollout.most": 2.0}, seed=5
+    )
+    step(built_trainer)
     # every task was met once; those whose group was all alike are hotter now
-    step(made)
-    forest = made._scored["train"].forest
+    step(built_trainer)
+    forest = built_trainer._scored["train"].forest
     assert {x["temperature"] for x in forest.sampling} == {1.0, 1.5}
-    logprob = made._services.learner.outputs(forest, ("logprob",))["logprob"]
+    logprob = built_trainer._services.learner.outputs(forest, ("logprob",))["logprob"]
     assert torch.allclose(logprob, forest.path_behaviour_logprob, atol=1e-9)
 
 
 def test_a_reference_model_at_one_temperature_is_refused_for_hot_rows():
-    made = trainer("erpo", seed=5)
-    made.args.beta = 0.1
+    built_trainer = trainer("erpo", seed=5)
+    built_trainer.args.beta = 0.1
     forest = gxpo.Forest.from_completions([[3]], [[[4]]], rewards=[1.0]).replace(sampling=[{"temperature": 1.5}])
     with pytest.raises(ConfigError, match="temperatures of their own"):
-        made._has_other_temperatures(forest)
+        built_trainer._has_other_temperatures(forest)
 
 
 def test_completions_that_were_cut_keep_their_place_and_are_not_trained():
-    made = trainer(seed=5)
-    made.mask_truncated_completions = True
-    step(made)
-    forest = made._scored["train"].forest
+    built_trainer = trainer(seed=5)
+    built_trainer.mask_truncated_completions = True
+    step(built_trainer)
+    forest = built_trainer._scored["train"].forest
     cut_P = forest.to_path(forest.truncated, "R")
     assert bool(cut_P.any()) and not bool(forest.path_trainable[cut_P].any())
-    assert bool(forest.path_trainable[~cut_P].all()) and made.mask_truncated_completions
+    assert bool(forest.path_trainable[~cut_P].all()) and built_trainer.mask_truncated_completions
 
 
 # ---------------------------------------------------------------- settings
@@ -288,18 +294,20 @@ def test_completions_that_were_cut_keep_their_place_and_are_not_trained():
     ],
 )
 def test_what_was_not_tested_with_grown_rollouts_is_refused_by_name(attribute, value, says):
-    made = trainer()
-    plain = types.SimpleNamespace(**{**vars(made), "train_dataset": made.train_dataset, attribute: value})
-    assert trl_growth.setting_problems(made, made.gxpo_method, "solution") == []
-    (problem,) = trl_growth.setting_problems(plain, made.gxpo_method, "solution")
+    built_trainer = trainer()
+    plain = types.SimpleNamespace(
+        **{**vars(built_trainer), "train_dataset": built_trainer.train_dataset, attribute: value}
+    )
+    assert trl_growth.setting_problems(built_trainer, built_trainer.gxpo_method, "solution") == []
+    (problem,) = trl_growth.setting_problems(plain, built_trainer.gxpo_method, "solution")
     assert says in problem
 
 
 @pytest.mark.parametrize("name", ["use_vllm", "use_transformers_continuous_batching"])
 def test_other_samplers_are_refused_by_name(name):
-    made = trainer()
-    made.args = types.SimpleNamespace(**{name: True, "temperature": 1.0})
-    (problem,) = trl_growth.setting_problems(made, made.gxpo_method, "solution")
+    built_trainer = trainer()
+    built_trainer.args = types.SimpleNamespace(**{name: True, "temperature": 1.0})
+    (problem,) = trl_growth.setting_problems(built_trainer, built_trainer.gxpo_method, "solution")
     assert problem.startswith(f"{name}=True was not tested") and "rollout=dynamic_sampling" in problem
 
 
@@ -332,13 +340,13 @@ def test_another_asynchronous_trainer_is_refused_by_name():
 
 
 def test_stored_rollouts_are_part_of_the_checkpoint(tmp_path):
-    made = trainer("r1v2_ssb", out=tmp_path, seed=5)
-    step(made)
-    made._save_checkpoint(made.model, None)
+    built_trainer = trainer("r1v2_ssb", out=tmp_path, seed=5)
+    step(built_trainer)
+    built_trainer._save_checkpoint(built_trainer.model, None)
     other = trainer("r1v2_ssb", out=tmp_path, seed=5)
     other._load_optimizer_and_scheduler(str(tmp_path / "checkpoint-1"))
-    assert other.gxpo_method.state_dict() == made.gxpo_method.state_dict()
-    assert made.gxpo_method.state_dict()["rollout"]["groups"]
+    assert other.gxpo_method.state_dict() == built_trainer.gxpo_method.state_dict()
+    assert built_trainer.gxpo_method.state_dict()["rollout"]["groups"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="rollout can't go on without it"):
         other._load_optimizer_and_scheduler(str(tmp_path / "empty"))

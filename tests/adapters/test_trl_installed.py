@@ -53,11 +53,11 @@ def loaded(folder):
 
 def made(name, folder, model=None, *, without="", kind=GRPOTrainer, **settings):
     """gxpo's trainer over TRL's, with all that the list says the method must be given."""
-    _, given = available.needs_in_trl(name)
-    expected = {k: v for k, v in given.settings.items() if k != without}
+    _, given_value = available.needs_in_trl(name)
+    expected = {k: v for k, v in given_value.settings.items() if k != without}
     if "steps_per_generation" in expected:
         expected["steps_per_generation"] *= 2  # in gradient_accumulation_steps
-    rewards = [by_sum, *(named(n) for n in given.rewards if n != without)]
+    rewards = [by_sum, *(named(n) for n in given_value.rewards if n != without)]
     args = config(folder / "out", **{**expected, **settings})
     args.reward_weights = [1.0] + [0.0] * (len(rewards) - 1)
     return kind(
@@ -67,8 +67,8 @@ def made(name, folder, model=None, *, without="", kind=GRPOTrainer, **settings):
         datasets.Dataset.from_list([{"prompt": p, "answer": str(i % 4)} for i, p in enumerate(PROMPTS)]),
         processing_class=TOKENIZER,
         method=name,
-        overrides={f"{k}.score": available.JUDGE for k in given.overrides},
-        **{k: v for k, v in given.arguments.items() if k != without},
+        overrides={f"{k}.score": available.JUDGE for k in given_value.overrides},
+        **{k: v for k, v in given_value.arguments.items() if k != without},
     )
 
 
@@ -116,15 +116,15 @@ def test_a_step_in_trl_is_that_of_gxpos_own_trainer(name, folder):
     trainer._scored["train"] = scored
     trainer._services._prompts = {task_name(p): p for p in PROMPTS}  # those of the first step too
     batch, learner = batch_of_our_trainer(trainer, policy=loaded(folder))
-    given = {n: batch.signals[n] for term in batch.method.terms.values() for n in getattr(term, "given", ())}
-    reads = {"names": names_of(batch.method), "given": given or None}
+    given_signals = {n: batch.signals[n] for term in batch.method.terms.values() for n in getattr(term, "given", ())}
+    reads = {"names": names_of(batch.method), "given": given_signals or None}
     slope = learner.gradient(batch.forest, batch.loss, couples=batch.method.couples, **reads)
     assert (scored.credit - batch.credit).abs().max() < 1e-4
     assert loss == pytest.approx(float(batch.loss(learner.outputs(batch.forest, **reads))), abs=1e-4)
-    own, theirs = (
+    own_value, theirs = (
         torch.cat([x.get(n, torch.zeros_like(slope[n])).flatten() for n in sorted(slope)]) for x in (slope, gradient)
     )
-    assert own.norm() > 1e-4 and (own - theirs).norm() < 2e-4 * own.norm()
+    assert own_value.norm() > 1e-4 and (own_value - theirs).norm() < 2e-4 * own_value.norm()
 
 
 # ---------------------------------------------------------------- images
@@ -195,10 +195,10 @@ def steps_with_images(base, vision, folder, **given):
 
 def test_images_pass_through_untouched(vision, tmp_path):
     """Two steps: batches hold what TRL's own hold, the pixels are its own, and the default's losses are TRL's."""
-    theirs, seen, _ = steps_with_images(trl.GRPOTrainer, vision, tmp_path)
-    own, same, _ = steps_with_images(GRPOTrainer, vision, tmp_path)
-    assert own == pytest.approx(theirs, abs=1e-6) and max(map(abs, theirs)) > 0.01
-    for a, b in zip(seen, same, strict=True):
+    theirs, seen_value, _ = steps_with_images(trl.GRPOTrainer, vision, tmp_path)
+    own_value, same, _ = steps_with_images(GRPOTrainer, vision, tmp_path)
+    assert own_value == pytest.approx(theirs, abs=1e-6) and max(map(abs, theirs)) > 0.01
+    for a, b in zip(seen_value, same, strict=True):
         assert set(b) == {*a, ROW}
         for name in ("pixel_values", "prompt_ids", "completion_ids"):
             assert torch.equal(a[name], b[name])
@@ -230,8 +230,8 @@ def test_hidden_states_are_refused_with_images(vision, tmp_path):
 def adapter_on(folder, tmp_path, **how):
     """The model with a saved adapter of LoRA, loaded again."""
     peft = pytest.importorskip("peft")
-    named = {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", "init_lora_weights": False}
-    peft.get_peft_model(loaded(folder), peft.LoraConfig(r=2, **named)).save_pretrained(tmp_path / "lora")
+    listed_settings = {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", "init_lora_weights": False}
+    peft.get_peft_model(loaded(folder), peft.LoraConfig(r=2, **listed_settings)).save_pretrained(tmp_path / "lora")
     return peft.PeftModel.from_pretrained(loaded(folder), tmp_path / "lora", **how)
 
 
@@ -265,10 +265,10 @@ def test_a_default_given_to_trls_configuration_is_stated(folder, tmp_path):
     for kind in (trl.GRPOConfig, type("Mine", (trl.GRPOConfig,), {})):
         rows = datasets.Dataset.from_list([{"prompt": p} for p in PROMPTS])
         usual = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none"}
-        given = {"processing_class": TOKENIZER, "method": "dr_grpo"}
-        GRPOTrainer(loaded(folder), by_sum, kind(**usual), rows, **given)
+        given_settings = {"processing_class": TOKENIZER, "method": "dr_grpo"}
+        GRPOTrainer(loaded(folder), by_sum, kind(**usual), rows, **given_settings)
         with pytest.raises(ConfigError, match=r"scale_rewards='group' is credit\.scale=std here"):
-            GRPOTrainer(loaded(folder), by_sum, kind(**usual, scale_rewards="group"), rows, **given)
+            GRPOTrainer(loaded(folder), by_sum, kind(**usual, scale_rewards="group"), rows, **given_settings)
 
 
 LOGGED = {
@@ -295,9 +295,9 @@ def test_the_log_is_trls_for_every_loss(folder, tmp_path, loss):
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
         logs.append([row for row in trainer.state.log_history if "loss" in row])
-    theirs, own = logs
+    theirs, own_value = logs
     assert len(theirs) == 2 and {*LOGGED[loss], "kl", "policy_loss", "entropy_coef"} <= set(theirs[1])
-    for row, actual in zip(theirs, own, strict=True):
+    for row, actual in zip(theirs, own_value, strict=True):
         assert not set(row) - set(actual)
         clock = ("step_time", "grad_norm", "loss", "learning_rate", "epoch")
         wrong = {

@@ -60,15 +60,17 @@ def test_the_part_named_for_a_setting_without_key_exists():
 
 
 def test_adaptive_entropy_and_its_quantile_are_translated():
-    made = trainer(use_adaptive_entropy=True, entropy_coef=0.02, entropy_target=1e3, entropy_coef_max=0.027)
-    control = made.gxpo_method.terms["entropy"].control
+    built_trainer = trainer(use_adaptive_entropy=True, entropy_coef=0.02, entropy_target=1e3, entropy_coef_max=0.027)
+    control = built_trainer.gxpo_method.terms["entropy"].control
     assert (control.target, control.by, control.least, control.most, control.waits) == (1e3, 0.005, 0.0, 0.027, True)
-    first = made.optimiser_step(PROMPTS)[0]
+    first = built_trainer.optimiser_step(PROMPTS)[0]
     assert first == pytest.approx(trainer().optimiser_step(PROMPTS)[0])  # no bonus before an entropy is measured
-    made.optimiser_step(PROMPTS)
+    built_trainer.optimiser_step(PROMPTS)
     # 0.02 + 0.005, then the bound; the losses without the bonus are logged beside
-    logged = made._metrics["train"]
-    assert logged["entropy_coef"] == pytest.approx([0.025, 0.027]) and made.entropy_coef == pytest.approx(0.027)
+    logged = built_trainer._metrics["train"]
+    assert logged["entropy_coef"] == pytest.approx([0.025, 0.027]) and built_trainer.entropy_coef == pytest.approx(
+        0.027
+    )
     assert len(logged["policy_loss"]) == 2 and logged["policy_loss"][0] == pytest.approx(first)
     equal = trainer(reward=never, use_adaptive_entropy=True, entropy_target=1e3)
     for _ in range(2):  # the entropy of a step that moves nothing is measured, too
@@ -84,14 +86,14 @@ def test_adaptive_entropy_and_its_quantile_are_translated():
 
 def test_normalize_then_sum_is_translated():
     both = [by_sum, by_length]
-    made = trainer(reward=both, multi_objective_aggregation="normalize_then_sum", reward_weights=[0.75, 0.25])
-    made.optimiser_step(PROMPTS)
-    scored = made._scored["train"]
-    own = []
+    built_trainer = trainer(reward=both, multi_objective_aggregation="normalize_then_sum", reward_weights=[0.75, 0.25])
+    built_trainer.optimiser_step(PROMPTS)
+    scored = built_trainer._scored["train"]
+    own_rows = []
     for column in scored.forest.components.unbind(1):
         rows = column.reshape(4, 4)
-        own.append(((rows - rows.mean(1, keepdim=True)) / (rows.std(1, keepdim=True) + 1e-4)).flatten())
-    total = 0.75 * own[0] + 0.25 * own[1]
+        own_rows.append(((rows - rows.mean(1, keepdim=True)) / (rows.std(1, keepdim=True) + 1e-4)).flatten())
+    total = 0.75 * own_rows[0] + 0.25 * own_rows[1]
     expected = (total - total.mean()) / (total.std() + 1e-4)
     assert scored.credit == pytest.approx(scored.forest.to_path(expected, "R"), abs=1e-6)
     with pytest.raises(ConfigError, match=r"is credit=decoupled here, and rloo has credit\.center=leave_one_out"):

@@ -32,7 +32,7 @@ def test_a_word_that_the_caller_sets_is_open(here):
     Path("run.sh").write_text("python train.py --model $MODEL\n")
     actual = convert_trl("run.sh")
     assert "$MODEL" in actual.open["model"] and actual.keys["optim.lr"] == 1e-5
-    assert any("--processes" in said for _, said in actual.notes)
+    assert any("--processes" in message for _, message in actual.notes)
 
 
 def test_words_of_trl_grpo_come_before_its_file(here):

@@ -33,7 +33,7 @@ PROMPTS = [[MARK] * sum(h * w // 16 for h, w in SHOWN[i]) + [3, 4 + i // 2] for 
 
 def image_processor(images, return_tensors):
     """Patches of 4 x 4 pixels, as those of Qwen but for their order; values to [0, 1]."""
-    flat = [np.asarray(x) for own in images for x in own]
+    flat = [np.asarray(x) for own_image in images for x in own_image]
     patches = [torch.from_numpy(x.copy()).reshape(-1, 48) / 255 for x in flat]
     grids = [[1, x.shape[0] // 4, x.shape[1] // 4] for x in flat]
     return {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)}
@@ -45,9 +45,9 @@ class Seeing(fake_trl.GRPOTrainer):
 
     def modalities(self, inputs, out):
         output = [IMAGES[i // 4] for i in range(16)]
-        whole = torch.cat([out["prompt_ids"], out["completion_ids"]], 1)
-        made = image_processor(output, "pt") | {"num_images": [len(x) for x in output]}
-        return made | {"mm_token_type_ids": (whole == MARK).long()} | dict(self.further)
+        full_prompt_ids = torch.cat([out["prompt_ids"], out["completion_ids"]], 1)
+        built_image_processor = image_processor(output, "pt") | {"num_images": [len(x) for x in output]}
+        return built_image_processor | {"mm_token_type_ids": (full_prompt_ids == MARK).long()} | dict(self.further)
 
 
 class Trainer(adapter.WithMethod, Seeing):
@@ -91,9 +91,9 @@ def test_each_micro_batch_hands_on_what_its_own_rows_show():
 @pytest.mark.parametrize("micro", [16, 4, 2])
 def test_the_loss_is_that_of_each_rollout_with_its_own_images(micro):
     """On policy: loss -sum A / tokens, gradient -sum A d log p / tokens, with A = (r - mean) / (std + 1e-4)."""
-    made = trainer(micro=micro)
+    built_trainer = trainer(micro=micro)
     model = SeeingPairs()
-    loss, gradient, batches = made.optimiser_step(PROMPTS)
+    loss, gradient, batches = built_trainer.optimiser_step(PROMPTS)
     rows = {}
     for batch in batches:
         for k, row in enumerate(batch[ROW].tolist()):
@@ -103,9 +103,9 @@ def test_the_loss_is_that_of_each_rollout_with_its_own_images(micro):
     credit = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)).flatten()
     total, tokens, expected = 0.0, sum(len(message) for _, message in rows.values()), 0.0
     for row, (prompt, message) in rows.items():
-        seen = np.concatenate([np.asarray(x).reshape(-1) for x in IMAGES[row // 4]]).mean() / 255
+        seen_values = np.concatenate([np.asarray(x).reshape(-1) for x in IMAGES[row // 4]]).mean() / 255
         before = torch.cat([prompt[-1:], message[:-1]])
-        logprob = (model.table[before] + seen * model.sight).log_softmax(-1).gather(1, message[:, None]).sum()
+        logprob = (model.table[before] + seen_values * model.sight).log_softmax(-1).gather(1, message[:, None]).sum()
         total = total - credit[row] * logprob / tokens
         expected -= float(credit[row]) * len(message) / tokens
     total.backward()
@@ -119,10 +119,10 @@ def test_an_unknown_column_for_the_model_is_an_error():
         def forward(self, ids, pixel_values=None, pixel_values_videos=None):
             return super().forward(ids, pixel_values)
 
-    made = trainer()
-    made.model, made.further = Video(), {"pixel_values_videos": torch.ones(16, 3)}
+    built_trainer = trainer()
+    built_trainer.model, built_trainer.further = Video(), {"pixel_values_videos": torch.ones(16, 3)}
     with pytest.raises(ConfigError, match="TRL's batch holds 'pixel_values_videos' for the model, which this adapter"):
-        made.optimiser_step(PROMPTS)
+        built_trainer.optimiser_step(PROMPTS)
     other = trainer()
     other.further = {"my_scores": torch.ones(16)}
     assert other.optimiser_step(PROMPTS)[1].norm() > 0
@@ -137,9 +137,9 @@ def lent(monkeypatch):
 
 @pytest.mark.parametrize("method", ["papo", "vppo"])
 def test_black_patches_give_the_log_probs_of_black_pictures(lent, method):
-    made = trainer(method, overrides={"signal.masked_observation.share": 1.0})
-    made.optimiser_step(PROMPTS, lr=0.0)
-    scored, model = made._scored["train"], SeeingPairs()
+    built_trainer = trainer(method, overrides={"signal.masked_observation.share": 1.0})
+    built_trainer.optimiser_step(PROMPTS, lr=0.0)
+    scored, model = built_trainer._scored["train"], SeeingPairs()
     masked = scored.signals["masked_logprob"]
     for row in range(16):
         message = torch.tensor(scored.forest.action(row))
@@ -147,13 +147,13 @@ def test_black_patches_give_the_log_probs_of_black_pictures(lent, method):
         dark = model.table[before].log_softmax(-1).gather(1, message[:, None]).squeeze(1)
         assert (masked[scored.forest.entries_of(torch.tensor([row]))] - dark).abs().max() < 1e-12
     assert (masked - scored.signals["proximal_logprob"]).abs().max() > 1e-2
-    assert made._metrics["train"]["gxpo/masked_kl"][0] > 1e-3
+    assert built_trainer._metrics["train"]["gxpo/masked_kl"][0] > 1e-3
 
 
 def test_one_question_about_two_pictures_is_two_tasks(lent):
-    made = trainer("papo")
-    made.optimiser_step(PROMPTS)
-    forest = made._scored["train"].forest
+    built_trainer = trainer("papo")
+    built_trainer.optimiser_step(PROMPTS)
+    forest = built_trainer._scored["train"].forest
     assert len({int(n) for n in forest.prompt_node}) == 4 and len(set(forest.task)) == 4
     for row in range(16):
         refs = tuple(media.PICTURES.put(x) for x in IMAGES[row // 4])
@@ -161,17 +161,17 @@ def test_one_question_about_two_pictures_is_two_tasks(lent):
 
 
 def test_patches_are_hidden_anew_each_step_and_alike_in_a_group(lent):
-    made, output = trainer("papo", micro=16, overrides={"signal.masked_observation.patch": 4}), []
+    built_trainer, output = trainer("papo", micro=16, overrides={"signal.masked_observation.patch": 4}), []
 
     class Seen:
         @staticmethod
         def image_processor(images, return_tensors):
-            output.append([[np.asarray(x) for x in own] for own in images])
+            output.append([[np.asarray(x) for x in own_image] for own_image in images])
             return image_processor(images, return_tensors)
 
-    made.processing_class = Seen
+    built_trainer.processing_class = Seen
     for _ in range(2):
-        made.optimiser_step(PROMPTS)
+        built_trainer.optimiser_step(PROMPTS)
     plain, first, again, second = output  # each batch's own images are compared with its pixels once
     assert all(np.array_equal(a, np.asarray(b)) for a, b in zip(plain[0], IMAGES[0], strict=True))
     for step in (first, second):
@@ -181,8 +181,8 @@ def test_patches_are_hidden_anew_each_step_and_alike_in_a_group(lent):
     black = [[tuple(np.asarray(x == 0).all(2)[::4, ::4].flat) for x in step[12]] for step in (first, second)]
     assert len(black[0][0]) == 4 and black[0] != black[1]
     for cells, picture in zip(black, (first[12][0], second[12][0]), strict=True):
-        kept = ~np.kron(np.reshape(cells[0], (2, 2)), np.ones((4, 4), dtype=bool))
-        assert not kept.all() and np.array_equal(picture[kept], plain[12][0][kept])
+        kept_kron = ~np.kron(np.reshape(cells[0], (2, 2)), np.ones((4, 4), dtype=bool))
+        assert not kept_kron.all() and np.array_equal(picture[kept_kron], plain[12][0][kept_kron])
 
 
 REFUSED = [
@@ -234,8 +234,8 @@ def test_data_without_images_is_taken_by_any_method(lent, method, overrides, say
 
 @pytest.mark.parametrize("method", ["papo", "vppo", "grpo@trl", "ngrpo"])
 def test_methods_that_work_with_images_are_accepted(lent, method):
-    made = trainer(method, kind=over([{"prompt": "how many?", "images": IMAGES[0]}]))
-    assert made.optimiser_step(PROMPTS)[1].norm() > 0
+    built_trainer = trainer(method, kind=over([{"prompt": "how many?", "images": IMAGES[0]}]))
+    assert built_trainer.optimiser_step(PROMPTS)[1].norm() > 0
 
 
 def test_several_processes_are_refused_beforehand(lent):
@@ -249,11 +249,14 @@ def test_several_processes_are_refused_beforehand(lent):
 
 
 def test_images_within_answers_and_other_processes_are_refused(lent):
-    made = trainer("papo")
-    made.modalities = lambda inputs, out: {**Seeing.modalities(made, inputs, out), "num_images": [3] * 16}
+    built_trainer = trainer("papo")
+    built_trainer.modalities = lambda inputs, out: {
+        **Seeing.modalities(built_trainer, inputs, out),
+        "num_images": [3] * 16,
+    }
     with pytest.raises(ConfigError, match="images may be in prompts, not in answers"):
-        made._services.see(
-            made.modalities([], {n: torch.zeros(16, 1).long() for n in ("prompt_ids", "completion_ids")})
+        built_trainer._services.see(
+            built_trainer.modalities([], {n: torch.zeros(16, 1).long() for n in ("prompt_ids", "completion_ids")})
         )
     other = trainer("papo")
     other.accelerator.num_processes = 2
@@ -262,14 +265,14 @@ def test_images_within_answers_and_other_processes_are_refused(lent):
 
 
 def test_a_processor_with_other_pixel_values_is_refused(lent):
-    made = trainer("papo")
+    built_trainer = trainer("papo")
 
     def brighter(images, return_tensors):
         return {"pixel_values": image_processor(images, return_tensors)["pixel_values"] + 0.1}
 
-    made.processing_class = types.SimpleNamespace(image_processor=brighter)
+    built_trainer.processing_class = types.SimpleNamespace(image_processor=brighter)
     with pytest.raises(ConfigError, match="by itself makes other pixel_values"):
-        made.optimiser_step(PROMPTS)
+        built_trainer.optimiser_step(PROMPTS)
 
 
 def test_placeholders_are_shared_out_and_each_run_begins_anew():

@@ -11,10 +11,12 @@ from gxpo.methods import METHODS
 
 def borrowed(name):
     """What it asks of the trainer beside rewards and log-probs."""
-    composed, given = available.needs_in_trl(name)
-    if available.why_not_in_trl(composed, given):
+    composed, given_value = available.needs_in_trl(name)
+    if available.why_not_in_trl(composed, given_value):
         return set()
-    return asks.services_used(composed, "success_at" in given.arguments, ("by_sum", *given.rewards), trl_settings.LENDS)
+    return asks.services_used(
+        composed, "success_at" in given_value.arguments, ("by_sum", *given_value.rewards), trl_settings.LENDS
+    )
 
 
 READS_MORE = [
@@ -32,14 +34,14 @@ def test_methods_that_borrow_services_are_those_listed():
 @pytest.mark.parametrize("micro", [pytest.param(16, marks=pytest.mark.thorough), 8])
 @pytest.mark.parametrize("name", READS_MORE)
 def test_a_step_is_that_of_gxpos_own_trainer(name, micro):
-    made = trainer(name, micro=micro)
-    loss, gradient, _ = made.optimiser_step(prompts())
-    batch, learner = batch_of_our_trainer(made)
-    given = {n: batch.signals[n] for term in batch.method.terms.values() for n in getattr(term, "given", ())}
-    reads = {"names": names_of(batch.method), "given": given or None}
+    built_trainer = trainer(name, micro=micro)
+    loss, gradient, _ = built_trainer.optimiser_step(prompts())
+    batch, learner = batch_of_our_trainer(built_trainer)
+    given_signals = {n: batch.signals[n] for term in batch.method.terms.values() for n in getattr(term, "given", ())}
+    reads = {"names": names_of(batch.method), "given": given_signals or None}
     slope = learner.gradient(batch.forest, batch.loss, couples=batch.method.couples, **reads)
     slope = torch.cat([slope[n].flatten() for n, _ in small().named_parameters()])
-    scored = made._scored["train"]
+    scored = built_trainer._scored["train"]
     assert (scored.credit - batch.credit).abs().max() < 1e-9
     assert (scored.weight - batch.weight).abs().max() < 1e-9
     assert loss == pytest.approx(float(batch.loss(learner.outputs(batch.forest, **reads))), rel=1e-6, abs=1e-6)
@@ -55,40 +57,40 @@ FOLLOWS = [("epo", {}), ("r2vpo", {}), ("grpo_d", {}), ("trpa", {}), ("grpo", {"
 def test_controlled_coefficients_are_those_of_gxpos_trainer(name, overrides):
     """Three steps; the figures of each are those of the whole step, as gxpo's trainer takes them."""
     settings = {"max_steps": 3, **({"beta": 0.1} if "objective.kl.coef" in overrides else {})}
-    made = trainer(name, micro=8, overrides=overrides, **settings)
-    own = made.gxpo_method.fill()
-    start = own.state_dict()
+    built_trainer = trainer(name, micro=8, overrides=overrides, **settings)
+    own_fill = built_trainer.gxpo_method.fill()
+    start = own_fill.state_dict()
     for k in range(1, 4):
         policy = small()
-        policy.load_state_dict(made.model.state_dict())
-        made.optimiser_step(prompts(), lr=0.5)
-        batch, learner = batch_of_our_trainer(made, own, policy)
-        x = learner.outputs(batch.forest, names_of(own))
+        policy.load_state_dict(built_trainer.model.state_dict())
+        built_trainer.optimiser_step(prompts(), lr=0.5)
+        batch, learner = batch_of_our_trainer(built_trainer, own_fill, policy)
+        x = learner.outputs(batch.forest, names_of(own_fill))
         x = {n: torch.where(batch.active, v, torch.nan) for n, v in x.items()}  # others do not go through the model
         figures = {**batch.figures(x), "trajectories": 16, "step": k}
         if bool(batch.forest.success.isfinite().any()):
             figures["success_rate"] = float(batch.forest.success.mean())
-        messages = own.adjust(figures)
-        assert messages and {n: made._metrics["train"][f"gxpo/{n}"][-1] for n in messages} == pytest.approx(
+        messages = own_fill.adjust(figures)
+        assert messages and {n: built_trainer._metrics["train"][f"gxpo/{n}"][-1] for n in messages} == pytest.approx(
             messages, abs=1e-6
         )
-    assert own.state_dict() != start and made.gxpo_method.state_dict() != start
+    assert own_fill.state_dict() != start and built_trainer.gxpo_method.state_dict() != start
 
 
 def test_a_resumed_run_keeps_its_coefficient(tmp_path):
-    made = trainer("epo", out=tmp_path, max_steps=9)
-    made.optimiser_step(prompts())
-    made._save_checkpoint(None, None)
+    built_trainer = trainer("epo", out=tmp_path, max_steps=9)
+    built_trainer.optimiser_step(prompts())
+    built_trainer._save_checkpoint(None, None)
     resumed = trainer("epo", out=tmp_path, max_steps=9)
     before = resumed.gxpo_method.state_dict()
     resumed._load_optimizer_and_scheduler(str(tmp_path / "checkpoint-1"))
-    assert resumed.gxpo_method.state_dict() == made.gxpo_method.state_dict() != before
+    assert resumed.gxpo_method.state_dict() == built_trainer.gxpo_method.state_dict() != before
 
 
 def test_a_dataset_without_answers_is_refused():
-    made = trainer("igpo", answers="solution")
+    built_trainer = trainer("igpo", answers="solution")
     with pytest.raises(ConfigError, match="no column 'solution'; say answers="):
-        made.optimiser_step(prompts())
+        built_trainer.optimiser_step(prompts())
 
 
 class Spread(Trainer):

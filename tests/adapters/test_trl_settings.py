@@ -134,8 +134,8 @@ def test_a_stated_default_of_trl_can_contradict_a_method():
     with pytest.raises(ConfigError, match=r"objective\.tau_positive=1\.0 here, and sapo_gate has .*2\.0"):
         trainer("sapo_gate", overrides={"objective.tau_positive": 2.0}, **tau)
     assert trainer("vespo@trl", importance_sampling_level="token").gxpo_method.name == "vespo@trl"  # as TRL asks for it
-    stated = trainer("grpo", loss_type="dapo").gxpo_method.keys["objective.aggregate"]
-    assert (stated.value, stated.origin) == ("token_mean", "GRPOConfig.loss_type")
+    stated_method = trainer("grpo", loss_type="dapo").gxpo_method.keys["objective.aggregate"]
+    assert (stated_method.value, stated_method.origin) == ("token_mean", "GRPOConfig.loss_type")
 
 
 @pytest.mark.slow
@@ -156,12 +156,16 @@ def test_every_override_that_a_refusal_advises_works(names):
             for actual in re.findall(r"overrides=(\{.*?\})", str(refused.value)):
                 advised += 1
                 try:
-                    made = translate_settings(Config(**{setting: value}), name, ast.literal_eval(actual))
+                    built_translate_settings = translate_settings(
+                        Config(**{setting: value}), name, ast.literal_eval(actual)
+                    )
                 except ConfigError as error:
                     wrong.append((name, setting, actual, str(error)))
                 else:
                     wrong += [
-                        (name, k) for k, v in ast.literal_eval(actual).items() if show(made.keys[k].value) != show(v)
+                        (name, k)
+                        for k, v in ast.literal_eval(actual).items()
+                        if show(built_translate_settings.keys[k].value) != show(v)
                     ]
     assert not wrong and advised > 20
 

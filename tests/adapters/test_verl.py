@@ -21,11 +21,11 @@ from gxpo.parts.protocols import PolicyTokens
 def agg_loss(table, mask, mode, dp_size=1, batch_num_tokens=None, global_batch_size=None, loss_scale_factor=None):
     """verl's aggregation written as a loop over rows; the totals are the optimiser batch's."""
     total = 0.0
-    for row, own in zip(table, mask, strict=True):
-        n, here = int(own.sum()), (row * own).sum()
+    for row, own_value in zip(table, mask, strict=True):
+        n, local_total = int(own_value.sum()), (row * own_value).sum()
         if mode == "seq-mean-token-mean":
-            here = here / max(n, 1)
-        total = total + here
+            local_total = local_total / max(n, 1)
+        total = total + local_total
     if mode == "token-mean":
         return total / batch_num_tokens * dp_size
     return total / global_batch_size / (loss_scale_factor if mode == "seq-mean-token-sum-norm" else 1) * dp_size
@@ -150,16 +150,16 @@ def test_every_method_is_registered_or_says_why_not(core, monkeypatch):
     assert {"gxpo/gspo", "gxpo/gmpo", "gxpo/cispo", "gxpo/dapo", "gxpo/rloo+gspo"} <= set(core.losses)
     rewards, mask, uid = batch(2)
     for name, advantages in core.estimators.items():
-        given = {"token_level_rewards": rewards, "response_mask": mask, "index": uid}
-        actual, _ = advantages(**given, config={adapter.SUCCESS_AT: 1.0})
+        given_settings = {"token_level_rewards": rewards, "response_mask": mask, "index": uid}
+        actual, _ = advantages(**given_settings, config={adapter.SUCCESS_AT: 1.0})
         assert actual.shape == mask.shape and bool(actual.isfinite().all()), name
         assert not actual[~mask.bool()].any(), name
 
 
 def test_a_misspelt_override_with_a_methods_name_is_refused(core):
-    for made in (adapter.estimator, adapter.policy_loss, adapter.register):
+    for built_estimator in (adapter.estimator, adapter.policy_loss, adapter.register):
         with pytest.raises(ConfigError, match="unknown key 'objectiv'; did you mean 'objective'"):
-            made("rloo", {"objectiv": "gspo"})
+            built_estimator("rloo", {"objectiv": "gspo"})
 
 
 def test_a_composition_of_ones_own_has_a_name_of_ones_own(core, monkeypatch):

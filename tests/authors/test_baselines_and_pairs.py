@@ -32,14 +32,14 @@ def test_v05_shrinks_towards_the_prior_in_the_papers_units():
     e / (e + 1 / k). gxpo's rewards are 0 and 1: everything is halved."""
     groups = [([1, 1, -1, -1], 0.3), ([1, 1, 1, 1], -0.8), ([-1, -1, -1, 1], 0.9), ([1, -1], -0.95)]
     expected, rewards, prior, group = [], [], [], []
-    for g, (own, value) in enumerate(groups):
-        mean, noise = statistics.mean(own), 1 / len(own)
+    for g, (own_value, value) in enumerate(groups):
+        mean, noise = statistics.mean(own_value), 1 / len(own_value)
         bias = max(0.0, (mean - value) ** 2 - noise)
         share = bias / (bias + noise)
-        expected += [(r - (share * mean + (1 - share) * value)) / 2 for r in own]
-        rewards += [(r + 1) / 2 for r in own]
-        prior += [(value + 1) / 2] * len(own)
-        group += [g] * len(own)
+        expected += [(r - (share * mean + (1 - share) * value)) / 2 for r in own_value]
+        rewards += [(r + 1) / 2 for r in own_value]
+        prior += [(value + 1) / 2] * len(own_value)
+        group += [g] * len(own_value)
     actual = shrinkage_baseline(
         torch.tensor(rewards, dtype=F64), torch.tensor(group), torch.tensor(prior, dtype=F64), variance="bound"
     )
@@ -51,16 +51,16 @@ def test_poise_reads_a_rollouts_baseline_off_the_other_one():
     """arXiv 2605.07579, eq. 12, 13 and table 4: standardised features, ridge 0.01 on summed squares, clipped to
     [0, 1]; the target of a rollout's features is the other's reward."""
     rng = np.random.default_rng(4)
-    seen, rewards = rng.normal(size=(40, 6)) * [1, 5, 0.1, 2, 1, 3] + 2, rng.integers(0, 2, 40).astype(float)
+    seen_normal, rewards = rng.normal(size=(40, 6)) * [1, 5, 0.1, 2, 1, 3] + 2, rng.integers(0, 2, 40).astype(float)
     target = rewards.reshape(-1, 2)[:, ::-1].reshape(-1)
-    scaled = (seen - seen.mean(0)) / seen.std(0)
+    scaled = (seen_normal - seen_normal.mean(0)) / seen_normal.std(0)
     slope = np.linalg.solve(scaled.T @ scaled + 0.01 * np.eye(6), scaled.T @ (target - target.mean()))
     new = rng.normal(size=(4, 6)) * 9
-    estimate = np.clip((new - seen.mean(0)) / seen.std(0) @ slope + target.mean(), 0, 1)
+    estimate = np.clip((new - seen_normal.mean(0)) / seen_normal.std(0) @ slope + target.mean(), 0, 1)
     won = [1.0, 0.0, 0.0, 0.0]
     expected = [won[i] - estimate[i ^ 1] for i in range(4)]
 
-    weight, intercept = ridge(torch.tensor(seen), torch.tensor(target), 0.01 / 40)
+    weight, intercept = ridge(torch.tensor(seen_normal), torch.tensor(target), 0.01 / 40)
     guess = (torch.tensor(new) @ weight + intercept).clamp(0, 1)
     assert guess.tolist() == pytest.approx(estimate.tolist(), abs=1e-9) and {0.0, 1.0} & set(guess.tolist())
     outcome, group = torch.tensor(won, dtype=F64), torch.tensor([0, 0, 1, 1])

@@ -26,7 +26,7 @@ def batch():
     rewards = [r for rewards in REWARDS.values() for r in rewards]
     forest = gxpo.Forest.from_completions(
         prompts=[[ord(g)] for g in REWARDS],
-        completions=[[[7] * LENGTHS[i] for i, own in enumerate(groups) if own == g] for g in REWARDS],
+        completions=[[[7] * LENGTHS[i] for i, own_value in enumerate(groups) if own_value == g] for g in REWARDS],
         rewards=rewards,
     )
     gaps = [0.31 * math.sin(1.7 * k + 0.4) for k in range(sum(LENGTHS))]
@@ -39,10 +39,10 @@ def by_the_code(low, high, temperature):
     _, groups, rewards, gaps, _ = batch()
     tokens, k = [], 0
     for i, group in enumerate(groups):
-        own = REWARDS[group]
-        std = statistics.stdev(own) + 1e-6
-        advantage = (rewards[i] - statistics.mean(own)) / std
-        side = (rewards[i] - statistics.median(own)) / std / temperature
+        own_reward = REWARDS[group]
+        std = statistics.stdev(own_reward) + 1e-6
+        advantage = (rewards[i] - statistics.mean(own_reward)) / std
+        side = (rewards[i] - statistics.median(own_reward)) / std / temperature
         scale = 1 / (1 + math.exp(-side)) if side > -700 else 0.0
         target = 1 - low + (high + low) * scale
         for _ in range(LENGTHS[i]):

@@ -73,7 +73,7 @@ def test_mdpo(step: int, steps: int, t: float) -> None:
     advantage, less KL(new || old) between distributions over `learning_rate_ph`. Eight draws in the proportions of the
     old policy (1/2, 1/4, 1/4) make gxpo's sample means those expectations. The code's step size is 1 - (k - 1) / K
     (line 400), gxpo's 1 - k / K, from 0.05 on; the loss at one step size is what is compared."""
-    old, drawn = [0.5, 0.25, 0.25], [0, 0, 0, 0, 1, 1, 2, 2]
+    old, drawn_values = [0.5, 0.25, 0.25], [0, 0, 0, 0, 1, 1, 2, 2]
     advantage, logits = [0.7, -0.4, -1.0], [0.3, -0.5, 0.1]
     partition = sum(map(math.exp, logits))
     new = [math.exp(v) / partition for v in logits]
@@ -88,8 +88,10 @@ def test_mdpo(step: int, steps: int, t: float) -> None:
     m.terms["mirror_kl"].control.adjust({"step": step})
     forest = Forest.from_completions([[1]], [[[2]] * 8], [0.0] * 8)
     z = torch.tensor(logits, dtype=F64, requires_grad=True)
-    x, below = torch.log_softmax(z, 0)[drawn], torch.tensor(old, dtype=F64).log()[drawn]
-    loss = m.loss(forest, gxpo.PolicyTokens(x, below), advantages=torch.tensor(advantage, dtype=F64)[drawn]).value
+    x, below = torch.log_softmax(z, 0)[drawn_values], torch.tensor(old, dtype=F64).log()[drawn_values]
+    loss = m.loss(
+        forest, gxpo.PolicyTokens(x, below), advantages=torch.tensor(advantage, dtype=F64)[drawn_values]
+    ).value
     (slopes,) = torch.autograd.grad(loss, z)
     assert float(loss.detach()) == pytest.approx(-gain + kl / t, abs=1e-9)
     assert slopes.tolist() == pytest.approx(expected, abs=1e-9)

@@ -31,15 +31,15 @@ GROUPS = [
 
 def rewards(group: list[tuple[int, int]]) -> list[float]:
     prices = {RIGHT: 1.0, WRONG: -1.0, UNREAD: 0.0, REPEATS: -2.0}
-    out = [prices[said] for _, said in group]
+    out = [prices[message] for _, message in group]
     shortest = sorted(n for n, _ in group)[:3]
     if len(shortest) == 3 and sum(shortest) / 3 <= 4000:
         return out
-    lengths = [n for n, said in group if said == RIGHT]
+    lengths = [n for n, message in group if message == RIGHT]
     std = statistics.stdev(lengths) if len(lengths) > 1 else 1.0
     return [
-        x * math.exp(-0.05 * (n - statistics.mean(lengths)) / (std + 1e-6)) if said == RIGHT else x
-        for x, (n, said) in zip(out, group, strict=True)
+        x * math.exp(-0.05 * (n - statistics.mean(lengths)) / (std + 1e-6)) if message == RIGHT else x
+        for x, (n, message) in zip(out, group, strict=True)
     ]
 
 
@@ -66,12 +66,12 @@ def forest() -> Forest:
                 "id": f"{g}/{i}",
                 "prompt": [1],
                 "turns": [{"action": [2] * n}],
-                "reward": float(said == RIGHT),
-                "success": said == RIGHT,
-                "rewards": {"format": float(said >= 0), "repeats": float(said == REPEATS)},
+                "reward": float(message == RIGHT),
+                "success": message == RIGHT,
+                "rewards": {"format": float(message >= 0), "repeats": float(message == REPEATS)},
             }
             for g, group in enumerate(GROUPS)
-            for i, (n, said) in enumerate(group)
+            for i, (n, message) in enumerate(group)
         ]
     )
 

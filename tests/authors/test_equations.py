@@ -76,8 +76,8 @@ def test_hicra() -> None:
     credit = m.advantages(cut)
     actual = by_row(cut, credit * m.token_weights(cut, credit))
     for row, tokens, reward in zip(actual, rows, rewards, strict=True):
-        a, said = reward - 1.5 / 4, "".join(map(chr, tokens))
-        planning = {i for hit in re.finditer("let me try", said) for i in range(*hit.span())}
+        a, said_text = reward - 1.5 / 4, "".join(map(chr, tokens))
+        planning = {i for hit in re.finditer("let me try", said_text) for i in range(*hit.span())}
         expected = [a + 0.2 * abs(a) if i in planning else a for i in range(len(tokens))]
         assert row == pytest.approx(expected, abs=1e-9)
 
@@ -185,16 +185,16 @@ def test_hispo() -> None:
     now = gxpo.PolicyTokens(sampler + dis + stale, sampler, proximal_logprob=sampler + dis)
     actual = float(m.loss(forest, now, advantages=credit).value)
 
-    total, at, kept = 0.0, 0, []
+    total, at, kept_keeps = 0.0, 0, []
     for n in lengths:
         gaps, old = dis[at : at + n].tolist(), stale[at : at + n].tolist()
-        whole = abs(math.exp(sum(gaps) / n) - 1) < 0.1
+        is_whole = abs(math.exp(sum(gaps) / n) - 1) < 0.1
         for i in range(n):
-            keep = whole and abs(math.exp(gaps[i]) - 1) < 0.5
-            kept.append(keep)
+            keep = is_whole and abs(math.exp(gaps[i]) - 1) < 0.5
+            kept_keeps.append(keep)
             ratio, a = math.exp(gaps[i] + old[i]), float(credit[at])
             term = min(ratio, 1.2) * a if a > 0 else min(max(ratio, 0.8), 3.0) * a
             total -= keep * term
         at += n
-    assert kept == [True] * 3 + [False] + [True] * 3 + [False]
+    assert kept_keeps == [True] * 3 + [False] + [True] * 3 + [False]
     assert actual == pytest.approx(total / 3 / 10, abs=1e-12)

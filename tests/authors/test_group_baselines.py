@@ -51,9 +51,9 @@ def clipped(credit: Sequence[float], scale: Sequence[float], width: float = 0.2)
     for a, row, s in zip(credit, GAPS, scale, strict=True):
         for d in row:
             rho = math.exp(d)
-            plain, held = -a * rho, -a * min(max(rho, 1.0 - width), 1.0 + width)
-            total += s * max(plain, held)
-            slopes.append(s * -a * rho if plain >= held else 0.0)
+            plain, held_rho = -a * rho, -a * min(max(rho, 1.0 - width), 1.0 + width)
+            total += s * max(plain, held_rho)
+            slopes.append(s * -a * rho if plain >= held_rho else 0.0)
     return total, slopes
 
 
@@ -86,10 +86,10 @@ def test_w_reinforce() -> None:
 def test_psr_and_nsr_up_to_their_denominator(mode: str, positive: float, negative: float) -> None:
     """The same file, lines 143-146, and ray_trainer.py, lines 1191-1200: PSR keeps the right rows, NSR the wrong ones,
     and the mean is over their tokens. In gxpo the others weigh 0 and count: the loss is less by the share of tokens."""
-    kept = [r == (mode == "positive") for r in SCORE]
-    tokens = sum(n for n, own in zip(FLAT, kept, strict=True) if own)
+    kept_flags = [r == (mode == "positive") for r in SCORE]
+    tokens = sum(n for n, own_value in zip(FLAT, kept_flags, strict=True) if own_value)
     expected = [r if mode == "positive" else r - 1.0 for r in SCORE]
-    loss, slopes = clipped(expected, [float(own) / tokens for own in kept])
+    loss, slopes = clipped(expected, [float(own_value) / tokens for own_value in kept_flags])
     _, actual, gradient = run("psr_nsr", {"weight.by_sign.positive": positive, "weight.by_sign.negative": negative})
     share = tokens / sum(FLAT)
     assert actual == pytest.approx(share * loss, abs=1e-12)
@@ -135,25 +135,25 @@ def copo() -> tuple[list[float], list[float], list[float]]:
     means = [sum(row) / len(row) for row in REWARDS]
     middle = sum(means) / len(means)
     spread = math.sqrt(sum((m - middle) ** 2 for m in means) / (len(means) - 1))
-    for row, said, own in zip(REWARDS, ANSWERS, means, strict=True):
-        mean, std = own, 0.0
+    for row, message, own_value in zip(REWARDS, ANSWERS, means, strict=True):
+        mean, std = own_value, 0.0
         if len(row) > 1:
             std = math.sqrt(sum((r - mean) ** 2 for r in row) / (len(row) - 1))
         entropy = 0.0
-        for letter in sorted(set(said)):
-            p = said.count(letter) / len(said)
+        for letter in sorted(set(message)):
+            p = message.count(letter) / len(message)
             entropy -= p * math.log2(p + 1e-8)
         for r in row:
             # they take the mean of a lone answer as 0 and its std as 1: it is credited its reward; in gxpo nothing
             inside.append((r - mean) / (std + 1e-6) if len(row) > 1 else 0.0)
-            between.append((own - middle) / (spread + 1e-6))
+            between.append((own_value - middle) / (spread + 1e-6))
             bits.append(entropy)
     return inside, between, bits
 
 
 def copo_of_gxpo(**keys: Any) -> tuple[Forest, gxpo.methods.method.Method, list[float]]:
     forest = forest_of(REWARDS, [[1] * len(row) for row in REWARDS])
-    cluster = torch.tensor([26 * g + ord(x) - ord("a") for g, said in enumerate(ANSWERS) for x in said])
+    cluster = torch.tensor([26 * g + ord(x) - ord("a") for g, message in enumerate(ANSWERS) for x in message])
     m = gxpo.method("copo", {f"credit.{k}": v for k, v in keys.items()})
     return forest, m, m.advantages(forest, {"answer_cluster": cluster}).tolist()
 

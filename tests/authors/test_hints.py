@@ -59,10 +59,10 @@ def test_scaf_grpo_prompts_grow_by_chunks_under_their_tier_name() -> None:
         return "yes" if context in expected[2:] else "no"
 
     session = GrowingSession(say, right)
-    own = [[f"{label}: {parts[0]}", *parts[1:]] for label, parts in tiers.items()]
+    own_texts = [[f"{label}: {parts[0]}", *parts[1:]] for label, parts in tiers.items()]
     keys = {"rollout.template": "Question: {prompt}\n{hint}", "rollout.warmup_steps": 0, "rollout.group_size": 8}
     m = gxpo.method("scaf_grpo", keys)
-    forest = m.rollout.grow([with_info(tasks("q")[0], hints=own)], session)
+    forest = m.rollout.grow([with_info(tasks("q")[0], hints=own_texts)], session)
     assert asked(session)[1] == expected
     assert forest.success.tolist() == [1] + [0] * 7 and forest.info[0] == {"hint": 3}
     # verl's GRPO: deviation of the sample, sqrt((49 + 7) / 64 / 7) = .353553, 1e-6 beside it

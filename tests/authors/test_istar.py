@@ -142,8 +142,8 @@ def test_the_preference_loss(found: SimpleNamespace) -> None:
         first += len(group)
     assert len(losses) == 3 and found.phi.loss == pytest.approx(statistics.fmean(losses), abs=1e-9)
     for r, steps in enumerate(found.q):
-        own = found.phi.slope[found.forest.path_of(r)].tolist()
-        assert own == pytest.approx([slopes[r] / len(losses) / len(steps)] * len(own), abs=1e-12)
+        own_slope = found.phi.slope[found.forest.path_of(r)].tolist()
+        assert own_slope == pytest.approx([slopes[r] / len(losses) / len(steps)] * len(own_slope), abs=1e-12)
 
 
 def test_their_grpo_form(found: SimpleNamespace) -> None:

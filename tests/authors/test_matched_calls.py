@@ -24,9 +24,9 @@ def words(text: str) -> set[str]:
 
 
 def f1(said: str, expected: str) -> float:
-    own, target = words(said), words(expected)
-    common = len(own & target)
-    precision = common / len(own) if own else 0
+    own_words, target = words(said), words(expected)
+    common = len(own_words & target)
+    precision = common / len(own_words) if own_words else 0
     recall = common / len(target) if target else 0
     return 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
 
@@ -34,21 +34,27 @@ def f1(said: str, expected: str) -> float:
 def likeness(predicted: dict[str, Any], gold: dict[str, Any]) -> float:
     if predicted["name"].lower() != gold["name"].lower():
         return 0.0
-    own, target = predicted["arguments"], gold["arguments"]
-    shared = sum(1 for key in own if key in target)
-    names = 1.0 if list(own) == list(target) else shared / (len(own) + len(target) - shared) if own and target else 0.0
-    values = sum(1 for key in target if key in own and own[key] == target[key])
+    own_arguments, target = predicted["arguments"], gold["arguments"]
+    shared = sum(1 for key in own_arguments if key in target)
+    names = (
+        1.0
+        if list(own_arguments) == list(target)
+        else shared / (len(own_arguments) + len(target) - shared)
+        if own_arguments and target
+        else 0.0
+    )
+    values = sum(1 for key in target if key in own_arguments and own_arguments[key] == target[key])
     return (1 + names + values) / (2 + len(target))
 
 
 def turn_rewards(turns: list[dict[str, Any]], gold: list[dict[str, Any]], expected: str) -> list[float]:
     """Calls of turns without an answer, the most alike pair first, each call and each gold one once; then the means."""
-    made = [(t, c) for t, turn in enumerate(turns) if "answer" not in turn for c in turn["calls"]]
+    built_values = [(t, c) for t, turn in enumerate(turns) if "answer" not in turn for c in turn["calls"]]
     pairs = sorted(
-        ((likeness(c, g), i, j) for i, (_, c) in enumerate(made) for j, g in enumerate(gold)),
+        ((likeness(c, g), i, j) for i, (_, c) in enumerate(built_values) for j, g in enumerate(gold)),
         key=lambda pair: (-pair[0], pair[1], pair[2]),
     )
-    worth, taken = [0.0] * len(made), set[int]()
+    worth, taken = [0.0] * len(built_values), set[int]()
     placed = set[int]()
     for score, i, j in pairs:
         if score > 0 and i not in placed and j not in taken:
@@ -57,8 +63,14 @@ def turn_rewards(turns: list[dict[str, Any]], gold: list[dict[str, Any]], expect
             taken.add(j)
     out = []
     for t, turn in enumerate(turns):
-        own = [w for w, (at, _) in zip(worth, made, strict=True) if at == t]
-        out.append(f1(turn["answer"], expected) if "answer" in turn else sum(own) / len(own) if own else 0.0)
+        own_worths = [w for w, (at, _) in zip(worth, built_values, strict=True) if at == t]
+        out.append(
+            f1(turn["answer"], expected)
+            if "answer" in turn
+            else sum(own_worths) / len(own_worths)
+            if own_worths
+            else 0.0
+        )
     return out
 
 
@@ -125,12 +137,15 @@ def test_credit_is_the_authors() -> None:
     trajectory's rewards and, by the number of the turn, of returns at .9, each with one degree of freedom and 1e-6; a
     turn alone at its number keeps its return; both halves weigh the same."""
     rewards = [turn_rewards(turns, GOLD, EXPECTED) for turns in EPISODES]
-    totals = [sum(own) for own in rewards]
+    totals = [sum(own_reward) for own_reward in rewards]
     coarse = [(x - statistics.mean(totals)) / (statistics.stdev(totals) + EPS) for x in totals]
-    returns = [[sum(0.9**k * r for k, r in enumerate(own[t:])) for t in range(len(own))] for own in rewards]
+    returns = [
+        [sum(0.9**k * r for k, r in enumerate(own_reward[t:])) for t in range(len(own_reward))]
+        for own_reward in rewards
+    ]
     target = []
-    for i, own in enumerate(returns):
-        for t, x in enumerate(own):
+    for i, own_reward in enumerate(returns):
+        for t, x in enumerate(own_reward):
             peers = [other[t] for other in returns if t < len(other)]
             mean, std = (statistics.mean(peers), statistics.stdev(peers)) if len(peers) > 1 else (0.0, 1.0)
             target += [(coarse[i] + (x - mean) / (std + EPS)) / 2] * 2

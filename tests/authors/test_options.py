@@ -81,8 +81,8 @@ def restated(heads: dict[str, dict[tuple[int, int], list[float]]]) -> list[float
             if switches(text) or n == 1:
                 continue
             reward[t] += KEEP_PENALTY / n
-            here, before = span(text, "subgoal"), span(texts[t - 1], "subgoal") if t else None
-            if here and before and text[slice(*here)] != texts[t - 1][slice(*before)]:
+            local_span, before = span(text, "subgoal"), span(texts[t - 1], "subgoal") if t else None
+            if local_span and before and text[slice(*local_span)] != texts[t - 1][slice(*before)]:
                 reward[t] += OTHER_GOAL
         starts = [t for t in range(n) if t == 0 or switches(texts[t])]
         own_low = [heads["low"][e, t][acting(text)] for t, text in enumerate(texts)]
@@ -157,7 +157,7 @@ def test_credit_is_the_authors() -> None:
     method = gxpo.method("hiper")
     forest = method.segmenter(Forest.from_records(records), SegmentTools(lambda ids: "".join(map(chr, ids))))
     signals = {
-        f"value@{name}": torch.tensor([x for own in turns.values() for x in own], dtype=torch.float64)
+        f"value@{name}": torch.tensor([x for own_turn in turns.values() for x in own_turn], dtype=torch.float64)
         for name, turns in heads.items()
     }
     assert method.advantages(forest, signals).tolist() == pytest.approx(restated(heads), abs=1e-9)

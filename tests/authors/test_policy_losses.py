@@ -25,8 +25,8 @@ def graded(method, forest, log_ratio, credit=None, keys=None, entropy=None, beha
     x = (gap - 1.3 if logprob is None else torch.tensor(logprob, dtype=F64)).requires_grad_()
     old = x.detach() - gap
     below = old if behaviour is None else torch.tensor(behaviour, dtype=F64)
-    given = None if entropy is None else torch.tensor(entropy, dtype=F64)
-    policy = gxpo.PolicyTokens(x, below, entropy=given, proximal_logprob=old)
+    given_entropy = None if entropy is None else torch.tensor(entropy, dtype=F64)
+    policy = gxpo.PolicyTokens(x, below, entropy=given_entropy, proximal_logprob=old)
     advantage_P = m.advantages(forest) if credit is None else torch.tensor(credit, dtype=F64)
     value = m.loss(forest, policy, advantages=advantage_P).value
     return float(value.detach()), torch.autograd.grad(value, x)[0].tolist(), advantage_P.tolist()
@@ -43,9 +43,9 @@ GAP = [math.log(r) for r in RATIO]
 def gppo_token(r, a, low, high, c):
     """max(-A r, -A clip(r, low / stop(r) r, high / stop(r) r)), and for A < 0 no more than -A c: value, slope."""
     inside, slope = -a * r, -a * r
-    held = min(max(r, low), high)
-    if -a * held > inside:
-        inside = slope = -a * held  # the bound carries r / stop(r)
+    held_low = min(max(r, low), high)
+    if -a * held_low > inside:
+        inside = slope = -a * held_low  # the bound carries r / stop(r)
     if a < 0 and -a * c < inside:
         return -a * c, 0.0
     return inside, slope
@@ -81,7 +81,7 @@ def test_gppo_with_factors():
 # ---------------------------------------------------------------- FIPO
 def fipo(lengths, gaps, credits, c=10.0, safe=10.0, decay=32.0, low=1.0, high=1.2, clip=(0.2, 0.28)):
     """Sum over the tokens of the sequences that stay, over their number: value and slopes."""
-    losses, slopes, kept, at = [], [], [], 0
+    losses, slopes, kept_values, at = [], [], [], 0
     for n in lengths:
         rows = list(zip(gaps[at : at + n], credits[at : at + n], strict=True))
         at += n
@@ -99,13 +99,13 @@ def fipo(lengths, gaps, credits, c=10.0, safe=10.0, decay=32.0, low=1.0, high=1.
             mine.append(loss)
             turns.append(slope)
         stays = not lower > 1
-        kept += [stays] * n
+        kept_values += [stays] * n
         losses += mine
         slopes += turns
-    count = sum(kept)
+    count = sum(kept_values)
     return (
-        sum(x for x, k in zip(losses, kept, strict=True) if k) / count,
-        [s / count if k else 0.0 for s, k in zip(slopes, kept, strict=True)],
+        sum(x for x, k in zip(losses, kept_values, strict=True) if k) / count,
+        [s / count if k else 0.0 for s, k in zip(slopes, kept_values, strict=True)],
     )
 
 
@@ -134,12 +134,12 @@ def hapo_credit(lengths, groups, rewards):
         rows = [i for i, h in enumerate(groups) if h == g]
         tokens = [rewards[i] for i in rows for _ in range(lengths[i])]
         mean, std = statistics.fmean(tokens), statistics.pstdev(tokens)
-        own = {i: (rewards[i] - mean) / (std + 1e-6) for i in rows}
-        if any(abs(a) >= 5 for a in own.values()):
+        own_rewards = {i: (rewards[i] - mean) / (std + 1e-6) for i in rows}
+        if any(abs(a) >= 5 for a in own_rewards.values()):
             r = [rewards[i] for i in rows]
-            own = {i: (rewards[i] - statistics.fmean(r)) / (statistics.stdev(r) + 1e-6) for i in rows}
+            own_rewards = {i: (rewards[i] - statistics.fmean(r)) / (statistics.stdev(r) + 1e-6) for i in rows}
         for i in rows:
-            out[i] = own[i]
+            out[i] = own_rewards[i]
     return [a for a, n in zip(out, lengths, strict=True) for _ in range(n)]
 
 
@@ -180,8 +180,8 @@ def test_hapo():
     h = hapo_scores(entropy)
     each = [hapo_token(math.exp(g), a, x) for g, a, x in zip(gaps, credit, h, strict=True)]
     forest = forest_of(lengths, groups, rewards)
-    value, actual, own = graded("hapo", forest, gaps, entropy=entropy)
-    assert own == pytest.approx(credit, abs=1e-9)
+    value, actual, own_value = graded("hapo", forest, gaps, entropy=entropy)
+    assert own_value == pytest.approx(credit, abs=1e-9)
     assert value == pytest.approx(sum(x for x, _ in each) / n, abs=1e-9)
     assert actual == pytest.approx([s / n for _, s in each], abs=1e-9)
     assert min(h) == -1.0 and max(h) == 1.0 and 0.0 in h

@@ -95,11 +95,11 @@ def test_bnpo() -> None:
     m, v = float(np.mean(p)), float(np.var(p, ddof=1))
     k = m * (1 - m) / v - 1
     alpha, beta = max(1.0, 1 + k * m / 3), max(1.0, 1 + k * (1 - m) / 3)
-    whole = math.gamma(alpha) * math.gamma(beta) / math.gamma(alpha + beta)
+    full_gamma = math.gamma(alpha) * math.gamma(beta) / math.gamma(alpha + beta)
 
     def group(r):
         q = float(np.mean(r))
-        density = q ** (alpha - 1) * (1 - q) ** (beta - 1) / whole
+        density = q ** (alpha - 1) * (1 - q) ** (beta - 1) / full_gamma
         return [min(1 / density if density else 1e6, 1e6) * (x - q) for x in r]
 
     assert alpha > 1 and weighted("bnpo") == pytest.approx(per_group(group), abs=1e-9)
@@ -111,12 +111,12 @@ def test_dgpo() -> None:
     mixed = [g for g in GROUPS if 0 < p[g] < 1]
     tokens = {g: sum(n for _, n, _ in rows) for g, rows in GROUPS.items()}
     rest = sum(tokens.values()) / sum(tokens[g] for g in mixed)
-    whole = sum(math.exp(-p[g] / 2) for g in mixed)
+    full_total = sum(math.exp(-p[g] / 2) for g in mixed)
     expected = []
     for g, rows in GROUPS.items():
         r = [float(x) for x, *_ in rows]
         extent = sum(abs(x - p[g]) for x in r)
-        w = len(mixed) * math.exp(-p[g] / 2) / whole if g in mixed else 1.0
+        w = len(mixed) * math.exp(-p[g] / 2) / full_total if g in mixed else 1.0
         expected += [len(r) * (x - p[g]) / (extent + 1e-4) * rest * w for x in r]
     assert weighted("dgpo_math") == pytest.approx(expected, abs=1e-9)
 
@@ -158,8 +158,8 @@ def test_mc_grpo() -> None:
     actual = [float(credit[f.path_of(r)][0]) for r in range(f.n_trajectories)]
     assert actual == pytest.approx(per_group(group), abs=1e-9)
     trained = m.token_weights(f, credit) > 0
-    kept = {g: sum(bool(trained[f.path_of(r)][0]) for r in range(len(ROWS)) if ROWS[r][0] == g) for g in GROUPS}
-    assert kept == {g: len(rows) - 1 for g, rows in GROUPS.items()}
+    kept_totals = {g: sum(bool(trained[f.path_of(r)][0]) for r in range(len(ROWS)) if ROWS[r][0] == g) for g in GROUPS}
+    assert kept_totals == {g: len(rows) - 1 for g, rows in GROUPS.items()}
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])

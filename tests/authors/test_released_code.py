@@ -72,9 +72,9 @@ def released_budget(rates: list[float | None], n: int, least: int, most: int) ->
         return sizes
     cost = sum(int(min(most, math.log(0.1) / math.log(max(rates[i], 1 - rates[i])))) for i in between)
     if cost < total:
-        given = zero or [i for i in range(len(rates)) if i not in between]
-        for place, i in enumerate(given):
-            sizes[i] += (total - cost) // len(given) + (1 if place < (total - cost) % len(given) else 0)
+        given_zero = zero or [i for i in range(len(rates)) if i not in between]
+        for place, i in enumerate(given_zero):
+            sizes[i] += (total - cost) // len(given_zero) + (1 if place < (total - cost) % len(given_zero) else 0)
         total = cost
     more = table_of_budgets([rates[i] for i in between], total, least, most)
     for i, k in zip(between, more, strict=True):
@@ -83,7 +83,7 @@ def released_budget(rates: list[float | None], n: int, least: int, most: int) ->
 
 
 def test_knapsack_rl_splits_its_budget_as_released():
-    draws, seen = random.Random(3), 0
+    draws, seen_count = random.Random(3), 0
     some = [0.0, 0.0625, 0.1875, 0.3125, 0.4375, 0.5625, 0.6875, 0.8125, 0.9375, 1.0]
     for _ in range(60):
         rates = [*draws.sample(some, draws.randint(2, 4)), *[None] * draws.randint(0, 1)]
@@ -93,8 +93,8 @@ def test_knapsack_rl_splits_its_budget_as_released():
             continue  # theirs divides by the number of the others, which is 0
         actual = allot_with_fallback([math.nan if p is None else p for p in rates], 8 * len(rates), 8, 2, 24)
         assert actual == released_budget(rates, 8, 2, 24), rates
-        seen += 1
-    assert seen > 40
+        seen_count += 1
+    assert seen_count > 40
 
 
 def test_knapsack_rl_predicts_by_the_newest_sixteen_verdicts():
@@ -229,11 +229,14 @@ def test_itool_pairs_the_best_and_worst_child_of_every_node():
     assert {k: keys[f"rollout.{k}"] for k in how if f"rollout.{k}" in keys} == {
         k: how[k] for k in how if f"rollout.{k}" in keys
     }
-    seen = 0
+    seen_count = 0
     for step in range(6):
-        whole = Search(**how).grow([Task("a", "a?")], TreeSession(step=step))
+        full_value = Search(**how).grow([Task("a", "a?")], TreeSession(step=step))
         nodes = Search(**how, trains="siblings").grow([Task("a", "a?")], TreeSession(step=step))
-        ends = [(info["path"], 1 if s >= 1 else -1) for info, s in zip(whole.info, whole.success.tolist(), strict=True)]
+        ends = [
+            (info["path"], 1 if s >= 1 else -1)
+            for info, s in zip(full_value.info, full_value.success.tolist(), strict=True)
+        ]
         below: dict[tuple, list[int]] = {}
         for path, paid in ends:
             for depth in range(1, len(path) + 1):
@@ -243,8 +246,8 @@ def test_itool_pairs_the_best_and_worst_child_of_every_node():
         parents = {g: {tuple(i["path"][:-1]) for i, h in zip(nodes.info, nodes.group, strict=True) if h == g}
                    for g in nodes.group}  # fmt: skip
         assert all(len(p) == 1 for p in parents.values()) and len(parents) == len(set().union(*parents.values()))
-        seen += len(parents) > 1
-    assert seen
+        seen_count += len(parents) > 1
+    assert seen_count
 
 
 def test_itools_simpo_has_its_margin_outside_of_beta():

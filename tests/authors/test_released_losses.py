@@ -112,10 +112,10 @@ def test_gmpo() -> None:
         rows = []
         for A, now, old in zip(a, lp, cut(OLD), strict=True):
             s = -1.0 if A >= 0 else 1.0
-            held = [
+            held_maximums = [
                 torch.maximum(s * (x - o), (s * (x - o)).clamp(-0.4, 0.4)) * s for x, o in zip(now, old, strict=True)
             ]
-            rows.append(-A * mean(held).exp())
+            rows.append(-A * mean(held_maximums).exp())
         return mean(rows)
 
     agree("gmpo", wanted)
@@ -191,11 +191,11 @@ def test_gvpo() -> None:
         total, at = torch.zeros((), dtype=torch.float64), 0
         for rows in GROUPS.values():
             r = [float(x) for x, _ in rows]
-            own = [torch.stack(lp[at + i]).sum() - torch.stack(cut(OLD)[at + i]).sum() for i in range(len(r))]
+            own_totals = [torch.stack(lp[at + i]).sum() - torch.stack(cut(OLD)[at + i]).sum() for i in range(len(r))]
             at += len(r)
-            middle = mean([x.detach() for x in own]) * 0.1
+            middle = mean([x.detach() for x in own_totals]) * 0.1
             total = total + sum(
-                0.5 * (0.1 * x - middle - (y - np.mean(r))) ** 2 for x, y in zip(own, r, strict=True)
+                0.5 * (0.1 * x - middle - (y - np.mean(r))) ** 2 for x, y in zip(own_totals, r, strict=True)
             ) / (len(r) - 1)
         return total / len(GROUPS)
 
@@ -225,8 +225,8 @@ def test_rec_has_the_gradient_of_its_masked_likelihood() -> None:
         for A, now, old in zip(a, lp, cut(OLD), strict=True):
             for x, o in zip(now, old, strict=True):
                 ratio = math.exp(float((x - o).detach()))
-                kept = (A >= 0 and ratio <= 1.2) or (A <= 0 and ratio >= 0.8)
-                tokens.append(-A * x * float(kept))
+                is_kept = (A >= 0 and ratio <= 1.2) or (A <= 0 and ratio >= 0.8)
+                tokens.append(-A * x * float(is_kept))
         return mean(tokens)
 
     lp = (OLD + MOVED).requires_grad_()
@@ -362,12 +362,12 @@ def test_edge_grpo() -> None:
     """ZhangXJ199/EDGE-GRPO@cbe13ca trl_edge/trainer/grpo_aha_trainer.py, 1217-1235, over the answers' own tokens."""
     entropy = torch.linspace(0.2, 0.9, len(OLD), dtype=torch.float64)
     a = z(eps=1e-4)
-    own = [float(sum(h)) / len(h) for h in cut(entropy)]
+    own_cuts = [float(sum(h)) / len(h) for h in cut(entropy)]
 
     def wanted(lp):
         rows = []
-        for A, now, old, H in zip(a, lp, cut(OLD), own, strict=True):
-            B = A / H * float(np.mean(own))
+        for A, now, old, H in zip(a, lp, cut(OLD), own_cuts, strict=True):
+            B = A / H * float(np.mean(own_cuts))
             ratios = [(x - o).exp() for x, o in zip(now, old, strict=True)]
             rows.append(mean([-torch.minimum(x * B, x.clamp(0.8, 1.2) * B) for x in ratios]))
         return mean(rows)

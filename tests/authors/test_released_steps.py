@@ -77,9 +77,9 @@ def test_flow_grpo(scale: str) -> None:
     reward, group = forest.outcome.tolist(), list(forest.group)
     A = []
     for r, g in zip(reward, group, strict=True):
-        own = [x for x, h in zip(reward, group, strict=True) if h == g]
-        over = spread(reward if scale == "batch_std" else own, 0) + 1e-4
-        A.append(min(max((r - math.fsum(own) / len(own)) / over, -5.0), 5.0))
+        own_rewards = [x for x, h in zip(reward, group, strict=True) if h == g]
+        over = spread(reward if scale == "batch_std" else own_rewards, 0) + 1e-4
+        A.append(min(max((r - math.fsum(own_rewards) / len(own_rewards)) / over, -5.0), 5.0))
     trained = steps_of(forest)
 
     def wanted(rows):
@@ -95,14 +95,14 @@ def test_flow_grpo_without_rows_of_equal_groups() -> None:
     forest = grown(Denoise(4))
     reward = torch.where(torch.tensor([g == forest.group[0] for g in forest.group]), 0.5, forest.outcome)
     forest, trained = forest.replace(outcome=reward), steps_of(forest)
-    kept = [i for i, g in enumerate(forest.group) if g != forest.group[0]]
+    kept_forests = [i for i, g in enumerate(forest.group) if g != forest.group[0]]
     every = reward.tolist()
 
     def wanted(rows):
         each = []
-        for i in kept:
-            own = [x for x, g in zip(every, forest.group, strict=True) if g == forest.group[i]]
-            A = (every[i] - math.fsum(own) / len(own)) / (spread(every, 0) + 1e-4)
+        for i in kept_forests:
+            own_everies = [x for x, g in zip(every, forest.group, strict=True) if g == forest.group[i]]
+            A = (every[i] - math.fsum(own_everies) / len(own_everies)) / (spread(every, 0) + 1e-4)
             each += [clipped(A, rows[i][k], old) for k, _, old in trained[i]]
         return sum(each) / len(each)
 
@@ -118,15 +118,20 @@ def test_flow_grpos_step() -> None:
     forest, network = grown(Denoise(2), session=session), session.model.network
     levels, checked = session.model.sigmas.tolist(), 0
     for r in range(forest.n_trajectories):
-        asked = forest.token[int(forest.first_token[int(forest.prompt_node[r])])]
+        asked_token = forest.token[int(forest.first_token[int(forest.prompt_node[r])])]
         latents = [forest.extras["latent"][t].tolist() for t in forest.path_token[forest.path_of(r)].tolist()]
         for k, _, density in steps_of(forest)[r]:
-            here, there = levels[k - 1], levels[k]
-            v = network(torch.tensor([latents[k - 1]], dtype=F64), torch.tensor([here], dtype=F64), asked[None])[0]
-            noise = 0.7 * math.sqrt(here / (1 - (levels[1] if here == 1 else here)))
-            dt, total = there - here, 0.0
+            local_level, remote_level = levels[k - 1], levels[k]
+            v = network(
+                torch.tensor([latents[k - 1]], dtype=F64), torch.tensor([local_level], dtype=F64), asked_token[None]
+            )[0]
+            noise = 0.7 * math.sqrt(local_level / (1 - (levels[1] if local_level == 1 else local_level)))
+            dt, total = remote_level - local_level, 0.0
             for x, y, speed in zip(latents[k - 1], latents[k], v.tolist(), strict=True):
-                mean = x * (1 + noise**2 / (2 * here) * dt) + speed * (1 + noise**2 * (1 - here) / (2 * here)) * dt
+                mean = (
+                    x * (1 + noise**2 / (2 * local_level) * dt)
+                    + speed * (1 + noise**2 * (1 - local_level) / (2 * local_level)) * dt
+                )
                 variance = noise**2 * -dt
                 total += -((y - mean) ** 2) / (2 * variance) - math.log(math.sqrt(variance * 2 * math.pi))
             assert density == pytest.approx(total / len(v), abs=1e-6)  # stored in float32
@@ -145,8 +150,8 @@ def test_tempflow_grpo() -> None:
     reward, group = forest.outcome.tolist(), list(forest.group)
     A = []
     for i, r in enumerate(reward):
-        own = [x for x, g, k in zip(reward, group, step, strict=True) if (g, k) == (group[i], step[i])]
-        A.append(min(max(z(r, own, 0, 1e-4), -5.0), 5.0))
+        own_rewards = [x for x, g, k in zip(reward, group, step, strict=True) if (g, k) == (group[i], step[i])]
+        A.append(min(max(z(r, own_rewards, 0, 1e-4), -5.0), 5.0))
 
     def wanted(rows):
         each = [
@@ -174,11 +179,11 @@ def test_prorag() -> None:
     rows = [("p", 1.0, 4), ("p", 0.0, 2), ("p", 1.0, 1), ("q", 0.0, 3), ("q", 0.0, 2), ("q", 0.0, 5)]
     score = [[0.8, 0.8, 0.1, 0.1], [0.4, 0.4], [0.9], [0.2, 0.2, 0.7], [0.5, 0.1], [0.3] * 4 + [0.6]]
     expected = []
-    for (group, reward, _), own in zip(rows, score, strict=True):
+    for (group, reward, _), own_value in zip(rows, score, strict=True):
         outcomes = [r for g, r, _ in rows if g == group]
         tokens = [x for (g, *_), s in zip(rows, score, strict=True) for x in s if g == group]
         outcome = z(reward, outcomes, 1, 1e-4) if len(set(outcomes)) > 1 else 0.0
-        expected += [outcome + 0.5 * z(x, tokens, 0, 0.0) for x in own]
+        expected += [outcome + 0.5 * z(x, tokens, 0, 0.0) for x in own_value]
     signal = {"segment_score": torch.tensor([x for s in score for x in s], dtype=F64)}
     actual = gxpo.method("prorag", {"credit.add.token_normalised.eps": 0.0}).advantages(answers(rows), signal)
     assert actual.tolist() == pytest.approx(expected, abs=1e-12)
@@ -207,9 +212,9 @@ def test_tw_grpo() -> None:
 
     flat = [(t, row) for answer in spoken for t, row in enumerate(answer)]
     order = sorted(range(len(flat)), key=lambda i: flat[i][0])
-    held = torch.tensor([flat[i][1] for i in order], dtype=F64)
+    held_flats = torch.tensor([flat[i][1] for i in order], dtype=F64)
     cell = torch.tensor([flat[i][0] for i in order])
-    actual = divergence(held, cell, torch.full((longest,), len(rows), dtype=F64))
+    actual = divergence(held_flats, cell, torch.full((longest,), len(rows), dtype=F64))
     assert actual.tolist() == pytest.approx(apart, abs=1e-12)
 
     forest = answers(rows)
@@ -282,8 +287,8 @@ def test_eframe() -> None:
     )
     expected = []
     for g, r, n in rows:
-        own = [x for h, x, _ in rows if h == g]
-        A = z(r, own, 1, 1e-6) if len(set(own)) > 1 else 0.0
+        own_rows = [x for h, x, _ in rows if h == g]
+        A = z(r, own_rows, 1, 1e-6) if len(set(own_rows)) > 1 else 0.0
         chosen = abs(A) > (1.0 if g in hot else 0.05) and not (n == room and A > 0)
         expected += [A if chosen else 0.0] * n
     m = gxpo.method("eframe")

@@ -114,8 +114,8 @@ def test_t_ppo(whiten: str) -> None:
                 delta = 0.0  # (gamma - 1) V
             last = delta + lam * last
             advantage[t] = last if is_finished or t < window - ignored else 0.0
-        kept = newest if is_finished else window - ignored
-        expected.append((before, advantage[:newest], kept))
+        kept_newest = newest if is_finished else window - ignored
+        expected.append((before, advantage[:newest], kept_newest))
         returns += [outcome if is_finished else math.nan] * sum(lengths)
         at += sum(lengths)
         turns = [
@@ -125,12 +125,12 @@ def test_t_ppo(whiten: str) -> None:
         record = {"schema": "gxpo.rollouts/1", "group": name, "id": name, "prompt": [1], "reward": outcome}
         records.append(record | {"turns": turns, "truncated": not is_finished})
     if whiten == "token":
-        taken = [x for _, row, kept in expected for x in row[:kept]]
+        taken = [x for _, row, kept_newest in expected for x in row[:kept_newest]]
         mean = math.fsum(taken) / len(taken)
         std = math.sqrt(math.fsum((x - mean) ** 2 for x in taken) / (len(taken) - 1) + 1e-8)
         expected = [
-            (before, [(x - mean) / std if t < kept else 0.0 for t, x in enumerate(row)], kept)
-            for before, row, kept in expected
+            (before, [(x - mean) / std if t < kept_newest else 0.0 for t, x in enumerate(row)], kept_newest)
+            for before, row, kept_newest in expected
         ]
     forest, m = Forest.from_records(records), gxpo.method("t_ppo", {"credit.whiten": whiten})
     signals = {"value": torch.tensor(value, dtype=F64)}
@@ -153,11 +153,11 @@ def test_t_ppo_trains_the_newest_window_and_a_value_per_rollout() -> None:
     forest, m = Forest.from_records(records), gxpo.method("t_ppo", {"objective.add.value.coef": 1.0})
     n = forest.n_entries
     value = torch.tensor([math.cos(0.9 * t) for t in range(n)], dtype=F64)
-    now, said = torch.full((n,), -1.0, dtype=F64, requires_grad=True), value.clone().requires_grad_()
-    policy = gxpo.PolicyTokens(now, torch.full((n,), -1.0, dtype=F64), value=said)
+    now, requires_grad = torch.full((n,), -1.0, dtype=F64, requires_grad=True), value.clone().requires_grad_()
+    policy = gxpo.PolicyTokens(now, torch.full((n,), -1.0, dtype=F64), value=requires_grad)
     signals = {"value": value, **m.credit.targets(forest, {"value": value}, 0)}
     loss = m.loss(forest, policy, advantages=m.advantages(forest, signals), signals=signals)
-    slope, pull = torch.autograd.grad(loss.value, (now, said))
+    slope, pull = torch.autograd.grad(loss.value, (now, requires_grad))
     V, expected = value.tolist(), []
     for r, (first, last) in enumerate([(0, 7), (7, 9), (9, 13)]):
         expected += [(V[t] - outcome[r]) / (last - first) / 2 if r < 2 else 0.0 for t in range(first, last)]
@@ -220,12 +220,12 @@ def test_spo_segment() -> None:
     for i, (probability, outcome, values) in enumerate(rows):
         unsure = [t for t, p in enumerate(probability) if p < 0.9][::2]
         assert unsure == surprising([math.log(p) for p in probability], interval=2)
-        known = dict(zip(unsure, values, strict=True))
-        before += [known.get(t, math.nan) for t in range(len(probability))]
+        known_unsure = dict(zip(unsure, values, strict=True))
+        before += [known_unsure.get(t, math.nan) for t in range(len(probability))]
         for t, p in enumerate(probability):
             begin = max((c for c in unsure if c <= t), default=None)
             end = min((c for c in unsure if c > t), default=None)
-            gain = (outcome if end is None else known[end]) - known[begin] if begin is not None else 0.0
+            gain = (outcome if end is None else known_unsure[end]) - known_unsure[begin] if begin is not None else 0.0
             expected.append(0.0 if p > 0.9 else gain)
         turn = {"action": [5] * len(probability), "logprob": [math.log(p) for p in probability]}
         record = {"schema": "gxpo.rollouts/1", "group": "g", "id": f"s{i}", "prompt": [1], "reward": outcome}
@@ -245,7 +245,7 @@ def test_anytime_brpo() -> None:
         [[0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 1, 0]],
         [[1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 1, 0]],
     ]
-    S, P, own, answers = 3, 1 / 3, [], {}
+    S, P, own_outs, answers = 3, 1 / 3, [], {}
     mean = [[sum(cut) / 4 for cut in thinking] for thinking in scores]
     rest = [[sum(P * x for x in row[s:]) for s in range(S)] for row in mean]
     for i, row in enumerate(mean):
@@ -254,13 +254,13 @@ def test_anytime_brpo() -> None:
             past = sum(2**j * row[j] for j in range(s)) / (2**s - 1) if s else 0.0
             V1, V2 = past * P * (S - s), sum(other[s] for other in rest) / len(rest)
             out.append(rest[i][s] - (s * V1 + (S - s) * V2) / S)
-        own.append(out)
+        own_outs.append(out)
         answers |= {(i, s, a): x - row[s] for s in range(S) for a, x in enumerate(scores[i][s])}
     forest = Forest.from_records(grown({i: dict(enumerate(cuts)) for i, cuts in enumerate(scores)}))
     actual = gxpo.method("anytime_brpo").advantages(forest)
     for r, name in enumerate(forest.id):
         i, s, a = (int(x) for x in name.split("/")[1].split("."))
-        expected = [own[i][k] for k in range(s + 1) for _ in range(2)] + [answers[i, s, a]]  # two tokens a budget
+        expected = [own_outs[i][k] for k in range(s + 1) for _ in range(2)] + [answers[i, s, a]]  # two tokens a budget
         assert actual[forest.path_of(r)].tolist() == pytest.approx(expected, abs=1e-12)
 
 

@@ -204,8 +204,8 @@ def test_lc_r1() -> None:
     mean = math.fsum(paid) / len(paid)
     bonus = [1 - 2 / 4, -1.0, 1 - 4 / 5, 0.0, 0.0]  # "42" ends 2 of 4, nowhere, 4 of 5 ("4 " states nothing)
     expected = []
-    for row, own, more in zip(rows, paid, bonus, strict=True):
-        expected += [own - mean + (more if token == TAG else 0.0) for token in row]
+    for row, own_value, more in zip(rows, paid, bonus, strict=True):
+        expected += [own_value - mean + (more if token == TAG else 0.0) for token in row]
     f = Forest.from_completions([[1]], [rows], [[float(ok) for ok in right]])
     f = Spans(patterns=("</think>",))(f.replace(success=f.outcome), SegmentTools(decode))
     m = gxpo.method("lc_r1")

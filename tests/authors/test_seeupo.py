@@ -83,8 +83,8 @@ def test_steps_and_credit_are_theirs() -> None:
         for i in range(5):
             tokens = range(begins[i][turn], begins[i][turn] + flat[i][turn])
             mean = statistics.fmean(now[p] - old[p] for p in tokens)
-            own = min(max(math.exp(min(max(mean, -10.0), 10.0)), 0.8), 1.2)
-            ratios[i] = min(max(ratios[i] * own, 0.8), 1.2)
+            own_math = min(max(math.exp(min(max(mean, -10.0), 10.0)), 0.8), 1.2)
+            ratios[i] = min(max(ratios[i] * own_math, 0.8), 1.2)
     assert any(x in (0.8, 1.2) for x in ratios) and any(0.8 < x < 1.2 for x in ratios)
 
 

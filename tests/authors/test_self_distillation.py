@@ -59,12 +59,12 @@ def theirs() -> list[list[int] | None]:
         if not solved:
             out.append(None)
             continue
-        text, kept = ROLLOUTS[solved[0]][2], ""
+        text, kept_text = ROLLOUTS[solved[0]][2], ""
         while "<think>" in text and "</think>" in text.partition("<think>")[2]:
             before, _, rest = text.partition("<think>")
-            kept += before
+            kept_text += before
             text = rest.partition("</think>")[2].lstrip()
-        message = TEMPLATE.replace("{prompt}", QUESTIONS[group]).replace("{solution}", kept + text)
+        message = TEMPLATE.replace("{prompt}", QUESTIONS[group]).replace("{solution}", kept_text + text)
         out.append(ids(f"U:{message}A:"))
     return out
 
@@ -85,8 +85,8 @@ class Watched:
 def written_out(forest: Forest, p: int) -> list[int]:
     token = int(forest.path_token[p])
     node = int(forest.token_node[token])
-    own = forest.token[int(forest.first_token[node]) : token].tolist()
-    return forest.context(int(forest.parent[node])) + own
+    own_token = forest.token[int(forest.first_token[node]) : token].tolist()
+    return forest.context(int(forest.parent[node])) + own_token
 
 
 def test_the_prompt_of_the_teacher() -> None:
@@ -106,12 +106,14 @@ def test_the_prompt_of_the_teacher() -> None:
     expected = {i: context for i, context in enumerate(theirs()) if context is not None}
     taught = [bool(actual["teacher_entropy"][forest.path_of(i)].isfinite().all()) for i in range(len(ROLLOUTS))]
     assert taught == [i in expected for i in range(len(ROLLOUTS))] == [True, True, False, True, True, True]
-    seen = {}
+    seen_outs = {}
     for r in range(read.n_trajectories):
         entries = read.path_of(r)
         text = "".join(chr(t) for t in read.token[read.path_token[entries]].tolist())
-        seen[next(i for i, (_, _, own) in enumerate(ROLLOUTS) if own == text)] = written_out(read, int(entries[0]))
-    assert seen == expected
+        seen_outs[next(i for i, (_, _, own_value) in enumerate(ROLLOUTS) if own_value == text)] = written_out(
+            read, int(entries[0])
+        )
+    assert seen_outs == expected
     assert "".join(map(chr, expected[0])) == "U:add? [shown] two [now solve it]A:"
     assert "".join(map(chr, expected[1])) == "U:add? [shown] c</think> two! [now solve it]A:"  # to the first end tag
 
@@ -142,9 +144,9 @@ def test_the_loss(top_k: int, alpha: float) -> None:
     part.memory["model"] = TorchLearner(clean_llama(1), lr=0.0)
     tools = SignalTools(student, lambda t: "", 0, asked=lambda *_: None)
     signals = Signals.of(forest, part.compute(forest, Signals.of(forest), tools))
-    given = {name: signals[name] for name in ("teacher_ids", "teacher_logprob")}
+    given_signals = {name: signals[name] for name in ("teacher_ids", "teacher_logprob")}
     term = Distillation(alpha=alpha)
-    now = student.outputs(forest, ("logprob", term.name), given=given)
+    now = student.outputs(forest, ("logprob", term.name), given=given_signals)
     below = old.outputs(forest)["logprob"]
     policy = PolicyTokens(now["logprob"], below, proximal_logprob=below, outputs=now)
     blank = torch.ones(forest.n_entries, dtype=torch.float64)
@@ -160,9 +162,9 @@ def test_the_loss(top_k: int, alpha: float) -> None:
         action = records[r]["turns"][0]["action"]
         for t, chosen in enumerate(action):
             s, u = model(0, [1, 2, *action[:t]]), model(1, output + action[:t])
-            kept = sorted(range(len(u)), key=lambda v: -u[v])[:top_k]
-            p = [math.exp(s[v]) for v in kept]
-            q = [math.exp(u[v]) for v in kept]
+            kept_value = sorted(range(len(u)), key=lambda v: -u[v])[:top_k]
+            p = [math.exp(s[v]) for v in kept_value]
+            q = [math.exp(u[v]) for v in kept_value]
             p, q = [*p, 1 - math.fsum(p)], [*q, 1 - math.fsum(q)]
             if alpha == 0.0:
                 far = math.fsum(b * math.log(b / a) for a, b in zip(p, q, strict=True))

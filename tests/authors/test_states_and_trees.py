@@ -64,9 +64,9 @@ def by_state(value: dict[tuple[int, int], float]) -> dict[tuple[int, int], float
     """Each step's value, standardised among the steps of its group that begin in its state."""
     out = {}
     for i, k in STEPS:
-        here = WALKS[i][0], WALKS[i][2][k][0]
+        local_walks = WALKS[i][0], WALKS[i][2][k][0]
         out[i, k] = standard(
-            value[i, k], [value[j, m] for j, m in STEPS if (WALKS[j][0], WALKS[j][2][m][0]) == here], 1
+            value[i, k], [value[j, m] for j, m in STEPS if (WALKS[j][0], WALKS[j][2][m][0]) == local_walks], 1
         )
     return out
 
@@ -171,14 +171,14 @@ def test_tree_grpo() -> None:
     for i, (prompt, tree, reward, n) in enumerate(LEAVES):
         record = {"schema": "gxpo.rollouts/1", "group": prompt, "id": f"l{i}", "prompt": [2], "reward": reward}
         records.append(record | {"turns": [{"action": [1] * n, "logprob": [-1.0] * n}], "info": {"tree": tree}})
-    for alone, settings in ((False, {}), (True, {"credit.add.tree.singleton": "raw"})):
+    for is_alone, settings in ((False, {}), (True, {"credit.add.tree.singleton": "raw"})):
         expected = []
         for prompt, tree, reward, n in LEAVES:
             among = standard(reward, [r for p, _, r, _ in LEAVES if p == prompt], 1)
             inside = [r for p, t, r, _ in LEAVES if (p, t) == (prompt, tree)]
-            expected += [among + standard(reward, inside, 1, alone=reward / (1 + 1e-6) if alone else 0.0)] * n
+            expected += [among + standard(reward, inside, 1, alone=reward / (1 + 1e-6) if is_alone else 0.0)] * n
         actual = gxpo.method("tree_grpo", settings).advantages(Forest.from_records(records))
-        assert actual.tolist() == pytest.approx(expected, abs=1e-12 if not alone else 1e-5)
+        assert actual.tolist() == pytest.approx(expected, abs=1e-12 if not is_alone else 1e-5)
 
 
 # Each answer's tokens, its parent, how many of the parent's tokens it keeps, and its reward. Two answers begin at the
@@ -198,13 +198,20 @@ def test_rose(keyed_by: str) -> None:
     """ZiqiZhao1/ROSE-rl@2142dc7 verl/trainer/ppo/core_algos.py, `grpo_iterative_branching`: points of a prompt at equal
     positions are one. By the node they are one where what was said before is equal."""
     records, points = [], []
-    for i, (tokens, parent, kept, reward) in enumerate(BRANCHES):
+    for i, (tokens, parent, kept_value, reward) in enumerate(BRANCHES):
         record = {"schema": "gxpo.rollouts/1", "group": "p", "id": f"b{i}", "reward": reward}
-        begin = {"prompt": [2]} if parent is None else {"fork": {"of": f"b{parent}", "turn": 0, "token": kept}}
-        rest = tokens[kept:]
+        begin = {"prompt": [2]} if parent is None else {"fork": {"of": f"b{parent}", "turn": 0, "token": kept_value}}
+        rest = tokens[kept_value:]
         records.append(record | begin | {"turns": [{"action": rest, "logprob": [-1.0] * len(rest)}]})
     for tokens, *_ in BRANCHES:  # where this answer or one that shares its beginning so far branches off
-        points.append({0} | {kept for other, _, kept, _ in BRANCHES if kept and other[:kept] == tokens[:kept]})
+        points.append(
+            {0}
+            | {
+                kept_value
+                for other, _, kept_value, _ in BRANCHES
+                if kept_value and other[:kept_value] == tokens[:kept_value]
+            }
+        )
     values: dict[object, list[float]] = {}
     for (tokens, *_, reward), mine in zip(BRANCHES, points, strict=True):
         for k in mine:

@@ -58,8 +58,8 @@ def released(*problems: str) -> list[tuple[str, int, list[float], list[float]]]:
         for agent in range(2):
             rewards = []
             for branch in taken:
-                own = CHECKER[name][branch] if agent else 0.0
-                rewards.append(SOLVER[name][branch] + own)
+                own_checker = CHECKER[name][branch] if agent else 0.0
+                rewards.append(SOLVER[name][branch] + own_checker)
             for x in rewards:
                 rows.append((name, agent, x, (number // K, 0, agent)))
             best = 0
@@ -74,8 +74,8 @@ def released(*problems: str) -> list[tuple[str, int, list[float], list[float]]]:
             members = [x for _, _, x, k in rows if k == key]
             mean = sum(members) / len(members)
             std = math.sqrt(sum((x - mean) ** 2 for x in members) / (len(members) - 1))
-            own = [x for n, a, x, _ in rows if (n, a) == (name, agent)]
-            out.append((name, agent, own, [(x - mean) / (std + 1e-6) for x in own]))
+            own_checker = [x for n, a, x, _ in rows if (n, a) == (name, agent)]
+            out.append((name, agent, own_checker, [(x - mean) / (std + 1e-6) for x in own_checker]))
     return out
 
 

@@ -66,9 +66,9 @@ def test_two_turns_are_credited_as_in_the_authors_code() -> None:
     rubrics/tool_rubric.py and triviaqa_rubric.py (.2 for a tool that ran, .5 for the answer in its result)."""
     expected = []
     for group in GROUPS:
-        whole = z([outcome for _, _, outcome in group])
-        turn = z([turn_reward(came, error) for came, error, _ in group])
-        for a, b in zip(whole, turn, strict=True):
+        full_value = z([outcome for _, _, outcome in group])
+        turn = z([turn_reward(received_value, error) for received_value, error, _ in group])
+        for a, b in zip(full_value, turn, strict=True):
             expected += [a + b, a + b, a]
     assert found(GROUPS) == pytest.approx(expected, abs=1e-9)
 
@@ -76,10 +76,16 @@ def test_two_turns_are_credited_as_in_the_authors_code() -> None:
 def test_where_a_completion_has_no_result_the_code_differs() -> None:
     """There it has the z of both rewards' sum, and its turn reward of 0 is in the turns' statistics; here it has the
     outcome's part and is in none of them."""
-    whole = z([outcome for _, _, outcome in ENDED_EARLY])
-    rewards = [turn_reward(came, error) for came, error, _ in ENDED_EARLY]
-    here, there = z(rewards[:2]), z(rewards)
+    full_value = z([outcome for _, _, outcome in ENDED_EARLY])
+    rewards = [turn_reward(received_value, error) for received_value, error, _ in ENDED_EARLY]
+    local_value, remote_value = z(rewards[:2]), z(rewards)
     both = z([r + outcome for r, (_, _, outcome) in zip(rewards, ENDED_EARLY, strict=True)])
-    expected = [whole[0] + here[0]] * 2 + [whole[0]] + [whole[1] + here[1]] * 2 + [whole[1]] + [whole[2]] * 2
+    expected = (
+        [full_value[0] + local_value[0]] * 2
+        + [full_value[0]]
+        + [full_value[1] + local_value[1]] * 2
+        + [full_value[1]]
+        + [full_value[2]] * 2
+    )
     assert found([ENDED_EARLY]) == pytest.approx(expected, abs=1e-9)
-    assert abs(here[0] - there[0]) > 0.1 and abs(whole[2] - both[2]) > 0.1
+    assert abs(local_value[0] - remote_value[0]) > 0.1 and abs(full_value[2] - both[2]) > 0.1

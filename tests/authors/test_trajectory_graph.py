@@ -44,19 +44,19 @@ def by_the_paper(lam):
     td = {step: GAMMA * value[v] - value[u] for u, v, step in edges}
     credit = {}
     for _, v, (i, t) in edges:
-        total, here = td[i, t], {v}
+        total, local_values = td[i, t], {v}
         for k in range(1, len(ROWS[i][1]) - t + 1):
-            reached = [(to, step) for u in here for to, step in out.get(u, ())]
+            reached = [(to, step) for u in local_values for to, step in out.get(u, ())]
             if not reached:
                 break
             total += (GAMMA * lam) ** k * sum(td[step] for _, step in reached) / len(reached)
-            here = {to for to, _ in reached}
+            local_values = {to for to, _ in reached}
         credit[i, t] = total
     scaled = {}
     for u, _, step in edges:
         group = [credit[other] for _, other in out[u]]
-        alone = len(group) == 1
-        mean, std = (0.0, abs(group[0])) if alone else (statistics.mean(group), statistics.stdev(group))
+        is_alone = len(group) == 1
+        mean, std = (0.0, abs(group[0])) if is_alone else (statistics.mean(group), statistics.stdev(group))
         scaled[step] = (credit[step] - mean) / (std + 1e-6)
     return value, td, credit, [scaled[i, t] for i, (_, states) in enumerate(ROWS) for t in range(len(states))]
 

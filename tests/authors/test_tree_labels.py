@@ -135,7 +135,7 @@ def test_targets_are_the_means_below() -> None:
         assert actual == pytest.approx([share[node] for node in PATHS[name]])
         q = [2 * v - 1 for v in actual]
         ends = [[1 if n in ("a", "c") else -1 for n in PATHS if node in PATHS[n]] for node in PATHS[name]]
-        assert q == pytest.approx([sum(own) / len(own) for own in ends])
+        assert q == pytest.approx([sum(own_end) / len(own_end) for own_end in ends])
     assert target[forest.path_of(0)].isnan().tolist() == [True, False, False, True, True, False]
 
 
@@ -152,8 +152,8 @@ def test_alphamaths_head_and_imitation() -> None:
     errors = [(v - t) ** 2 for v, t in zip(value.tolist(), target, strict=True) if not math.isnan(t)]
     imitation = 0.0
     for r, (_, right, *_) in enumerate(ENDS):
-        own = x.detach()[forest.path_of(r)].tolist()
-        imitation += -right * sum(own) / len(own) / len(ENDS)
+        own_value = x.detach()[forest.path_of(r)].tolist()
+        imitation += -right * sum(own_value) / len(own_value) / len(ENDS)
     assert float(loss.detach()) == pytest.approx(imitation + 0.25 * sum(errors) / len(errors))
     assert [r for r in range(4) if bool(slopes[forest.path_of(r)].any())] == [0, 2]
 

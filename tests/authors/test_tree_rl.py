@@ -118,8 +118,8 @@ def test_trees_of_all_shapes(seed: int) -> None:
         roots.append(chain[0])
         for k, cut in enumerate(cuts):
             for j in range(rng.randrange(1, 3)):
-                own, right = [next(token) for _ in range(rng.randrange(1, 3))], float(rng.random() < 0.5)
-                records.append(record(f"t{t}.{k}.{j}", right, own, (f"t{t}", cut)))
-                chain[k].below.append(Node(own, score=right))
+                own_tokens, right = [next(token) for _ in range(rng.randrange(1, 3))], float(rng.random() < 0.5)
+                records.append(record(f"t{t}.{k}.{j}", right, own_tokens, (f"t{t}", cut)))
+                chain[k].below.append(Node(own_tokens, score=right))
     if len({r["reward"] for r in records}) > 1:
         assert found(records) == pytest.approx(released(roots), abs=1e-9)

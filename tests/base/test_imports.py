@@ -93,7 +93,7 @@ def brought() -> dict[str, set[str]]:
 def test_first_uses_load_nothing_heavy_beside_torch(brought: dict[str, set[str]], use: str) -> None:
     forbidden = {*HEAVY, *COMMAND_LINE, "pydantic"}
     assert "gxpo.forest.forest" in brought[use] and brought[use] & forbidden == set()
-    own = (
+    own_texts = (
         "gxpo.sampling.engines.",
         "gxpo.training.",
         "gxpo.environments.envs.",
@@ -101,7 +101,7 @@ def test_first_uses_load_nothing_heavy_beside_torch(brought: dict[str, set[str]]
         "gxpo.training.models",
         "gxpo.environments.tasks",
     )
-    assert [name for name in brought[use] if name.startswith(own)] == []
+    assert [name for name in brought[use] if name.startswith(own_texts)] == []
 
 
 @pytest.mark.slow

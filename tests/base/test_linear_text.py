@@ -66,7 +66,7 @@ MADE: dict[tuple[str, str], list[str]] = {
     ("environments/rewards/built_in.py", "parts[-1]"): [HEADINGS[-1]],
     ("environments/rewards/built_in.py", "step"): [STEP],
     ("environments/rewards/listener.py", "self.until"): [],
-    ("environments/rewards/tool_result.py", "f'(?<![\\\\w.-]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
+    ("environments/rewards/tool_calls.py", "f'(?<![\\\\w.-]){re.escape(answer)}(?!\\\\w|\\\\.\\\\d)'"): [
         r"(?<![\w.-])777(?!\w|\.\d)",
     ],
     ("sampling/rollouts/graph.py", "self.accepts"): [],
@@ -84,8 +84,8 @@ MADE: dict[tuple[str, str], list[str]] = {
 def jobs(found: list[Use], most: int | None):
     """Jobs of these uses, with at most so many texts each, spread over all that there are."""
     for use in found:
-        made = [use.pattern] if use.pattern is not None else MADE[use.file, use.argument]
-        for pattern in made:
+        built_patterns = [use.pattern] if use.pattern is not None else MADE[use.file, use.argument]
+        for pattern in built_patterns:
             if isinstance(pattern, bytes):
                 pattern = pattern.decode("latin-1")
             texts = attacks(pattern, use.flags)

@@ -61,8 +61,8 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 def _zeros(n: int) -> bytes:
     """A stream of zlib that inflates to `n` zeros."""
     deflate = zlib.compressobj(9)
-    whole = b"".join(deflate.compress(bytes(min(1 << 20, n - at))) for at in range(0, n, 1 << 20))
-    return whole + deflate.flush()
+    full_text = b"".join(deflate.compress(bytes(min(1 << 20, n - at))) for at in range(0, n, 1 << 20))
+    return full_text + deflate.flush()
 
 
 def _png(width: int, height: int, *chunks: bytes, kind: int = 2, depth: int = 8, interlaced: int = 0) -> bytes:
@@ -77,8 +77,8 @@ def _npy(header: str, data: bytes = b"") -> bytes:
 
 def _bombs() -> dict[str, tuple[bytes, str]]:
     """Files by name, and what the error says of each."""
-    own, many = _zeros(4 * 13), _zeros(160 << 20)
-    idat = _chunk(b"IDAT", own)
+    own_value, many = _zeros(4 * 13), _zeros(160 << 20)
+    idat = _chunk(b"IDAT", own_value)
     gif = b"GIF89a" + struct.pack("<HHBBB", 4, 4, 0x80, 0, 0) + bytes(6)
     inner = _png(9000, 9000, _chunk(b"IDAT", many))
     icon = struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(inner), 22) + inner

@@ -76,9 +76,9 @@ def test_no_redirect_is_followed_and_no_key_goes_with_it(status, who, error):
             http(b"", status, f"Location: {elsewhere}/all"),
             f"a redirect to {elsewhere}/all, which is not",
         )
-        with answering(lambda _: pointing) as (url, asked), pytest.raises(error, match=words):
+        with answering(lambda _: pointing) as (url, requests), pytest.raises(error, match=words):
             who(url)
-    assert arrived == [] and [headers["authorization"] for _, headers, _ in asked] == [f"Bearer {KEY}"]
+    assert arrived == [] and [headers["authorization"] for _, headers, _ in requests] == [f"Bearer {KEY}"]
 
 
 def test_proxy_never_sees_local_requests_or_keys_over_http(monkeypatch):
@@ -130,19 +130,19 @@ def test_server_errors_are_shown_without_keys_or_escape_codes():
 # ---------------------------------------------------------------- how much it takes
 def dripped(*, head: bool):
     """An answer that is right in the end, byte by byte, each long before any pause would be noticed."""
-    whole = http(b'{"x": 1}' + b" " * 400)
-    cut = 0 if head else whole.index(b"{")
-    yield whole[:cut]
-    for byte in whole[cut:]:
+    full_http = http(b'{"x": 1}' + b" " * 400)
+    cut = 0 if head else full_http.index(b"{")
+    yield full_http[:cut]
+    for byte in full_http[cut:]:
         time.sleep(0.01)
         yield bytes([byte])
 
 
 @pytest.mark.parametrize("head", [True, False])
 def test_the_time_is_of_the_whole_exchange(head):
-    with answering(lambda _: dripped(head=head)) as (url, asked):
+    with answering(lambda _: dripped(head=head)) as (url, requests):
         assert failure(url, timeout=0.3, retries=1) == ("timeout", f"{url}/ask took longer than 0.3 s (tried 2 times)")
-        assert len(asked) == 2
+        assert len(requests) == 2
 
 
 def endless(sent, size=1 << 16):
@@ -154,9 +154,9 @@ def endless(sent, size=1 << 16):
 
 def test_an_endless_answer_ends_where_it_is_too_long():
     sent: list[int] = []
-    with answering(lambda _: endless(sent)) as (url, asked):
+    with answering(lambda _: endless(sent)) as (url, requests):
         assert failure(url, most=100_000, retries=3) == ("nonsense", f"{url}/ask answers with more than 100000 bytes")
-    assert len(asked) == 1 and len(sent) < 1000
+    assert len(requests) == 1 and len(sent) < 1000
 
 
 def test_a_long_error_is_read_as_far_as_it_is_shown():
@@ -179,9 +179,9 @@ def test_a_long_error_is_read_as_far_as_it_is_shown():
     ],
 )  # fmt: skip
 def test_what_is_no_answer_is_one_clear_failure(answer, words):
-    with answering(lambda _: answer) as (url, asked):
+    with answering(lambda _: answer) as (url, requests):
         kind, message = failure(url, retries=2)
-    assert kind == "nonsense" and words in message and len(asked) == 1
+    assert kind == "nonsense" and words in message and len(requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -196,10 +196,10 @@ def test_what_is_no_answer_is_one_clear_failure(answer, words):
     ],
 )
 def test_what_breaks_off_is_tried_again_and_then_a_clear_failure(answer, waits):
-    with answering(lambda _: answer) as (url, asked):
+    with answering(lambda _: answer) as (url, requests):
         kind, message = failure(url, retries=2, backoff=0.5)
     assert kind == "raised" and "can't be reached: " in message and "(tried 3 times)" in message
-    assert len(asked) == 3 and waits == [0.5, 1.0]
+    assert len(requests) == 3 and waits == [0.5, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,8 @@ def test_processes_of_one_machine_listen_on_loopback_alone(tmp_path, launcher):
         assert [rank.returncode for rank in ranks] == [0, 0]
     words = sorted(text.split() for text in output)
     assert [w[:4] for w in words] == [["0", "of", "0", "True"], ["1", "of", "0", "True"]]
-    heard = {address for w in words for address in w[4:]}
-    assert heard and heard <= LOOPBACK
+    received_address = {address for w in words for address in w[4:]}
+    assert received_address and received_address <= LOOPBACK
 
 
 # ---------------------------------------------------------------- a launcher that is gone
@@ -153,8 +153,8 @@ print(library is None, before is None or before > runtime.IDLE, held - resident(
 def test_freed_blocks_are_kept_until_they_are_given_back():
     done = subprocess.run([sys.executable, "-c", HEAP], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    without, kept, returned = done.stdout.split()
-    assert without == "True" or (kept == "True" and int(returned) * 4096 > 300 << 20)
+    without, kept_value, returned = done.stdout.split()
+    assert without == "True" or (kept_value == "True" and int(returned) * 4096 > 300 << 20)
 
 
 # ---------------------------------------------------------------- one process

@@ -28,7 +28,7 @@ def rollouts(seed):
 
 def dapo(model, rows, rewards, old):
     """(loss, log-probs by row): per row, per token; advantages with the sample's std + 1e-4; mean over all tokens."""
-    total, count, seen = 0.0, 0, []
+    total, count, seen_logprobs = 0.0, 0, []
     for i, (prompt, action) in enumerate(rows):
         group = rewards[i // 3 * 3 : i // 3 * 3 + 3]
         advantage = (rewards[i] - group.mean()) / (group.std() + 1e-4)
@@ -37,8 +37,8 @@ def dapo(model, rows, rewards, old):
         ratio = (logprob - (logprob.detach() if old is None else old[i])).exp()
         total = total - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum()
         count += len(action)
-        seen.append(logprob.detach())
-    return total / count, seen
+        seen_logprobs.append(logprob.detach())
+    return total / count, seen_logprobs
 
 
 def trained_by_hand(path, settings, scale=1.0):
@@ -50,8 +50,8 @@ def trained_by_hand(path, settings, scale=1.0):
         step, rows = rollouts(seed)
         old = None
         for _ in range(settings.epochs):
-            loss, seen = dapo(model, rows, step.rewards, old)
-            old = seen if old is None else old
+            loss, seen_value = dapo(model, rows, step.rewards, old)
+            old = seen_value if old is None else old
             adamw.zero_grad()
             (scale * loss).backward()
             step.losses.append(float(loss.detach()))

@@ -22,8 +22,8 @@ def test_a_made_up_forest_is_one_that_records_could_hold(forks: bool) -> None:
     again = Forest.from_records(forest.to_records())
     assert (forest.n_steps, forest.n_trajectories, forest.n_entries) == (300, 3 * GROUP, 300 * WRITTEN)
     for name in ("parent", "first_token", "token", "path_token", "path_step", "step_state", "step_previous"):
-        held, read = getattr(forest, name), getattr(again, name)
-        assert len(held) == len(read) and (name == "step_state" or torch.equal(held, read)), name
+        held_getattr, read = getattr(forest, name), getattr(again, name)
+        assert len(held_getattr) == len(read) and (name == "step_state" or torch.equal(held_getattr, read)), name
     torch.testing.assert_close(again.step_reward, forest.step_reward, equal_nan=True, rtol=0, atol=0)
     torch.testing.assert_close(again.outcome, forest.outcome, rtol=0, atol=0)
     assert again.group == forest.group and again.success.tolist() == forest.success.tolist()
@@ -55,11 +55,11 @@ def test_turns_that_are_no_whole_groups_are_refused() -> None:
 def test_every_part_has_a_row_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credit, "QUICK", (100, 1000))
     monkeypatch.setattr(credit, "PER_ROUND", 1)
-    threads, said = torch.get_num_threads(), []
-    rows = credit.rows(2, True, said.append)
+    threads, messages = torch.get_num_threads(), []
+    rows = credit.rows(2, True, messages.append)
     assert torch.get_num_threads() == threads
     assert [row["name"] for row in rows] == [f"{name}/{size}" for name in registry.CREDITS for size in ("1e2", "1e3")]
-    assert sorted(line.split()[1].rstrip(":") for line in said) == sorted(registry.CREDITS)
+    assert sorted(line.split()[1].rstrip(":") for line in messages) == sorted(registry.CREDITS)
     for small, large in zip(rows[::2], rows[1::2], strict=True):
         assert (small["turns"], large["turns"]) == (100, 1000)
         for row in (small, large):

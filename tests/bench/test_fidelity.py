@@ -57,8 +57,8 @@ def rollouts(pool):
     s = Session(source=tasks, engine=Coin(), rewards=RewardSet.make(None, source=tasks), tokenizer=TOKENS,
                 sampling=Sampling(max_new_tokens=2), seed=0, step=1, chat=PlainChat(TOKENS), envs=pool,
                 episode=EpisodeRules(max_turns=3))  # fmt: skip
-    drawn = s.draw(4)
-    return s, s.score(Independent(6).grow(drawn, s)), {t.id: t for t in drawn}
+    drawn_value = s.draw(4)
+    return s, s.score(Independent(6).grow(drawn_value, s)), {t.id: t for t in drawn_value}
 
 
 def chance(said: str, loaded: bool) -> float:

@@ -37,8 +37,8 @@ def test_idle_time_and_waiting_for_disks_are_not_work(monkeypatch, tmp_path):
 
 
 def test_the_peak_is_at_least_what_is_held():
-    held, peak = machine.resident("VmRSS"), machine.resident("VmHWM")
-    assert 0 < held <= peak
+    held_resident, peak = machine.resident("VmRSS"), machine.resident("VmHWM")
+    assert 0 < held_resident <= peak
 
 
 def test_a_machine_is_described_by_what_figures_depend_on():

@@ -1,6 +1,6 @@
 """Tables of rows that are given."""
 
-from gxpo.bench import report
+from gxpo.bench import results
 from gxpo.bench.results import Results
 
 MACHINE = {"processor": "Z80", "cores": 2, "threads": 1, "torch": "2.13", "gpu": None, "peer": {"trl": "1.16"}}
@@ -19,7 +19,7 @@ def row(name, own, other, **more):
 
 def test_the_table_says_machine_versions_and_how_to_read_it(capsys):
     rows = [row("tiny/16", 0.5, 1.25, unique_token_ratio=1.41), row("tiny/256", 1.0, 4.0, busy=True, note="why [so]")]
-    report.table(Results("peer", MACHINE, rows), "more is faster")
+    results.table(Results("peer", MACHINE, rows), "more is faster")
     printed = capsys.readouterr().out
     first, *rest = printed.splitlines()
     assert first == "peer: Z80, 2 cores, threads: 1, torch 2.13, both sides with trl 1.16; more is faster"
@@ -31,5 +31,5 @@ def test_the_table_says_machine_versions_and_how_to_read_it(capsys):
 
 def test_rows_without_two_sides(capsys):
     rows = [{"name": "full/8/step1", "ratio": 1.0, "difference": 2e-7, "loss_difference": 1e-9, "agrees": False}]
-    report.table(Results("agreement", {}, rows), "")
+    results.table(Results("agreement", {}, rows), "")
     assert "1.000000" in (printed := capsys.readouterr().out) and "2e-07" in printed and "NO" in printed

@@ -26,9 +26,9 @@ def test_every_row_is_saved_and_gone_on_with(tmp_path):
 
 
 def test_rows_are_known_by_name_or_by_what_stands_above_them():
-    held = Results("agreement", {}, [{"name": "full/8/step1"}, {"name": "one"}])
-    assert held.has("full/8") and held.has("full") and held.has("one") and held.has("")
-    assert not held.has("full/8/step") and not held.has("on") and not held.has("two")
+    held_results = Results("agreement", {}, [{"name": "full/8/step1"}, {"name": "one"}])
+    assert held_results.has("full/8") and held_results.has("full") and held_results.has("one") and held_results.has("")
+    assert not held_results.has("full/8/step") and not held_results.has("on") and not held_results.has("two")
     assert not Results("credit", {}).has("")
 
 

@@ -63,13 +63,13 @@ def test_compaction_off_draws_the_same_number_of_tokens(path, monkeypatch):
 def test_a_second_turn_goes_on_from_what_was_kept(path, monkeypatch):
     """Of each context only the action's last token and the 3 that were read between go through."""
     engines = []
-    made = sample._engine
-    monkeypatch.setattr(sample, "_engine", lambda *a: engines.append(found := made(*a)) or found)
+    built_engine = sample._engine
+    monkeypatch.setattr(sample, "_engine", lambda *a: engines.append(found := built_engine(*a)) or found)
     for keep in (True, False):
         sample.second_turn(path, "float32", WORK, keep=keep, between=3)()
-    (kept, *_), (again, *_) = engines
+    (kept_value, *_), (again, *_) = engines
     first = 2 * 5  # two prompts of 5
-    assert kept.prefilled_tokens == first + 4 * (1 + 3) and kept.reused_tokens == 4 * (5 + 6 - 1)
+    assert kept_value.prefilled_tokens == first + 4 * (1 + 3) and kept_value.reused_tokens == 4 * (5 + 6 - 1)
     assert again.prefilled_tokens == first + 4 * (5 + 6 + 3) and again.reused_tokens == 0
 
 

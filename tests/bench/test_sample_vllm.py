@@ -62,10 +62,10 @@ def test_vllm_that_ends_is_an_error(folder, tmp_path, monkeypatch):
 
 def test_the_program_draws_what_it_is_asked_for():
     program = vllm_alone.__file__
-    asked = [{"arguments": {"model": "m"}, "new": 3}, [[1, 2], [1, 2], [3]]]
+    asked_fields = [{"arguments": {"model": "m"}, "new": 3}, [[1, 2], [1, 2], [3]]]
     done = subprocess.run(
         [sys.executable, "-I", "-c", AS_VLLM, program],
-        input="".join(json.dumps(x) + "\n" for x in asked),
+        input="".join(json.dumps(x) + "\n" for x in asked_fields),
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,10 +1,12 @@
 """Which rows are measured, in what order, and what is kept when something fails."""
 
 import json
+import sys
+from importlib import metadata
 
 import pytest
 
-from gxpo.base.errors import ConfigError
+from gxpo.base.errors import ConfigError, MissingExtra
 from gxpo.bench import runner, suites
 from gxpo.bench.plan import Entry, Plan
 from gxpo.bench.runner import BenchError
@@ -14,22 +16,22 @@ from gxpo.bench.suites import Suite
 @pytest.fixture
 def measured(monkeypatch):
     """Suites of rows that are not measured; gives the names of the entries that were asked for."""
-    asked = []
+    asked_names = []
 
     def entry(name, *below):
         def measure(plan):
-            asked.append(name)
+            asked_names.append(name)
             return [{"name": f"{name}/{b}" if name else b, "ratio": 1.0} for b in below] or [{"name": name, "ratio": 2}]
 
         return Entry(name, measure, timed=False)
 
-    made = {
+    built_fields = {
         "one": Suite("", lambda plan: [entry("tiny/16"), entry("tiny/256"), entry("smollm2/16")]),
         "many": Suite("", lambda plan: [entry("full/8", "step1", "step2"), entry("ragged/8", "step1")]),
         "whole": Suite("", lambda plan: [entry("", "gae/1000", "opo/1000")]),
     }
-    monkeypatch.setattr(suites, "SUITES", made)
-    return asked
+    monkeypatch.setattr(suites, "SUITES", built_fields)
+    return asked_names
 
 
 @pytest.fixture
@@ -87,12 +89,12 @@ def test_rows_that_were_finished_stay_when_one_fails(measured, plan, tmp_path, m
     entries = suites.SUITES["one"].entries(plan)
     timed = Suite("", lambda plan: [Entry(e.name, e.measure) for e in entries])
     monkeypatch.setitem(suites.SUITES, "one", timed)
-    out, held = tmp_path / "rows.json", []
+    out, held_values = tmp_path / "rows.json", []
     with pytest.raises(BenchError, match="not idle"):
-        suites.run("one", [], plan, out, held.append)
-    assert names(held[0]) == ["tiny/16"] and json.loads(out.read_text())["rows"] == held[0].rows
+        suites.run("one", [], plan, out, held_values.append)
+    assert names(held_values[0]) == ["tiny/16"] and json.loads(out.read_text())["rows"] == held_values[0].rows
     plan.anyway = True
-    assert names(suites.run("one", [], plan, out, held.append)) == ["tiny/16", "tiny/256", "smollm2/16"]
+    assert names(suites.run("one", [], plan, out, held_values.append)) == ["tiny/16", "tiny/256", "smollm2/16"]
     assert measured == ["tiny/16", "tiny/256", "smollm2/16"]
 
 
@@ -138,3 +140,20 @@ def test_the_suites_have_what_they_promise(tmp_path):
         "fidelity",
         "agreement",
     ]
+
+
+def test_versions_of_this_environment():
+    actual = suites.installed_versions(None, ("torch", "no-such-distribution"))
+    assert actual == {"torch": metadata.version("torch"), "no-such-distribution": None}
+    assert suites.installed_versions(sys.executable, ("torch",)) == {"torch": metadata.version("torch")}
+
+
+def test_what_is_needed_names_the_extra_and_the_interpreter():
+    assert suites.need_installed(None, "torch", "train") == {"python": sys.executable}
+    with pytest.raises(MissingExtra, match=r"no-such-distribution is not installed for .*gxpo\[some\].*--python"):
+        suites.need_installed(None, "no-such-distribution", "some")
+
+
+def test_what_is_no_interpreter(tmp_path):
+    with pytest.raises(MissingExtra, match="no interpreter that runs"):
+        suites.installed_versions(str(tmp_path / "python"), ("torch",))

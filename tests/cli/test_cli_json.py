@@ -67,26 +67,26 @@ def run(line):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A directory with two runs, made as a user would."""
-    here = tmp_path_factory.mktemp("json")
-    (here / "run.yaml").write_text(SMALL)
-    (here / "rewards.py").write_text("def exact(completion, answer):\n    return float(completion == answer)\n")
+    local_mktemp = tmp_path_factory.mktemp("json")
+    (local_mktemp / "run.yaml").write_text(SMALL)
+    (local_mktemp / "rewards.py").write_text("def exact(completion, answer):\n    return float(completion == answer)\n")
     rows = [{"prompt": f"{i}+1", "answer": i + 1} for i in range(20)]
-    (here / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    (here / "trl.yaml").write_text("learning_rate: 1.0e-6\nnum_generations: 8\n")
-    (here / "chat.jinja").write_text("{% for m in messages %}{{ m.content + eos_token }}{% endfor %}")
+    (local_mktemp / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (local_mktemp / "trl.yaml").write_text("learning_rate: 1.0e-6\nnum_generations: 8\n")
+    (local_mktemp / "chat.jinja").write_text("{% for m in messages %}{{ m.content + eos_token }}{% endfor %}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(here)
+        patch.chdir(local_mktemp)
         for name in ("a", "b"):
             patch.setattr(sys, "argv", ["gxpo", "train", "run.yaml", "--out", f"runs/{name}", "--json"])
             with pytest.raises(SystemExit, match="0"):
                 cli.main()
-    return here
+    return local_mktemp
 
 
 def test_every_command_has_json_and_is_tried():
-    there = commands()
-    assert set(ARGUMENTS) | set(WITHOUT) == set(there)
-    for name, command in there.items():
+    remote_commands = commands()
+    assert set(ARGUMENTS) | set(WITHOUT) == set(remote_commands)
+    for name, command in remote_commands.items():
         options = {o for p in command.params for o in p.opts}
         assert ("--json" in options) == (name not in WITHOUT), name
 

@@ -82,7 +82,7 @@ DIFFERENCES = (
 
 def comparison(**changes: Any) -> Comparison:
     """The comparison, with fields of it changed."""
-    made = Comparison(
+    built_comparison = Comparison(
         setting="sums",
         measure="eval_accuracy",
         better="more",
@@ -94,7 +94,7 @@ def comparison(**changes: Any) -> Comparison:
         notes=["rloo: 1 of 4 runs ended before its budget"],
         versions={"gxpo": "0.1.0", "commit": "0123abc", "python": "3.11.9"},
     )
-    return dataclasses.replace(made, **changes)
+    return dataclasses.replace(built_comparison, **changes)
 
 
 def undecided(needed: dict[str, int | None]) -> Comparison:
@@ -104,5 +104,5 @@ def undecided(needed: dict[str, int | None]) -> Comparison:
         for d in DIFFERENCES
         if d.arm in needed
     ]
-    kept = [summary(*a) for a in ARMS if a[0] in needed or a[0] == "grpo"]
-    return comparison(differences=actual, arms=kept)
+    kept_summaries = [summary(*a) for a in ARMS if a[0] in needed or a[0] == "grpo"]
+    return comparison(differences=actual, arms=kept_summaries)

@@ -54,13 +54,13 @@ def said(path):
 
 @pytest.mark.thorough
 def test_a_killed_comparison_goes_on_to_the_same_tables(task, tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    full_path, killed = tmp_path / "whole", tmp_path / "killed"
     command = [sys.executable, "-m", "gxpo.cli.app"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = lambda out: subprocess.run(  # noqa: E731
         [*command, *arguments(task, out)], capture_output=True, text=True, env=environment, check=True
     )
-    first = run(whole)
+    first = run(full_path)
     process = subprocess.Popen(
         [*command, *arguments(task, killed)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -72,11 +72,11 @@ def test_a_killed_comparison_goes_on_to_the_same_tables(task, tmp_path):
     done = len(list(killed.glob("*/seed-*/done.json")))
     assert 0 < done < 9
     run(killed)
-    assert said(killed) == said(whole)
+    assert said(killed) == said(full_path)
     assert "9 of 9 runs to make" in first.stderr
     assert "dr_grpo" in first.stdout and "shuffled" in first.stdout
-    assert (whole / "compare.html").read_text().startswith("<!doctype html>")
-    lines = (whole / "compare.csv").read_text().splitlines()
+    assert (full_path / "compare.html").read_text().startswith("<!doctype html>")
+    lines = (full_path / "compare.csv").read_text().splitlines()
     assert len(lines) == 10
 
 

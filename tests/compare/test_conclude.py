@@ -32,19 +32,19 @@ def bits(said: str) -> dict[str, float]:
 
 def judged(arm: str, seed: int, before: str, after: str) -> RunResult:
     """A run with verdicts, and the measure that is their mean."""
-    ends = [said.count("1") / len(said) for said in (before, after)]
+    ends = [value.count("1") / len(value) for value in (before, after)]
     return run(arm, seed, ends, before=bits(before), after=bits(after))
 
 
 def concluded(runs: Sequence[RunResult], arms: Sequence[Arm] = (GRPO, RLOO), **changes: Any) -> Comparison:
-    given = {
+    given_fields = {
         "setting": "sums",
         "measure": "eval_accuracy",
         "better": "more",
         "budget": Budget("tokens", 1000),
         "keys": {},
     }
-    return conclude(runs, arms, **{**given, **changes})
+    return conclude(runs, arms, **{**given_fields, **changes})
 
 
 def test_differences_over_seeds_alone() -> None:
@@ -73,7 +73,7 @@ def test_differences_over_seeds_alone() -> None:
 
 def test_differences_over_seeds_and_tasks() -> None:
     right = {"grpo": ["11000000", "10100000", "11100000"], "rloo": ["11110000", "11111000", "11111010"]}
-    c = concluded([judged(a, s, "10000000", v) for a, said in right.items() for s, v in enumerate(said)])
+    c = concluded([judged(a, s, "10000000", v) for a, message in right.items() for s, v in enumerate(message)])
     d = c.differences[0].end
     # Rows of differences: 0 0 1 1 0 0 0 0; 0 1 0 1 1 0 0 0; 0 0 0 1 1 0 1 0.
     # Seeds 2/8, 3/8, 3/8: MS = 8 x 1/192 = 1/24.

@@ -44,9 +44,9 @@ def test_directories_and_labels_name_arms(tmp_path: Path) -> None:
     assert [(a.label, a.kind) for a in actual.arms] == [("other", "base"), ("mine", "arm")]
     again = [f"x={tmp_path / 'out' / 'mine'}", tmp_path / "out" / "other"]
     assert [a.label for a in read_existing(again).arms] == ["x", "other"]
-    named = read_existing([str(tmp_path / "out" / "mine"), str(tmp_path / "out" / "other")],
+    listed_existing = read_existing([str(tmp_path / "out" / "mine"), str(tmp_path / "out" / "other")],
                           labels={str(tmp_path / "out" / "mine"): "y"})  # fmt: skip
-    assert [a.label for a in named.arms] == ["y", "other"]
+    assert [a.label for a in listed_existing.arms] == ["y", "other"]
     with pytest.raises(ConfigError, match=r"base 'othr' is no arm; did you mean 'other'\?"):
         read_existing([tmp_path / "out"], base="othr")
     with pytest.raises(ConfigError, match="two runs of arm grpo have seed 0"):

@@ -30,8 +30,10 @@ def test_curves_are_cut_where_all_have_spent_as_much(tmp_path: Path) -> None:
 
 
 def test_a_run_that_ended_at_once_does_not_cut_the_others(tmp_path: Path) -> None:
-    whole = [run(tmp_path / f"{m}-{s}", m, s, steps=40, trainer__steps=40) for m in ("grpo", "dr_grpo") for s in (0, 1)]
-    actual = read_existing([*whole, run(tmp_path / "dead", "dr_grpo", 2, steps=2, trainer__steps=40)])
+    full_process = [
+        run(tmp_path / f"{m}-{s}", m, s, steps=40, trainer__steps=40) for m in ("grpo", "dr_grpo") for s in (0, 1)
+    ]
+    actual = read_existing([*full_process, run(tmp_path / "dead", "dr_grpo", 2, steps=2, trainer__steps=40)])
     assert actual.budget.amount == 4000
     assert {r.path: r.trouble for r in actual.runs if r.trouble} == {
         str(tmp_path / "dead"): "ended after step 2, at 200 of 4,000 generated tokens"
@@ -97,9 +99,9 @@ def test_runs_of_the_corpus(tmp_path: Path) -> None:
     rows = [json.loads(line)["data"] for line in (tmp_path / "verl-004" / "metrics.jsonl").read_text().splitlines()]
     # its batch is 64 completions: 3653 tokens of the last step are 64 times the mean lengths, 33 and 24.078125
     tokens = sum(64 * row["response_length/mean"] for row in rows[1:])
-    whole = read_existing([tmp_path / "verl-004", tmp_path / "verl-001"], measure="reward")
+    full_existing = read_existing([tmp_path / "verl-004", tmp_path / "verl-001"], measure="reward")
     assert max(r.tokens for r in actual.runs) <= actual.budget.amount <= tokens + 1
-    assert whole.setting == "logs of verl" and all(len(r.points) > 1 for r in actual.runs)
+    assert full_existing.setting == "logs of verl" and all(len(r.points) > 1 for r in actual.runs)
 
 
 @pytest.mark.slow
@@ -112,11 +114,11 @@ def test_runs_of_the_trainer(tmp_path: Path) -> None:
         "doctor.every": 0,
         "trainer.rollouts_every": 0,
     }
-    made = [
+    built_trains = [
         gxpo.train("tiny:cold", "arithmetic", m, 2, seed=0, out=tmp_path / m, set=keys) for m in ("grpo", "dr_grpo")
     ]
-    actual = read_existing([r.path for r in made])
+    actual = read_existing([r.path for r in built_trains])
     assert [a.label for a in actual.arms] == ["grpo", "dr_grpo"]
-    assert actual.budget.amount == min(r.metrics[-1]["generated_tokens"] for r in made)
+    assert actual.budget.amount == min(r.metrics[-1]["generated_tokens"] for r in built_trains)
     assert not any("differ in more" in n or "not evaluated alike" in n for n in actual.notes)
     assert [len(r.after) for r in actual.runs] == [5, 5]

@@ -44,9 +44,9 @@ def test_what_is_no_budget(text):
 
 
 def test_a_task_takes_the_setting_that_is_known_for_it():
-    named, by_task = make_setting("sums"), make_setting("arithmetic")
+    listed_setting, by_task = make_setting("sums"), make_setting("arithmetic")
     assert by_task.keys["task"] == "arithmetic"
-    assert named.budget == by_task.budget
+    assert listed_setting.budget == by_task.budget
     changed = make_setting("sums", sets=["optim.lr=1e-3"], budget=Budget("updates", 5), measure="eval_length")
     assert (changed.keys["optim.lr"], changed.budget, changed.measure) == (1e-3, Budget("updates", 5), "eval_length")
 
@@ -132,7 +132,9 @@ def test_tuning_tries_every_value_on_seeds_that_are_not_reported(tmp_path):
 
 
 def test_arms_that_read_run_progress_get_their_expected_steps(tmp_path):
-    made = plan(tmp_path, ["rloo", "rloo:optim.schedule=cosine", "mine=rloo:optim.schedule=linear,trainer.steps=7"])
-    costs = {arm.label: {"steps": 12} for arm in made.arms}
-    steps = {arm.label: arm.keys.get("trainer.steps") for arm in with_horizons(made, costs).arms}
+    built_plan = plan(
+        tmp_path, ["rloo", "rloo:optim.schedule=cosine", "mine=rloo:optim.schedule=linear,trainer.steps=7"]
+    )
+    costs = {arm.label: {"steps": 12} for arm in built_plan.arms}
+    steps = {arm.label: arm.keys.get("trainer.steps") for arm in with_horizons(built_plan, costs).arms}
     assert steps == {"grpo": None, "rloo": None, "rloo:optim.schedule=cosine": 12, "mine": 7, "shuffled": None}

@@ -62,15 +62,15 @@ def test_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
 
 def test_collapsed_runs_are_marked(tmp_path: Path) -> None:
     points = [Point(0, 0, 0, 0.0, 0.2), Point(1, 5, 1, 1.0, 0.5), Point(2, 10, 2, 2.0, 0.24)]
-    made = comparison()
-    arm = dataclasses.replace(made.arms[1], runs=[RunResult("grpo", 0, "a", points)])
+    built_comparison = comparison()
+    arm = dataclasses.replace(built_comparison.arms[1], runs=[RunResult("grpo", 0, "a", points)])
     path = files.write_csv(comparison(arms=[arm], budget=Budget("tokens", 10)), tmp_path / "a.csv")
     assert path.read_text().splitlines()[1].split(",")[12] == "1"
 
 
 def test_rows_come_back_and_are_one_for_each_arm(tmp_path: Path) -> None:
-    made = comparison(tuned={"rloo": {"optim.lr": 0.001}})
-    lines = files.row(made, "remedies, pilot")
+    built_comparison = comparison(tuned={"rloo": {"optim.lr": 0.001}})
+    lines = files.row(built_comparison, "remedies, pilot")
     path = tmp_path / "results.csv"
     path.write_text("\n".join([files.heading(), *lines]) + "\n")
     assert files.heading() == (
@@ -129,12 +129,12 @@ def test_mean_curves_share_a_grid() -> None:
 
 
 def test_a_run_without_an_evaluation_is_written_all_the_same(tmp_path: Path) -> None:
-    made = comparison()
+    built_comparison = comparison()
     arm = dataclasses.replace(
-        made.arms[0], runs=[RunResult("rloo", 9, "runs/rloo/seed-9", [], trouble="no evaluation")]
+        built_comparison.arms[0], runs=[RunResult("rloo", 9, "runs/rloo/seed-9", [], trouble="no evaluation")]
     )
-    made = comparison(arms=[arm, *made.arms[1:]])
-    line = files.write_csv(made, tmp_path / "a.csv").read_text().splitlines()[1]
+    built_comparison = comparison(arms=[arm, *built_comparison.arms[1:]])
+    line = files.write_csv(built_comparison, tmp_path / "a.csv").read_text().splitlines()[1]
     assert line == "sums,rloo,arm,9,,,,,0,,,,0,no evaluation,runs/rloo/seed-9"
-    run = files.to_json(made)["arms"][0]["runs"][0]
+    run = files.to_json(built_comparison)["arms"][0]["runs"][0]
     assert run["end"] is None and run["tokens"] is None and run["points"] == []

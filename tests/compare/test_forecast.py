@@ -24,14 +24,14 @@ class Probed:
         self.asked = []
 
     def probe(self, keys):
-        self.asked += [given["method"] for given in keys]
+        self.asked += [given_value["method"] for given_value in keys]
         return [dict(FIGURES) for _ in keys]
 
 
 def plan(out, amount, arms=("rloo",), unit="tokens", seeds=2):
     setting = make_setting("sums", budget=Budget(unit, amount), sets=[f"{k}={v}" for k, v in STEP.items()])
-    made = make_arms(arms, setting.keys, base="grpo", controls=False)
-    return Plan(setting, made, range(seeds), out)
+    built_arms = make_arms(arms, setting.keys, base="grpo", controls=False)
+    return Plan(setting, built_arms, range(seeds), out)
 
 
 def foreseen(plan):
@@ -41,8 +41,8 @@ def foreseen(plan):
 
 def test_every_arm_is_measured_for_a_tenth_of_the_runs_or_less(tmp_path):
     # 2 arms x 2 steps x 100 tokens = 400; 2 arms x 2 seeds x 1,000 = 4,000
-    cost, asked, lines = foreseen(plan(tmp_path, 1000))
-    assert asked == ["grpo", "rloo"] and cost.unmeasured == ""
+    cost, requests, lines = foreseen(plan(tmp_path, 1000))
+    assert requests == ["grpo", "rloo"] and cost.unmeasured == ""
     assert lines == ["two steps of grpo, rloo, to see what they cost"]
     assert (cost.runs, cost.missing, cost.seconds, cost.tokens) == (4, 4, 4 * 10.0 / 2, 4 * 200)
     assert foreseen(plan(tmp_path, 1000))[1] == []  # kept in costs.json
@@ -51,8 +51,8 @@ def test_every_arm_is_measured_for_a_tenth_of_the_runs_or_less(tmp_path):
 
 def test_the_base_alone_is_measured_where_all_would_be_more(tmp_path):
     # 400 of 2 x 2 x 600 = 2,400 is a sixth; 200 of them a twelfth
-    cost, asked, lines = foreseen(plan(tmp_path, 600))
-    assert asked == ["grpo"] and lines == [
+    cost, requests, lines = foreseen(plan(tmp_path, 600))
+    assert requests == ["grpo"] and lines == [
         "two steps of grpo, to see what they cost; the others are taken to cost as much"
     ]
     assert cost.per_run == {"grpo": 10.0, "rloo": 10.0} and list(cost.costs) == ["grpo"]
@@ -64,18 +64,18 @@ def test_the_base_alone_is_measured_where_all_would_be_more(tmp_path):
     [("tokens", 200, 800, "50%"), ("updates", 2, None, "50%"), ("seconds", 5, None, "100%")],
 )
 def test_nothing_is_measured_where_that_is_much_of_the_runs(tmp_path, unit, amount, tokens, share):
-    made = plan(tmp_path, amount, unit=unit)
-    cost, asked, lines = foreseen(made)
-    assert asked == [] and lines == [] and not (tmp_path / "costs.json").exists()
+    built_plan = plan(tmp_path, amount, unit=unit)
+    cost, requests, lines = foreseen(built_plan)
+    assert requests == [] and lines == [] and not (tmp_path / "costs.json").exists()
     assert math.isnan(cost.seconds) and math.isnan(cost.tokens) == (tokens is None)
     spread = SeedSpread(0.05, 0.0, "assumed")
-    line = plan_lines(made, cost, spread, Probed())[1]
+    line = plan_lines(built_plan, cost, spread, Probed())[1]
     assert line.endswith(f"the time is not measured: two steps of each arm are up to {share} of the runs")
-    data = plan_as_data(made, cost, spread)
+    data = plan_as_data(built_plan, cost, spread)
     assert (data["time_s"], data["generated_tokens"]) == (None, tokens)
     json.dumps(data, allow_nan=False)
 
 
 def test_arm_that_reads_the_number_of_steps_is_always_measured(tmp_path):
-    cost, asked, _ = foreseen(plan(tmp_path, 200, ["rloo:optim.schedule=cosine"]))
-    assert asked == ["rloo"] and cost.seconds == 20.0 and "rloo:optim.schedule=cosine" in cost.costs
+    cost, requests, _ = foreseen(plan(tmp_path, 200, ["rloo:optim.schedule=cosine"]))
+    assert requests == ["rloo"] and cost.seconds == 20.0 and "rloo:optim.schedule=cosine" in cost.costs

@@ -33,7 +33,7 @@ def test_crossed_spread_has_the_mean_squares_of_statsmodels() -> None:
     ms = anova_lm(ols("d ~ C(seed) + C(task)", frame).fit())["mean_sq"]
     of_seed, of_task, rest = (float(ms[k]) for k in ("C(seed)", "C(task)", "Residual"))
     assert of_seed > rest and of_task > rest  # none is cut off at 0
-    actual = inference.crossed_interval(table)
+    actual = inference.crossed_spread(table).estimate()
     variance = (of_seed + of_task - rest) / 54
     freedom = (of_seed + of_task - rest) ** 2 / (of_seed**2 / 5 + of_task**2 / 8 + rest**2 / 40)
     low, high = scipy.stats.t.interval(0.95, freedom, table.mean(), math.sqrt(variance))
@@ -44,32 +44,32 @@ def test_crossed_spread_has_the_mean_squares_of_statsmodels() -> None:
 
 
 def test_seeds_and_tasks_that_do_not_vary() -> None:
-    same = inference.crossed_interval(np.full((4, 5), 0.25))
+    same = inference.crossed_spread(np.full((4, 5), 0.25)).estimate()
     assert (same.mean, same.low, same.high, same.p) == (0.25, 0.25, 0.25, 0.0)
-    none = inference.crossed_interval(np.zeros((4, 5)))
+    none = inference.crossed_spread(np.zeros((4, 5))).estimate()
     assert (none.mean, none.low, none.high, none.p) == (0.0, 0.0, 0.0, 1.0)
     assert none.holds_zero
     # Every seed the same, 8 tasks: the variance is that of tasks, as much as it ever will be.
     rows = np.tile([0, 0, 0, 0, 1, 1, 1, 1.0], (3, 1))
-    alike = inference.crossed_interval(rows)
+    alike = inference.crossed_spread(rows).estimate()
     assert alike.by_seed == 0
     assert alike.by_task == pytest.approx(math.sqrt(2 / 7 / 8))  # variance of four 0 and four 1 is 2/7
 
 
 def test_one_seed_says_nothing_of_others() -> None:
-    actual = inference.crossed_interval([[0.0, 1.0, 1.0, 0.0, 1.0]])
+    actual = inference.crossed_spread([[0.0, 1.0, 1.0, 0.0, 1.0]]).estimate()
     low, high = scipy.stats.t.interval(0.95, 4, 0.6, math.sqrt(0.3 / 5))  # variance 1.2 / 4
     assert (actual.low, actual.high) == pytest.approx((low, high))
     assert actual.n == 1 and math.isnan(actual.p)
-    alone = inference.seed_interval([0.6])
-    assert alone.mean == 0.6 and math.isnan(alone.low) and alone.holds_zero
+    single_seed_interval = inference.seed_interval([0.6])
+    assert single_seed_interval.mean == 0.6 and math.isnan(single_seed_interval.low) and single_seed_interval.holds_zero
 
 
 def test_without_verdicts_seeds_alone() -> None:
     values = [0.1, 0.3, 0.2, 0.6]
     expected = scipy.stats.ttest_1samp(values, 0.0)
     interval = expected.confidence_interval(0.95)
-    for actual in (inference.seed_interval(values), inference.crossed_interval(np.array(values)[:, None])):
+    for actual in (inference.seed_interval(values), inference.crossed_spread(np.array(values)[:, None]).estimate()):
         assert (actual.low, actual.high, actual.p) == pytest.approx((interval.low, interval.high, expected.pvalue))
         assert math.isnan(actual.by_task) and actual.n == 4
 
@@ -77,20 +77,20 @@ def test_without_verdicts_seeds_alone() -> None:
 @pytest.mark.parametrize("bad", [[], [[]], [1.0, 2.0], [[1.0, math.nan]]])
 def test_what_is_no_table(bad: object) -> None:
     with pytest.raises(ValueError, match="table"):
-        inference.crossed_interval(bad)  # type: ignore[arg-type]
+        inference.crossed_spread(bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("seeds", "tasks"), [(3, 100), (5, 300)])
 def test_coverage_on_simulated_verdicts(seeds: int, tasks: int) -> None:
     # Verdicts of a base with probabilities .15 to .65, of an arm .1 less to .2 more; seeds move each by .03.
-    rng, held, n = np.random.default_rng(5), 0, 500
+    rng, held_count, n = np.random.default_rng(5), 0, 500
     for _ in range(n):
         base = rng.uniform(0.15, 0.65, tasks)
         arm = base + rng.uniform(-0.1, 0.2, tasks)
         right = [(rng.random((seeds, tasks)) < p + rng.normal(0, 0.03, (seeds, 1))) * 1.0 for p in (arm, base)]
-        actual = inference.crossed_interval(right[0] - right[1])
-        held += actual.low <= 0.05 <= actual.high
-    assert 0.925 <= held / n <= 0.985
+        actual = inference.crossed_spread(right[0] - right[1]).estimate()
+        held_count += actual.low <= 0.05 <= actual.high
+    assert 0.925 <= held_count / n <= 0.985
 
 
 def points(*pairs: tuple[int, float]) -> list[Point]:
@@ -194,9 +194,6 @@ def test_tasks_alone_may_forbid_it() -> None:
     assert inference.seeds_needed(0.03, 0.06, task_error=0.02 / math.sqrt(inference.more_tasks(0.03, 0.02)))
 
 
-def test_error_at_another_number_of_seeds() -> None:
+def test_deviation_from_seed_to_seed() -> None:
     pilot = Estimate(0.05, -0.1, 0.2, 5, spread=0.05, by_seed=0.04, by_task=0.03)
-    assert inference.error_at(pilot, 5) == pytest.approx(0.05)
-    assert inference.error_at(pilot, 20) == pytest.approx(math.sqrt(0.02**2 + 0.03**2))
     assert inference.seed_sd(pilot) == pytest.approx(0.04 * math.sqrt(5))
-    assert math.isnan(inference.error_at(Estimate(0.05, -0.1, 0.2, 1), 5))

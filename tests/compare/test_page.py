@@ -142,12 +142,12 @@ def test_a_suite_begins_with_all_settings(tmp_path: Path) -> None:
 
 
 def test_hostile_texts_do_nothing(tmp_path: Path) -> None:
-    made = comparison(
+    built_comparison = comparison(
         setting=HOSTILE, measure=HOSTILE, keys={HOSTILE: HOSTILE, "task": HOSTILE, "model": HOSTILE},
         tuned={HOSTILE: {HOSTILE: HOSTILE}}, commands=[HOSTILE], notes=[HOSTILE], versions={HOSTILE: HOSTILE},
     )  # fmt: skip
     arms = []
-    for a in made.arms:
+    for a in built_comparison.arms:
         name = f"{a.arm.label} {HOSTILE}"
         runs = [
             dataclasses.replace(r, path=HOSTILE, trouble=HOSTILE, after={f"{k} {HOSTILE}": 1.0 for k in r.after})
@@ -155,9 +155,9 @@ def test_hostile_texts_do_nothing(tmp_path: Path) -> None:
         ]
         arms.append(dataclasses.replace(a, arm=Arm(name, {HOSTILE: name}, a.arm.kind), runs=runs, failed={0: HOSTILE}))
     differences = [dataclasses.replace(d, arm=f"{d.arm} {HOSTILE}", against=HOSTILE, said=HOSTILE)
-                   for d in made.differences]  # fmt: skip
-    made = dataclasses.replace(made, arms=arms, differences=differences)
-    for several in ([made], [made, made]):
+                   for d in built_comparison.differences]  # fmt: skip
+    built_comparison = dataclasses.replace(built_comparison, arms=arms, differences=differences)
+    for several in ([built_comparison], [built_comparison, built_comparison]):
         page, text = drawn(tmp_path, *several)
         tags = {tag for tag, _ in page.elements}
         assert not tags & {"script", "img", "iframe", "link", "object"}
@@ -166,13 +166,15 @@ def test_hostile_texts_do_nothing(tmp_path: Path) -> None:
 
 
 def test_one_seed_and_no_arm_make_a_page(tmp_path: Path) -> None:
-    made = comparison()
+    built_comparison = comparison()
     single = [dataclasses.replace(a, runs=a.runs[:1], end=dataclasses.replace(a.end, low=math.nan, high=math.nan))
-              for a in made.arms]  # fmt: skip
+              for a in built_comparison.arms]  # fmt: skip
     page, text = drawn(tmp_path, comparison(arms=single))
     assert page.row("dr_grpo", "4", ".200")[3] == ".465" and "nan" not in text
-    alone = comparison(arms=[a for a in made.arms if a.arm.kind == "base"], differences=[], notes=[])
-    page, _ = drawn(tmp_path, alone)
+    single_comparison = comparison(
+        arms=[a for a in built_comparison.arms if a.arm.kind == "base"], differences=[], notes=[]
+    )
+    page, _ = drawn(tmp_path, single_comparison)
     assert "nothing is compared: there is no arm beside the base" in page.text
 
 
@@ -193,10 +195,10 @@ def test_a_page_of_six_arms_and_twenty_seeds_is_below_2_mb(tmp_path: Path) -> No
 
 
 def test_runs_without_an_evaluation_are_named(tmp_path: Path) -> None:
-    made = comparison()
+    built_comparison = comparison()
     lost = [RunResult("rloo", s, f"runs/rloo/seed-{s}", [], trouble="no evaluation") for s in range(2)]
-    arm = dataclasses.replace(made.arms[0], runs=lost, failed={0: "no evaluation", 1: "no evaluation"})
-    page, text = drawn(tmp_path, comparison(arms=[arm, *made.arms[1:]]))
+    arm = dataclasses.replace(built_comparison.arms[0], runs=lost, failed={0: "no evaluation", 1: "no evaluation"})
+    page, text = drawn(tmp_path, comparison(arms=[arm, *built_comparison.arms[1:]]))
     assert page.row("rloo", "1", "ended early: no evaluation")[3] == "runs/rloo/seed-1"
     assert page.row("rloo", "0", "-") == ["rloo", "0", "-", "-", "-", "unknown", "unknown", "unknown",
                                           "runs/rloo/seed-0"]  # fmt: skip

@@ -16,8 +16,8 @@ def test_several_undecided_arms_are_one_sentence() -> None:
     )
     assert verdict(undecided({"rloo": None, "dr_grpo": None}))[0] == text
     assert verdict(undecided({"rloo": 141, "dr_grpo": 141}))[0] == f"{text}; about 150 seeds would"
-    known = "about 40 seeds would for dr_grpo; no number of seeds is known for rloo"
-    assert verdict(undecided({"rloo": None, "dr_grpo": 40}))[0] == f"{text}; {known}"
+    known_text = "about 40 seeds would for dr_grpo; no number of seeds is known for rloo"
+    assert verdict(undecided({"rloo": None, "dr_grpo": 40}))[0] == f"{text}; {known_text}"
     assert verdict(undecided({"rloo": 140}))[0] == "rloo: not told from grpo"
     assert verdict(undecided({}))[0] == "nothing is compared: there is no arm beside the base"
 

@@ -37,9 +37,9 @@ def test_arguments_that_do_not_go_together(tmp_path, monkeypatch, arguments, tas
 
 
 def test_a_suite_brings_its_settings_and_arms():
-    whole, chosen = session([], suite="stalled"), session(["rloo"], suite="stalled")
+    full_session, chosen = session([], suite="stalled"), session(["rloo"], suite="stalled")
     (listed,) = [s for s in suites_as_data() if s["suite"] == "stalled"]
-    assert [s.name for s in whole.settings] == [s["task"] for s in listed["settings"]]
-    assert whole.arms == listed["arms"] and chosen.arms == ["rloo"]
-    assert str(whole.out) == "runs/compare-stalled" and whole.study == "stalled"
+    assert [s.name for s in full_session.settings] == [s["task"] for s in listed["settings"]]
+    assert full_session.arms == listed["arms"] and chosen.arms == ["rloo"]
+    assert str(full_session.out) == "runs/compare-stalled" and full_session.study == "stalled"
     assert "stalled: " in suites_as_text()

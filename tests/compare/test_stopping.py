@@ -97,8 +97,8 @@ def test_a_decided_arm_gets_no_further_seed():
     # It stands whatever follows, and with every arm decided the trial ends.
     later = decide({"good": [*differences["good"], -5.0, -5.0], "none": []}, budget)
     assert later.arms["good"] == decision.arms["good"]
-    alone = decide({"good": differences["good"]}, budget)
-    assert alone.stop and alone.reason == "decided"
+    single_decide = decide({"good": differences["good"]}, budget)
+    assert single_decide.stop and single_decide.reason == "decided"
 
 
 def test_harm_is_worse():

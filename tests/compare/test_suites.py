@@ -61,12 +61,12 @@ def test_a_setting_is_found_by_its_name():
 
 
 def test_the_study_runs_the_settings_of_the_suites():
-    stated = study()["settings"]
-    assert stated.keys() == suites.settings().keys()
+    stated_settings = study()["settings"]
+    assert stated_settings.keys() == suites.settings().keys()
     for name, setting in suites.settings().items():
-        assert stated[name].get("better", "more") == setting.better
-        assert (stated[name]["keys"], stated[name]["measure"]) == (setting.keys, setting.measure)
-        assert stated[name]["budget"] == {setting.budget.unit: setting.budget.amount}
+        assert stated_settings[name].get("better", "more") == setting.better
+        assert (stated_settings[name]["keys"], stated_settings[name]["measure"]) == (setting.keys, setting.measure)
+        assert stated_settings[name]["budget"] == {setting.budget.unit: setting.budget.amount}
 
 
 def test_the_study_runs_arms_and_a_control_with_ten_seeds():

@@ -65,9 +65,9 @@ def test_fits_the_screen_and_names_what_it_left_out(width: int) -> None:
 
 def test_long_labels_take_several_lines() -> None:
     label = "grpo:credit.scale=none+objective.ratio_max=3"
-    made = comparison()
+    built_comparison = comparison()
     arms = [dataclasses.replace(a, arm=dataclasses.replace(a.arm, label=label)) if a.arm.label == "rloo" else a
-            for a in made.arms]  # fmt: skip
+            for a in built_comparison.arms]  # fmt: skip
     lines = shown(comparison(arms=arms, notes=[]), 80)
     assert max(map(len, lines)) <= 80 and "+.050 (+.029 to +.071)" in " ".join(lines)
     first = next(i for i, line in enumerate(lines) if line.startswith("grpo:"))
@@ -90,8 +90,11 @@ def test_notes_and_runs_that_ended_early() -> None:
 
 
 def test_one_seed_has_no_interval() -> None:
-    made = comparison()
-    arms = [dataclasses.replace(a, end=dataclasses.replace(a.end, low=math.nan, high=math.nan)) for a in made.arms]
+    built_comparison = comparison()
+    arms = [
+        dataclasses.replace(a, end=dataclasses.replace(a.end, low=math.nan, high=math.nan))
+        for a in built_comparison.arms
+    ]
     assert [c.strip() for c in row(shown(comparison(arms=arms)), "dr_grpo").split("  ") if c.strip()][3] == ".465"
 
 

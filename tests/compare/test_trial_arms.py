@@ -72,8 +72,8 @@ def test_every_template_has_its_places_and_says_what_ran() -> None:
 
 
 def test_command_without_its_places_is_refused() -> None:
-    for template, said in (("run {seed}", "no {overrides}"), ("run {overrides}", "no {seed}")):
-        with pytest.raises(ConfigError, match=said):
+    for template, message in (("run {seed}", "no {overrides}"), ("run {overrides}", "no {seed}")):
+        with pytest.raises(ConfigError, match=message):
             check_template(template)
 
 

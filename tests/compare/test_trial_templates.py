@@ -68,9 +68,9 @@ RATES = {
 
 
 def made(folder: Path, trainer: str) -> Trial:
-    known = {t: [o.replace("-", "_") for o in names] + names for t, names in OPTIONS.items()}
+    known_names = {t: [o.replace("-", "_") for o in names] + names for t, names in OPTIONS.items()}
     text = STAND_IN.replace("for name in OPTIONS", "for name in NAMES")
-    head = f"OPTIONS, NAMES, REQUIRED = {known!r}, {OPTIONS!r}, {REQUIRED!r}\n"
+    head = f"OPTIONS, NAMES, REQUIRED = {known_names!r}, {OPTIONS!r}, {REQUIRED!r}\n"
     (folder / "trainer.py").write_text(head + text)
     launcher = folder / "run.sh"
     launcher.write_text(f'exec {sys.executable} {folder}/trainer.py {trainer} {RATES[trainer]} "$@"\n')

@@ -12,15 +12,15 @@ ARCHIVES = sorted(CORPUS.glob("*/*.tar.xz"))
 
 def test_every_archive_has_a_truth_and_trl_truths_an_archive():
     packed = {f"{p.parent.name}/{p.name.removesuffix('.tar.xz')}" for p in ARCHIVES}
-    known = {f"{e['half']}/{n}" for n, e in TRUTH.items()}
-    assert packed <= known
-    assert {k for k in known if "/trl-" in k} <= packed
+    known_truths = {f"{e['half']}/{n}" for n, e in TRUTH.items()}
+    assert packed <= known_truths
+    assert {k for k in known_truths if "/trl-" in k} <= packed
 
 
 def test_trl_runs_lie_in_the_half_that_was_drawn_for_them():
-    drawn = json.loads((SCRIPTS / "split.json").read_text())["trl"]
+    drawn_trl = json.loads((SCRIPTS / "split.json").read_text())["trl"]
     actual = {e["recipe"]: (n, e["half"]) for n, e in TRUTH.items() if n.startswith("trl-")}
-    assert actual == {r: (f"trl-{drawn[r]['run']:03d}", drawn[r]["half"]) for r in actual}
+    assert actual == {r: (f"trl-{drawn_trl[r]['run']:03d}", drawn_trl[r]["half"]) for r in actual}
 
 
 def test_archives_are_small_and_without_pickles():

@@ -102,10 +102,10 @@ def test_rollouts_are_kept_in_groups_and_bounds():
     for step in range(1, 41):
         doctor.rollouts(rollouts(step, 200), of=1000)
     doctor.check()
-    kept = logs[0].rollouts
-    assert kept is not None and len(kept) <= 4_000 and kept.of == 40_000
-    assert {1, 40} <= set(kept.step.tolist()) and len(set(kept.step.tolist())) >= 10
-    assert kept.group[:4].tolist() == [0, 0, 1, 1] and kept.prompt[:3] == ["p0", "p0", "p1"]
+    kept_rollouts = logs[0].rollouts
+    assert kept_rollouts is not None and len(kept_rollouts) <= 4_000 and kept_rollouts.of == 40_000
+    assert {1, 40} <= set(kept_rollouts.step.tolist()) and len(set(kept_rollouts.step.tolist())) >= 10
+    assert kept_rollouts.group[:4].tolist() == [0, 0, 1, 1] and kept_rollouts.prompt[:3] == ["p0", "p0", "p1"]
 
 
 def test_rows_are_thinned_in_the_middle():
@@ -120,9 +120,9 @@ def test_rows_are_thinned_in_the_middle():
 def test_rollouts_may_be_read_for_a_check():
     doctor, _, logs = live([])
     doctor.row(1, {"reward": 0.0})
-    asked = []
-    doctor.check(lambda log: asked.append(log.last_step))
-    assert asked == [1] and logs[0].rollouts is None
+    asked_last_steps = []
+    doctor.check(lambda log: asked_last_steps.append(log.last_step))
+    assert asked_last_steps == [1] and logs[0].rollouts is None
 
 
 def test_when_a_check_is_due():

@@ -59,10 +59,10 @@ def test_tiny_model_judges_greedily_and_nonsense_is_unscored():
 
 @pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"])
 def test_what_is_judged_writes_no_control_token_of_the_judge(template):
-    seen = []
+    seen_ids = []
 
     def generate(ids, **kwargs):
-        seen.append(ids[0].tolist())
+        seen_ids.append(ids[0].tolist())
         return ids
 
     tokenizer = character_tokenizer()
@@ -71,8 +71,10 @@ def test_what_is_judged_writes_no_control_token_of_the_judge(template):
     judge = LocalJudge(SimpleNamespace(config=None, device="cpu", generate=generate, generation_config=ends), tokenizer)
     for text in ("How good is x?", "How good is a<eos>b?"):
         judge.ask([{"role": "user", "content": text}])
-    assert seen[0].count(tokenizer.eos_token_id) == seen[1].count(tokenizer.eos_token_id) == (template is not None)
-    assert "a<eos>b?" in tokenizer.decode(seen[1])
+    assert (
+        seen_ids[0].count(tokenizer.eos_token_id) == seen_ids[1].count(tokenizer.eos_token_id) == (template is not None)
+    )
+    assert "a<eos>b?" in tokenizer.decode(seen_ids[1])
 
 
 @pytest.mark.thorough

@@ -93,10 +93,10 @@ def test_padding_by_copies() -> None:
     outcome, group, owner = torch.tensor([10.0, 0.0]), torch.zeros(2, dtype=torch.int64), torch.tensor([0, 1, 1])
     returns, state = torch.tensor([9.5, 0.0, 0.0]), torch.zeros(3, dtype=torch.int64)
     over = group_relative(outcome, group, scale="none")[owner]
-    alone = over + group_relative(returns, state, scale="none")
+    single_over = over + group_relative(returns, state, scale="none")
     copied = torch.tensor([0, 1, 2, 0])
     filled = over[copied] + group_relative(returns[copied], state[copied], scale="none")
-    assert alone.tolist() == pytest.approx([5 + 6.333333, -5 - 3.166667, -5 - 3.166667], abs=1e-6)
+    assert single_over.tolist() == pytest.approx([5 + 6.333333, -5 - 3.166667, -5 - 3.166667], abs=1e-6)
     assert filled[:3].tolist() == pytest.approx([5 + 4.75, -5 - 4.75, -5 - 4.75])
 
 
@@ -134,9 +134,9 @@ HISTORY = [
 
 def test_weights_from_one_or_from_two() -> None:
     """HGPO's levels weigh 1, 2, 3 in the paper and 2, 3, 4 in the recipe: (1/3 + 2/2) / 3, or (2/3 + 3/2) / 5."""
-    given = {"history": 1, "discount": 0.9, "scale": "none"}
-    assert credit(HistoryGroups(**given), HISTORY)[2] == pytest.approx(0.444444, abs=1e-6)
-    assert credit(HistoryGroups(offset=2, **given), HISTORY)[2] == pytest.approx(0.433333, abs=1e-6)
+    given_fields = {"history": 1, "discount": 0.9, "scale": "none"}
+    assert credit(HistoryGroups(**given_fields), HISTORY)[2] == pytest.approx(0.444444, abs=1e-6)
+    assert credit(HistoryGroups(offset=2, **given_fields), HISTORY)[2] == pytest.approx(0.433333, abs=1e-6)
 
 
 def test_a_zero_that_is_left_out() -> None:
@@ -146,8 +146,8 @@ def test_a_zero_that_is_left_out() -> None:
     for returns, dropped in (([0.0, 0.5, 1.0, 0.0], 0.25), ([0.1, 0.2, 0.3, -0.3], 1 / 6)):
         x = torch.tensor(returns, dtype=torch.float64)
         recipe = float(history_groups(x, keys, ignore="zero", scale="none")[1])
-        kept = float(history_groups(x, keys, scale="none")[1])
-        assert recipe == pytest.approx(dropped) and kept == pytest.approx(1 / 6)
+        kept_value = float(history_groups(x, keys, scale="none")[1])
+        assert recipe == pytest.approx(dropped) and kept_value == pytest.approx(1 / 6)
 
 
 def test_two_deviations_of_one_lineage() -> None:
@@ -295,8 +295,8 @@ def test_a_bonus_on_the_last_token() -> None:
     advantage, bonus, kappa = 1.0, 0.3, 2.0
     placed = torch.tensor([0.0, 0.0, 0.0, bonus]).clamp(0, abs(advantage) / kappa)
     assert (advantage + placed).tolist() == pytest.approx([1.0, 1.0, 1.0, 1.3])
-    whole = advantage + min(max(bonus, 0.0), abs(advantage) / kappa)
-    assert whole == pytest.approx(1.3)
+    full_advantage = advantage + min(max(bonus, 0.0), abs(advantage) / kappa)
+    assert full_advantage == pytest.approx(1.3)
 
 
 def test_an_index_of_an_index() -> None:

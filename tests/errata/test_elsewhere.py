@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.algorithms.signals.structural_entropy import dominance_rank
+from gxpo.algorithms.signals.policy_outputs import dominance_rank
 from gxpo.forest.forest import Forest
 
 

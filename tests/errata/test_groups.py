@@ -27,12 +27,12 @@ def by_group(rewards: list[float], groups: list[int]) -> dict[int, list[float]]:
 
 def mean_zero_if_alone(rewards: list[float], groups: list[int], eps: float | None) -> list[float]:
     """A group of one has mean 0 and std 1; eps None: no std."""
-    own = by_group(rewards, groups)
+    own_by_group = by_group(rewards, groups)
     out = []
     for r, g in zip(rewards, groups, strict=True):
-        alone = len(own[g]) == 1
-        mean = 0.0 if alone else statistics.fmean(own[g])
-        std = 1.0 if alone else statistics.stdev(own[g])
+        is_alone = len(own_by_group[g]) == 1
+        mean = 0.0 if is_alone else statistics.fmean(own_by_group[g])
+        std = 1.0 if is_alone else statistics.stdev(own_by_group[g])
         out.append(r - mean if eps is None else (r - mean) / (std + eps))
     return out
 
@@ -50,10 +50,10 @@ def test_a_group_of_one_keeps_its_reward(method: str, eps: float | None) -> None
 
 def test_a_group_of_one_in_two_functions_of_one_file() -> None:
     """verl: rloo leaves the reward as it is, rloo_vectorized multiplies by (count > 1)."""
-    own = by_group(REWARDS, GROUPS)
+    own_by_group = by_group(REWARDS, GROUPS)
     rloo, vectorized = [], []
     for r, g in zip(REWARDS, GROUPS, strict=True):
-        n, total = len(own[g]), sum(own[g])
+        n, total = len(own_by_group[g]), sum(own_by_group[g])
         rloo.append(r if n == 1 else (r - total / n) * n / (n - 1))
         vectorized.append((n * r - total) / max(n - 1, 1) * (n > 1))
     assert rloo == [5.0, 1.0, -1.0] and vectorized == [0.0, 1.0, -1.0]
@@ -152,8 +152,8 @@ def test_turns_as_rows_count_a_trajectory_as_often_as_it_has_turns() -> None:
 
 def test_a_name_that_nobody_knows() -> None:
     """rLLM's enumeration of estimators turns every unknown name into OTHER; here it is an error with the nearest."""
-    known = {"grpo": "GRPO", "rloo": "RLOO"}
-    assert known.get("grop", "OTHER") == "OTHER"
+    known_fields = {"grpo": "GRPO", "rloo": "RLOO"}
+    assert known_fields.get("grop", "OTHER") == "OTHER"
     with pytest.raises(ConfigError, match="unknown method 'grop'; did you mean"):
         gxpo.method("grop")
 

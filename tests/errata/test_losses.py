@@ -196,23 +196,26 @@ def test_a_clip_that_never_binds() -> None:
 
 def test_masked_tokens_in_the_denominator() -> None:
     """TRL until #6439: rows cut off left the numerator and stayed in the denominator."""
-    losses, kept = torch.tensor([1.0, 1.0, 1.0, 1.0], dtype=torch.float64), torch.tensor([True, True, False, False])
-    assert float((losses * kept).sum() / 4) == 0.5
-    scale = coefficients(torch.tensor([0, 0, 1, 1]), kept, "token_mean")
+    losses, kept_values = (
+        torch.tensor([1.0, 1.0, 1.0, 1.0], dtype=torch.float64),
+        torch.tensor([True, True, False, False]),
+    )
+    assert float((losses * kept_values).sum() / 4) == 0.5
+    scale = coefficients(torch.tensor([0, 0, 1, 1]), kept_values, "token_mean")
     assert float((scale * losses).sum()) == 1.0
 
 
 def test_an_entropy_bonus_under_the_policys_normaliser() -> None:
     """A bonus that is summed over tokens and divided by sequences x horizon is length / horizon of what was asked."""
     coef, entropies = 0.01, torch.full((5,), 0.7, dtype=torch.float64)
-    asked = coef * float(entropies.mean())
+    asked_coef = coef * float(entropies.mean())
     divided = coef * float(entropies.sum()) / (2 * 100)
-    assert divided == pytest.approx(asked * 2.5 / 100)
+    assert divided == pytest.approx(asked_coef * 2.5 / 100)
     forest = Forest.from_completions([[1]], [[[2, 3], [4, 5, 6]]], [1.0, 0.0])
     term = gxpo.method("dr_grpo", {"objective.entropy.coef": coef}).fill(horizon=100.0).terms["entropy"]
     policy = gxpo.PolicyTokens(NEW, OLD, entropy=entropies)
     actual = term(forest, policy, CREDIT, torch.ones(5, dtype=torch.float64), {}, 0)[0]
-    assert float(actual) == pytest.approx(-asked)
+    assert float(actual) == pytest.approx(-asked_coef)
 
 
 # ---------------------------------------------------------------- KL and mismatch

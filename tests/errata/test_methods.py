@@ -106,11 +106,11 @@ def test_an_entropy_averaged_over_padding() -> None:
     entropy = [[0.8, 0.8, 0.0, 0.0], [0.8, 0.8, 0.8, 0.8]]  # of padding taken to be 0
     lengths = [2, 4]
     padded = [statistics.fmean(row) for row in entropy]
-    own = [sum(row) / n for row, n in zip(entropy, lengths, strict=True)]
+    own_totals = [sum(row) / n for row, n in zip(entropy, lengths, strict=True)]
     a = ours("grpo", [1.0, 0.0], [0, 0], ddof=1, eps=1e-4)
     theirs = [x * statistics.fmean(padded) / h for x, h in zip(a, padded, strict=True)]
     assert [t / x for t, x in zip(theirs, a, strict=True)] == pytest.approx([1.5, 0.75])
-    actual = ours("edge_grpo", [1.0, 0.0], [0, 0], mean_entropy=own, ddof=1, eps=1e-4)
+    actual = ours("edge_grpo", [1.0, 0.0], [0, 0], mean_entropy=own_totals, ddof=1, eps=1e-4)
     assert actual == pytest.approx(a, abs=1e-9)
 
 
@@ -180,8 +180,8 @@ def test_pass_at_k_has_four_advantages() -> None:
 def port(rewards: Sequence[float], k: int) -> list[Any]:
     """MaxRL's pkpo: C(n - c, k - 1) / C(n - 1, k - 1) for a success, less the mean of that over the others."""
     n, c = len(rewards), round(sum(rewards))
-    alone = [Fraction(math.comb(n - c, k - 1), math.comb(n - 1, k - 1)) * round(r) for r in rewards]
-    return [(n * a - sum(alone)) / (n - 1) for a in alone]
+    single_fractions = [Fraction(math.comb(n - c, k - 1), math.comb(n - 1, k - 1)) * round(r) for r in rewards]
+    return [(n * a - sum(single_fractions)) / (n - 1) for a in single_fractions]
 
 
 def test_a_baseline_taken_off_twice() -> None:
@@ -202,9 +202,11 @@ def test_a_baseline_taken_off_twice() -> None:
             mine += math.comb(n, c) * float(p**c * (1 - p) ** (n - c)) * actual
         assert k * theirs / true == Fraction(biased)
         assert mine / float(true) == pytest.approx(1.0, abs=1e-12)
-        kept = advantage(pass_at_k, kind="leave_one_out", k=k)
+        kept_advantage = advantage(pass_at_k, kind="leave_one_out", k=k)
         forest = Forest.from_completions([[1]], [[[2]] * n], [1.0] * 3 + [0.0] * 5, success=[1.0] * 3 + [0.0] * 5)
-        assert kept(forest, {}, 0).tolist() == pytest.approx([float(a) for a in port([1] * 3 + [0] * 5, k)], abs=1e-12)
+        assert kept_advantage(forest, {}, 0).tolist() == pytest.approx(
+            [float(a) for a in port([1] * 3 + [0] * 5, k)], abs=1e-12
+        )
 
 
 def test_best_minus_second_of_real_rewards() -> None:
@@ -258,8 +260,8 @@ def test_a_sampler_that_is_uniform_for_its_temperature() -> None:
     score = [math.exp(math.sqrt(p * (1 - p)) / (100 * (right + 1))) for p, right in ((0.1, 0), (0.5, 3), (0.9, 7))]
     assert [x / sum(score) for x in score] == pytest.approx([0.333820, 0.333236, 0.332944], abs=1e-6)
     paper = [math.exp(math.sqrt(p * (1 - p)) / 0.1) for p in (0.1, 0.5, 0.9)]
-    drawn = mixed(std(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64), temperature=0.1), 0.0).tolist()
-    assert drawn == pytest.approx([x / sum(paper) for x in paper], abs=1e-12)
+    drawn_mixed = mixed(std(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64), temperature=0.1), 0.0).tolist()
+    assert drawn_mixed == pytest.approx([x / sum(paper) for x in paper], abs=1e-12)
 
 
 def test_a_similarity_that_is_added_as_diversity() -> None:

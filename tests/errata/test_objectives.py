@@ -45,9 +45,11 @@ def ours(keys: dict[str, object], at: Tensor = NEW) -> tuple[float, list[float]]
 
 def test_sequence_ratios_that_became_token_ratios() -> None:
     """TOPR's weight on wrong answers is min(pi(y) / mu(y), 1) of whole answers, elsewhere of each token."""
-    whole = per_row(NEW - OLD, torch.sum).exp()
-    assert whole.tolist() == pytest.approx([1.221403, 1.349859], abs=1e-6)
-    paper = slope(lambda x: -(per_row(x * CREDIT, torch.sum) * torch.tensor([1.0, min(float(whole[1]), 1.0)])).mean())
+    full_per_row = per_row(NEW - OLD, torch.sum).exp()
+    assert full_per_row.tolist() == pytest.approx([1.221403, 1.349859], abs=1e-6)
+    paper = slope(
+        lambda x: -(per_row(x * CREDIT, torch.sum) * torch.tensor([1.0, min(float(full_per_row[1]), 1.0)])).mean()
+    )
     token = torch.where(CREDIT > 0, torch.ones(5).double(), (NEW - OLD).exp().clamp_max(1))
     ported = slope(lambda x: -(token * CREDIT * x).mean())
     assert paper.tolist() == pytest.approx([-0.5, -0.5, 0.5, 0.5, 0.5])
@@ -57,9 +59,9 @@ def test_sequence_ratios_that_became_token_ratios() -> None:
 def test_a_square_of_a_sum_that_became_a_sum_of_squares() -> None:
     """Kimi k1.5 and OPMD penalise (tau / 2) (sum_t log-ratio)^2, verl's dro, ROLL and Trinity-RFT each square."""
     tau = 0.1
-    whole = slope(lambda x: tau / 2 * per_row(x - OLD, torch.sum).square().sum())
+    full_slope = slope(lambda x: tau / 2 * per_row(x - OLD, torch.sum).square().sum())
     token = slope(lambda x: tau / 2 * (x - OLD).square().sum())
-    assert whole.tolist() == pytest.approx([0.02, 0.02, 0.03, 0.03, 0.03])  # 0.1 x 0.2 and 0.1 x 0.3
+    assert full_slope.tolist() == pytest.approx([0.02, 0.02, 0.03, 0.03, 0.03])  # 0.1 x 0.2 and 0.1 x 0.3
     assert token.tolist() == pytest.approx([0.03, -0.01, -0.04, 0.02, 0.05])
     dro = slope(lambda x: -(x * CREDIT - tau / 2 * (x - OLD).square()).mean())
     assert dro.tolist() == pytest.approx([-0.194, -0.202, 0.192, 0.204, 0.210])
@@ -142,8 +144,8 @@ def test_the_same_value_and_another_gradient() -> None:
 
     def gppo(x: Tensor, b_low: float = 1.0) -> Tensor:
         r = (x - OLD).exp()
-        held = torch.where(rho < 0.8, b_low * alive["low"] * r, torch.where(rho > 1.2, alive["high"] * r, r))
-        return torch.max(-CREDIT * r, -CREDIT * held).mean()
+        held_b_low = torch.where(rho < 0.8, b_low * alive["low"] * r, torch.where(rho > 1.2, alive["high"] * r, r))
+        return torch.max(-CREDIT * r, -CREDIT * held_b_low).mean()
 
     assert float(gppo(NEW)) == pytest.approx(plain[0]) == pytest.approx(0.313057, abs=1e-6)
     assert slope(gppo).tolist() == pytest.approx([-0.24, -0.180967, 0.16, 0.244281, 0.329744], abs=1e-6)
@@ -226,8 +228,8 @@ def test_a_clamp_that_lets_the_gradient_through() -> None:
 
     def loss(lp: Tensor, hard: bool) -> Tensor:
         implicit = (1 - q * lp.exp()) / (1 - q)
-        held = implicit.clamp_min(1.0)
-        return -(held if hard else implicit + (held - implicit).detach()).log().sum()
+        held_clamp_min = implicit.clamp_min(1.0)
+        return -(held_clamp_min if hard else implicit + (held_clamp_min - implicit).detach()).log().sum()
 
     for rho, weight in ((0.8, 0.25), (1.0, 1 / 3), (1.2, 0.4), (4.2, 1.4)):
         at = torch.tensor([math.log(rho)], dtype=torch.float64)
@@ -246,11 +248,11 @@ def test_a_temperature_on_one_side_of_a_regression() -> None:
 
 def test_tokens_left_out_of_the_sum_and_not_of_its_divisor() -> None:
     """VPPO and EARL train a share of an answer's tokens and divide by all of them: the loss shrinks with the share."""
-    kept = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
-    whole = slope(lambda x: -(CREDIT * x).mean())
-    some = slope(lambda x: -(kept * CREDIT * x).mean())
-    assert some.tolist() == (kept * whole).tolist()
-    assert float(some.abs().sum() / whole.abs().sum()) == pytest.approx(0.4)
+    kept_values = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    full_slope = slope(lambda x: -(CREDIT * x).mean())
+    some = slope(lambda x: -(kept_values * CREDIT * x).mean())
+    assert some.tolist() == (kept_values * full_slope).tolist()
+    assert float(some.abs().sum() / full_slope.abs().sum()) == pytest.approx(0.4)
 
 
 def test_a_median_that_is_the_majority() -> None:

@@ -44,8 +44,15 @@ def column(*x: float) -> Tensor:
 
 
 def record(name: str, reward: float, turns: Sequence[dict[str, Any]], **rest: Any) -> dict[str, Any]:
-    given = {"schema": "gxpo.rollouts/1", "group": "g", "id": name, "reward": reward, "turns": list(turns), **rest}
-    return given if "fork" in rest else {**given, "prompt": [1]}
+    given_fields = {
+        "schema": "gxpo.rollouts/1",
+        "group": "g",
+        "id": name,
+        "reward": reward,
+        "turns": list(turns),
+        **rest,
+    }
+    return given_fields if "fork" in rest else {**given_fields, "prompt": [1]}
 
 
 def answers(*rows: tuple[str, float, int, tuple[str, int] | None]) -> Forest:
@@ -71,8 +78,8 @@ def by_row(part: CreditPart, forest: Forest) -> list[list[float]]:
 # ---------------------------------------------------------------- critics
 def turns(*paid: tuple[int, float], truncated: bool = False) -> Forest:
     """(tokens, step reward) of each turn of one episode."""
-    own = [{"observation": [2], "action": [3] * n, "reward": r} for n, r in paid]
-    return Forest.from_records([record("a", sum(r for _, r in paid), own, truncated=truncated)])
+    own_fields = [{"observation": [2], "action": [3] * n, "reward": r} for n, r in paid]
+    return Forest.from_records([record("a", sum(r for _, r in paid), own_fields, truncated=truncated)])
 
 
 def test_equal_discounts_are_not_one_discount() -> None:
@@ -124,9 +131,9 @@ def valued(outcome: float, probability: Sequence[float], values: Sequence[float]
     """One answer, the probabilities of its tokens and the values before them."""
     turn = {"action": [3] * len(values), "logprob": [math.log(p) for p in probability]}
     forest = Forest.from_records([record("a", outcome, [turn])])
-    known = torch.full((forest.n_tokens,), NAN, dtype=F64)
-    known[forest.path_token] = column(*values)
-    return forest.replace(extras={**forest.extras, VALUE: known})
+    known_n_tokens = torch.full((forest.n_tokens,), NAN, dtype=F64)
+    known_n_tokens[forest.path_token] = column(*values)
+    return forest.replace(extras={**forest.extras, VALUE: known_n_tokens})
 
 
 def test_a_step_that_changed_nothing() -> None:
@@ -152,9 +159,9 @@ def test_a_mask_that_raises_the_others() -> None:
 def test_a_reward_at_the_wrong_end_of_a_step() -> None:
     """Four tokens, steps begin at 0 and 2, values 0 and 1 there: the first step earned 1. Written on its first token,
     in a return its second has nothing."""
-    written, released = [1.0, 0.0, 0.0, 0.0], [0.0] * 4
+    saved_values, released = [1.0, 0.0, 0.0, 0.0], [0.0] * 4
     for t in reversed(range(4)):
-        released[t] = written[t] + (released[t + 1] if t < 3 else 0.0)
+        released[t] = saved_values[t] + (released[t + 1] if t < 3 else 0.0)
     assert released == [1.0, 0.0, 0.0, 0.0]
     actual = trend_return(column(0.0, NAN, 1.0, NAN), torch.zeros(4, dtype=torch.int64))
     assert actual.tolist() == [1.0, 1.0, 0.0, 0.0]

@@ -102,9 +102,9 @@ def test_gigpo_compares_returns_of_turns_in_the_same_state() -> None:
     assert rows["result"] == pytest.approx(
         [1.154698433, 0.707105781, -0.577349217, -0.577349217, -0.707105781], abs=5e-9
     )
-    whole = look("gigpo", forest).credit
+    full_credit = look("gigpo", forest).credit
     # and 0.5 / (0.7071067812 + 1e-6) = 0.707105781 for the outcome
-    assert whole is not None and whole[0] == pytest.approx(1.154698433 + 0.707105781, abs=1e-8)
+    assert full_credit is not None and full_credit[0] == pytest.approx(1.154698433 + 0.707105781, abs=1e-8)
 
 
 # ---- weight, share and gradient

@@ -25,8 +25,8 @@ def written():
 def test_make_docs_writes_pages_and_removes_old_ones(written, tmp_path, monkeypatch, capsys):
     (tmp_path / "gone.md").write_text("a method that was taken out")
     script = import_module("scripts.pages.make_docs")
-    drawn = lambda draw: {name: text if name.endswith(".md") else draw(None) for name, text in written.items()}  # noqa: E731
-    monkeypatch.setattr(script, "pages", drawn)
+    drawn_function = lambda draw: {name: text if name.endswith(".md") else draw(None) for name, text in written.items()}  # noqa: E731
+    monkeypatch.setattr(script, "pages", drawn_function)
     monkeypatch.setattr("sys.argv", ["make_docs.py", "--no-pictures", "--out", str(tmp_path)])
     script.main()
     assert {p.name: p.read_text(encoding="utf-8") for p in tmp_path.iterdir()} == {

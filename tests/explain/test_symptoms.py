@@ -114,10 +114,14 @@ def pushed(m, *answers):
 def gradient(m, answers, moved):
     """-dL / dlogp by trajectory, where the log-probs have moved by `moved` [P]."""
     forest = m.shaped(rollouts([Answer("g", *a) for a in answers]))
-    known = forest.path_behaviour_logprob
-    x = (known + moved).requires_grad_()
+    known_behaviour_logprob = forest.path_behaviour_logprob
+    x = (known_behaviour_logprob + moved).requires_grad_()
     policy = gxpo.PolicyTokens(
-        x, known, reference_logprob=known, entropy=torch.ones_like(known), proximal_logprob=known
+        x,
+        known_behaviour_logprob,
+        reference_logprob=known_behaviour_logprob,
+        entropy=torch.ones_like(known_behaviour_logprob),
+        proximal_logprob=known_behaviour_logprob,
     )
     (g,) = torch.autograd.grad(m.loss(forest, policy).value, x)
     return (-g).split(forest.lengths().tolist())

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gxpo.base.errors import TaskError
-from gxpo.explain.task_page import text
+from gxpo.cli.tasks import text
 from gxpo.explain.task_report import readable, report
 from gxpo.parts.definition import Stated
 from gxpo.training import config

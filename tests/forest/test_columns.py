@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import pytest
 import torch
 from hypothesis import given
@@ -103,22 +101,6 @@ def test_to_path_follows_the_indices(forest: Forest) -> None:
             node = max(n for n in range(forest.n_nodes) if first[n] <= t < first[n + 1])
             row = {"R": int(forest.path_trajectory[p]), "S": int(forest.path_step[p]), "N": node, "T": t}[axis]
             assert given_[p] == x[row].item()
-
-
-@few
-@given(forests())
-def test_to_tokens_is_the_mean_of_a_tokens_entries(forest: Forest) -> None:
-    x = torch.rand(forest.n_entries, dtype=torch.float64)
-    values_by_token = defaultdict(list)
-    for p, t in enumerate(forest.path_token.tolist()):
-        values_by_token[t].append(x[p].item())
-    token_means = forest.to_tokens(x)
-    for t in range(forest.n_tokens):
-        assert (
-            token_means[t].isnan()
-            if t not in values_by_token
-            else abs(token_means[t] - sum(values_by_token[t]) / len(values_by_token[t])) < 1e-12
-        )
 
 
 @few

@@ -137,7 +137,7 @@ def test_a_forest_without_trajectories(empty: Forest) -> None:
     for axis in "RSP":
         assert empty.ids("group", axis=axis).shape == (0,)
     assert empty.ids("state", "segment", "policy", axis="P").shape == (0,)
-    assert empty.to_path(torch.zeros(0), "N").shape == empty.to_tokens(torch.zeros(0)).shape == (0,)
+    assert empty.to_path(torch.zeros(0), "N").shape == (0,)
     assert empty.subtree_mean(torch.zeros(0)).shape == empty.siblings().shape == (0,)
     assert empty.subtree_mean(torch.zeros(0), "P").shape == empty.visits[0].shape == (0,)
     assert empty.pack().position.shape == (0,) and empty.pack().mask(torch.zeros(0, dtype=torch.int64)).shape == (0, 0)

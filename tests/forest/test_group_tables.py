@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from gxpo.forest.group_tables import Groups
+from gxpo.forest.grouped import Groups
 
 # members 0 and 1 count in group 0, member 4 is of it and does not; member 2 is group 1, member 3 is in none
 IDS = torch.tensor([0, 0, 1, -1, 0])

@@ -48,14 +48,16 @@ def some_forest() -> Forest:
 
 def learner(kind: str, *, sharded: bool, **more: Any) -> TorchLearner:
     make, model, settings = KINDS[kind]
-    made, given = ShardedLearner if sharded else TorchLearner, make(**model)
-    loaded = {p.data_ptr() for p in given.parameters()}
-    own = made(given, **{"lr": 0.01, "tokens_per_microbatch": 12, "reference": True, **settings, **more})
+    built_sharded_learner, given_value = ShardedLearner if sharded else TorchLearner, make(**model)
+    loaded = {p.data_ptr() for p in given_value.parameters()}
+    own_value = built_sharded_learner(
+        given_value, **{"lr": 0.01, "tokens_per_microbatch": 12, "reference": True, **settings, **more}
+    )
     if sharded and "dtype" not in settings:  # samplers have the model that was loaded, and there is no second one
-        assert loaded <= {p.data_ptr() for p in own.samples.parameters()}
+        assert loaded <= {p.data_ptr() for p in own_value.samples.parameters()}
         whole_models = [x for x in gc.get_objects() if isinstance(x, nn.Parameter) and x.data_ptr() in loaded]
         assert len(whole_models) == len(loaded)
-    return own
+    return own_value
 
 
 def work(folder: Path, sharded: bool, kinds: list[str]) -> None:
@@ -63,37 +65,39 @@ def work(folder: Path, sharded: bool, kinds: list[str]) -> None:
     forest = some_forest()
     credit = torch.linspace(-1, 1, forest.n_entries, dtype=torch.float64)
     for kind in kinds:
-        own = learner(kind, sharded=sharded)
-        names = (*NAMES, *own.value_heads)
-        x = own.outputs(forest, names)
+        own_learner = learner(kind, sharded=sharded)
+        names = (*NAMES, *own_learner.value_heads)
+        x = own_learner.outputs(forest, names)
         out |= {f"{kind}/outputs/{n}": v for n, v in x.items()}
         noise = torch.randn(forest.n_entries, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
         several = losses(forest, x["logprob"] + 0.01 * noise, credit)
         for couples, loss in several.items():
-            for name, g in own.gradient(forest, loss, names=names, couples=couples).items():
+            for name, g in own_learner.gradient(forest, loss, names=names, couples=couples).items():
                 out[f"{kind}/{couples}/{name}"] = whole_tensor(g)
         for couples, loss in several.items():
-            info = own.step(forest, loss, names=names, couples=couples)
+            info = own_learner.step(forest, loss, names=names, couples=couples)
             notes[f"{kind}/{couples}"] = {"microbatches": info.microbatches, "loss": info.loss, "norm": info.grad_norm}
-        out[f"{kind}/reference/logprob"] = own.outputs(forest, policy="reference")["logprob"]
-        if len(own.policies) == 1:
-            out[f"{kind}/hidden/states"] = own.hidden(forest)
-            out[f"{kind}/hidden/logits"] = own.logits(own.hidden(forest)[:3]).cpu()
-        before = {n: whole_tensor(p).clone() for n, p in own.snapshot().items()}
+        out[f"{kind}/reference/logprob"] = own_learner.outputs(forest, policy="reference")["logprob"]
+        if len(own_learner.policies) == 1:
+            out[f"{kind}/hidden/states"] = own_learner.hidden(forest)
+            out[f"{kind}/hidden/logits"] = own_learner.logits(own_learner.hidden(forest)[:3]).cpu()
+        before = {n: whole_tensor(p).clone() for n, p in own_learner.snapshot().items()}
         out |= {f"{kind}/after/{n}": v for n, v in before.items()}
         far = torch.ones(forest.n_entries, dtype=torch.float64)
         far[-1] = torch.inf  # in one micro-batch
-        skipped = own.step(forest, lambda x, far=far: (far * x["logprob"]).sum()).nonfinite
-        assert skipped and all(torch.equal(whole_tensor(p), before[n]) for n, p in own.snapshot().items()), kind
-        own.publish()
-        copy = dict(own.samples.named_parameters())
+        skipped = own_learner.step(forest, lambda x, far=far: (far * x["logprob"]).sum()).nonfinite
+        assert skipped and all(torch.equal(whole_tensor(p), before[n]) for n, p in own_learner.snapshot().items()), kind
+        own_learner.publish()
+        copy = dict(own_learner.samples.named_parameters())
         assert all(torch.equal(copy[n], before[n].to(copy[n])) for n in before if n in copy), kind
-        if isinstance(own, ShardedLearner):
-            named = {n: p for n, p in own.optimiser.parameter_by_name.items() if hasattr(p, "to_local")}
-            held = sum(p.to_local().numel() for p in named.values()) / sum(p.numel() for p in named.values())
-            notes[kind] = {"share": held, **own.checksum()}
-            own.save(folder / f"saved-{kind}")
-            notes[kind] |= going_on(own)
+        if isinstance(own_learner, ShardedLearner):
+            listed_values = {n: p for n, p in own_learner.optimiser.parameter_by_name.items() if hasattr(p, "to_local")}
+            held_total = sum(p.to_local().numel() for p in listed_values.values()) / sum(
+                p.numel() for p in listed_values.values()
+            )
+            notes[kind] = {"share": held_total, **own_learner.checksum()}
+            own_learner.save(folder / f"saved-{kind}")
+            notes[kind] |= going_on(own_learner)
     save_file({k: v.contiguous() for k, v in out.items()}, folder / f"world{runtime.world()}rank{runtime.rank()}")
     (folder / f"world{runtime.world()}rank{runtime.rank()}.json").write_text(json.dumps(notes))
 
@@ -107,9 +111,9 @@ def going_on(own: TorchLearner) -> dict[str, Any]:
 
 def load(folder: Path, kind: str) -> None:
     """Load what `work` saved, by as many processes as there are, and say what is there; then the same step again."""
-    own = learner(kind, sharded=True)
-    own.load(folder / f"saved-{kind}", {"steps": 4})
-    note = {**own.checksum(), **going_on(own)}
+    own_learner = learner(kind, sharded=True)
+    own_learner.load(folder / f"saved-{kind}", {"steps": 4})
+    note = {**own_learner.checksum(), **going_on(own_learner)}
     (folder / f"loaded{runtime.world()}rank{runtime.rank()}.json").write_text(json.dumps(note))
 
 

@@ -86,7 +86,7 @@ def test_packed(name):
 @pytest.mark.parametrize("reason", FLAT)
 def test_flat_and_said_once(reason):
     model = made(FLAT[reason])
-    with pytest.warns(UserWarning, match=f"trained flat, without sharing prefixes: .*({reason})") as said:
+    with pytest.warns(UserWarning, match=f"trained flat, without sharing prefixes: .*({reason})") as warning_records:
         learner = TorchLearner(model, lr=0.0, kernels="transformers")
-    assert len(said) == 1 and learner.layout == "flat"
+    assert len(warning_records) == 1 and learner.layout == "flat"
     assert torch.allclose(learner.outputs(FOREST)["logprob"], alone(model), rtol=0, atol=2e-5)

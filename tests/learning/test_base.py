@@ -72,13 +72,13 @@ def test_every_cut_gives_the_same_gradient(seed):
     noise = torch.randn(2, forest.n_entries, generator=generator, dtype=torch.float64)
     x = learner.outputs(forest)["logprob"]
     for couples, loss in losses(forest, x + 0.2 * noise[0], noise[1]).items():
-        whole = learner.gradient(forest, loss, names=NAMES, couples=couples)
+        full_gradient = learner.gradient(forest, loss, names=NAMES, couples=couples)
         for name, cuts in partitions(forest, seed).items():
             for two_pass in (None, True):
                 actual = learner.gradient(forest, loss, names=NAMES, couples=couples, cuts=cuts, two_pass=two_pass)
-                assert farthest(actual, whole) < 1e-12, (couples, name, two_pass)
+                assert farthest(actual, full_gradient) < 1e-12, (couples, name, two_pass)
         small = TorchLearner(MODEL, lr=0.0, tokens_per_microbatch=20)
-        assert farthest(small.gradient(forest, loss, names=NAMES, couples=couples), whole) < 1e-12
+        assert farthest(small.gradient(forest, loss, names=NAMES, couples=couples), full_gradient) < 1e-12
 
 
 def test_against_one_plain_backward_pass():

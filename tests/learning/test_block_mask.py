@@ -49,8 +49,8 @@ def allowed_by_parents(sheet, window=None):
             path = list(range(first[node], token + 1))
             while (node := int(forest.parent[node])) >= 0:
                 path = [*range(first[node], first[node + 1]), *path]
-            for seen in path if window is None else path[-window:]:
-                row[i, place[seen]] = True
+            for seen_path in path if window is None else path[-window:]:
+                row[i, place[seen_path]] = True
         out.append(row)
         start += n
     return torch.stack(out)
@@ -71,8 +71,8 @@ def test_a_prompt_with_two_branches():
     # nodes 0 (three tokens), 1 and 2 (two each) below it, one token of padding
     enter = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 0]])
     leave = torch.tensor([[3, 3, 3, 2, 2, 3, 3, 3]])
-    held = torch.tensor([[True] * 7 + [False]])
-    assert tree_ends(enter, leave, held).tolist() == [[7, 7, 7, 5, 5, 7, 7, 8]]
+    held_values = torch.tensor([[True] * 7 + [False]])
+    assert tree_ends(enter, leave, held_values).tolist() == [[7, 7, 7, 5, 5, 7, 7, 8]]
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -101,16 +101,16 @@ def test_blocks_left_out_hold_no_pair_and_full_ones_every_pair(window, block):
         for b in range(rows):
             for i in range(-(-length // block)):
                 part = mask.kv_indices[b, 0, i, : mask.kv_num_blocks[b, 0, i]].tolist()
-                whole = mask.full_kv_indices[b, 0, i, : mask.full_kv_num_blocks[b, 0, i]].tolist()
-                assert not {*part} & {*whole}
+                full_kv_index = mask.full_kv_indices[b, 0, i, : mask.full_kv_num_blocks[b, 0, i]].tolist()
+                assert not {*part} & {*full_kv_index}
                 for j in range(-(-length // block)):
                     inside = target[b, i * block : (i + 1) * block, j * block : (j + 1) * block]
-                    if j in whole:
+                    if j in full_kv_index:
                         assert inside.shape == (block, block) and bool(inside.all())
                     elif j not in part:
                         assert not bool(inside.any())
                         left_out += j < i
-                full += len(whole)
+                full += len(full_kv_index)
     assert min(left_out, full) > 10
 
 
@@ -213,9 +213,11 @@ def test_no_gradient_on_the_cpu():
     learner = TorchLearner(small_llama(), lr=0.0, kernels="transformers", attention="flex")
     with pytest.raises(ModelError, match=r"no backward pass on cpu: set learner\.attention=dense"):
         learner.step(FOREST, lambda x: x["logprob"].sum())
-    asked = config.resolve({"learner.attention": Stated("flex", "test"), "learner.device": Stated("cpu", "test")})
+    asked_config = config.resolve(
+        {"learner.attention": Stated("flex", "test"), "learner.device": Stated("cpu", "test")}
+    )
     with pytest.raises(ConfigError, match=r"learner\.attention=flex: FlexAttention has no backward pass on cpu"):
-        check_settings(asked.settings, asked.method)
+        check_settings(asked_config.settings, asked_config.method)
 
 
 @pytest.mark.parametrize(

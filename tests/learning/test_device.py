@@ -42,11 +42,11 @@ def assert_close(one, other, tolerance=1e-4):
 
 
 def sampled(engine, sampling, prompts=((2, 3, 4), (5, 6)), samples=4):
-    asked = [
+    requests = [
         Request(prompt, tuple(StreamKey(seed=0, step=1, task=str(i), attempt=j) for j in range(samples)))
         for i, prompt in enumerate(prompts)
     ]
-    return asked, engine.sample(asked, sampling)
+    return requests, engine.sample(requests, sampling)
 
 
 def forest_of(asked, answers):
@@ -75,11 +75,11 @@ def test_packed_equals_flat(limit):
 )
 def test_the_device_computes_what_the_cpu_does(settings):
     forest = random_forest(5)
-    here, there = learner_of(**settings), learner_of("cpu", kernels="transformers")
-    x, y = here.outputs(forest, NAMES), there.outputs(forest, NAMES)
+    local_learner, remote_learner = learner_of(**settings), learner_of("cpu", kernels="transformers")
+    x, y = local_learner.outputs(forest, NAMES), remote_learner.outputs(forest, NAMES)
     for name in NAMES:
         assert torch.allclose(x[name], y[name], rtol=0, atol=1e-4)
-    assert_close(gradient(here, forest), gradient(there, forest), 1e-3)
+    assert_close(gradient(local_learner, forest), gradient(remote_learner, forest), 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_the_device_computes_what_the_cpu_does(settings):
 )
 def test_the_learner_reads_what_the_engine_sampled(sampling):
     model = small_llama()
-    asked, answers = sampled(TorchEngine(model, device=DEVICE, stop_ids=()), sampling)
-    forest = forest_of(asked, answers)
+    requests, answers = sampled(TorchEngine(model, device=DEVICE, stop_ids=()), sampling)
+    forest = forest_of(requests, answers)
     forest = forest.replace(sampling=[{"temperature": sampling.temperature}] * forest.n_trajectories)
     actual = TorchLearner(model, lr=0.0, device=DEVICE).outputs(forest)["logprob"]
     assert torch.allclose(actual, forest.path_behaviour_logprob, rtol=0, atol=1e-4)
@@ -104,11 +104,11 @@ def test_support_of_truncated_sampling_comes_back():
 
 def test_a_kept_cache_goes_on_as_a_fresh_one():
     first, sampling = Request((2, 3, 4), (StreamKey(0, 1, "a", 0),), keep=("a",)), Sampling(max_new_tokens=3)
-    kept, fresh = (TorchEngine(small_llama(), device=DEVICE, stop_ids=()) for _ in range(2))
-    action = kept.sample([first], sampling)[0][0].tokens
+    kept_value, fresh = (TorchEngine(small_llama(), device=DEVICE, stop_ids=()) for _ in range(2))
+    action = kept_value.sample([first], sampling)[0][0].tokens
     again = Request((2, 3, 4, *action, 7), (StreamKey(0, 1, "a", 0, turn=1),), keep=("a",))
-    one, other = kept.sample([again], sampling)[0][0], fresh.sample([replace(again, keep=())], sampling)[0][0]
-    assert kept.reused_tokens > 0 == fresh.reused_tokens
+    one, other = kept_value.sample([again], sampling)[0][0], fresh.sample([replace(again, keep=())], sampling)[0][0]
+    assert kept_value.reused_tokens > 0 == fresh.reused_tokens
     assert one.tokens == other.tokens and one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
@@ -146,12 +146,12 @@ def test_a_step_moves_parameters_and_a_saved_learner_continues(settings):
 
 def test_hidden_states_and_the_logits_of_them():
     forest = random_forest(9)
-    here, there = learner_of(), learner_of("cpu", kernels="transformers")
-    x, y = here.hidden(forest), there.hidden(forest)
+    local_learner, remote_learner = learner_of(), learner_of("cpu", kernels="transformers")
+    x, y = local_learner.hidden(forest), remote_learner.hidden(forest)
     assert x.device.type == "cpu" and torch.allclose(x, y, rtol=0, atol=1e-3)
-    logits = here.logits(x)
+    logits = local_learner.logits(x)
     assert logits.shape == (forest.n_tokens, VOCABULARY)
-    assert torch.allclose(logits.cpu(), there.logits(y), rtol=0, atol=1e-3)
+    assert torch.allclose(logits.cpu(), remote_learner.logits(y), rtol=0, atol=1e-3)
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def test_the_rest_is_one_outcome(alpha):
     """Merging outcomes never adds divergence; with all ids named there is no rest and nothing is lost."""
     generator = torch.Generator().manual_seed(0)
     z, t = (2 * torch.randn(6, 9, generator=generator, dtype=F64) for _ in range(2))
-    whole = generalised_jensen_shannon(z.log_softmax(1), t.log_softmax(1), alpha)
+    full_jensen_shannon = generalised_jensen_shannon(z.log_softmax(1), t.log_softmax(1), alpha)
     ids = t.topk(9, 1).indices
     last = torch.zeros(6, dtype=F64)
     for k in range(1, 10):
@@ -89,9 +89,9 @@ def test_the_rest_is_one_outcome(alpha):
         if k < 9:
             assert torch.allclose(s.exp().sum(1), torch.ones(6, dtype=F64), atol=1e-12)
         actual = generalised_jensen_shannon(s, q, alpha)
-        assert bool((actual >= last - 1e-12).all()) and bool((actual <= whole + 1e-12).all())
+        assert bool((actual >= last - 1e-12).all()) and bool((actual <= full_jensen_shannon + 1e-12).all())
         last = actual
-    assert torch.allclose(last, whole, atol=1e-12) and bool((s[:, 9] == -torch.inf).all())
+    assert torch.allclose(last, full_jensen_shannon, atol=1e-12) and bool((s[:, 9] == -torch.inf).all())
 
 
 def test_a_rest_of_next_to_nothing_keeps_its_digits():
@@ -177,8 +177,8 @@ def test_exact_under_every_cut(alpha):
         actual = learner.gradient(forest, loss, names=names, cuts=cuts, two_pass=two_pass, given=given_)
         return torch.cat([g.reshape(-1) for _, g in sorted(actual.items())])
 
-    whole = gradient([torch.arange(forest.n_entries)], True)
-    assert float(whole.norm()) > 0
+    full_gradient = gradient([torch.arange(forest.n_entries)], True)
+    assert float(full_gradient.norm()) > 0
     order = torch.tensor(rng.sample(range(forest.n_entries), forest.n_entries))
     cuts = {
         "trajectories": [forest.path_of(r) for r in range(forest.n_trajectories)],
@@ -187,7 +187,7 @@ def test_exact_under_every_cut(alpha):
     }
     for cut in cuts.values():
         for two_pass in (True, False):
-            assert float((gradient(cut, two_pass) - whole).norm() / whole.norm()) <= 1e-12
+            assert float((gradient(cut, two_pass) - full_gradient).norm() / full_gradient.norm()) <= 1e-12
 
 
 def test_entries_of_one_token_have_teachers_of_their_own():
@@ -247,14 +247,16 @@ def test_chunks_change_nothing(at_once):
 
 
 def test_all_logits_are_never_held():
-    held, model = [], clean_llama()
-    model.lm_head.register_forward_hook(lambda module, inputs, output: held.append(output.numel()))
+    held_sizes, model = [], clean_llama()
+    model.lm_head.register_forward_hook(lambda module, inputs, output: held_sizes.append(output.numel()))
     forest = Forest.from_completions([[2, 3]], [[[4, 5, 6, 7]] * 20], [0] * 20)
     learner = TorchLearner(model, lr=0.0, logits_at_once=230)
     given_ = told(learner, forest, 3)
     name = "divergence@0.5"
     learner.gradient(forest, lambda x: x[name].sum(), names=("logprob", name), given=given_)
-    assert max(held[4:]) <= 230 and len(held) > 3 * 8  # after the probe's four; computed again in the backward pass
+    assert (
+        max(held_sizes[4:]) <= 230 and len(held_sizes) > 3 * 8
+    )  # after the probe's four; computed again in the backward pass
 
 
 def test_more_ids_than_there_are():

@@ -35,7 +35,7 @@ def read(model, forest):
     actual = []
     for r in range(forest.n_trajectories):
         tokens = forest.path_token[forest.path_of(r)].tolist()
-        asked = forest.token[int(forest.first_token[int(forest.prompt_node[r])])]
+        asked_token = forest.token[int(forest.first_token[int(forest.prompt_node[r])])]
         before = None
         for t in tokens:
             x, time, s = (forest.extras[k][t].double() for k in ("latent", "time", "noise_scale"))
@@ -44,11 +44,11 @@ def read(model, forest):
             elif s == 0:
                 actual.append(torch.zeros((), dtype=torch.float64))
             else:
-                y, there = before
-                v = model.network(y[None], there[None], asked[None])[0]
-                variance = s**2 / (there - time)
-                drift = v + variance / (2 * there) * (y + (1 - there) * v)
-                actual.append(torch.distributions.Normal(y + drift * (time - there), s).log_prob(x).mean())
+                y, remote_value = before
+                v = model.network(y[None], remote_value[None], asked_token[None])[0]
+                variance = s**2 / (remote_value - time)
+                drift = v + variance / (2 * remote_value) * (y + (1 - remote_value) * v)
+                actual.append(torch.distributions.Normal(y + drift * (time - remote_value), s).log_prob(x).mean())
             before = (x, time)
     return torch.stack(actual)
 
@@ -79,11 +79,11 @@ def test_outputs_agree_with_a_walk_along_each_trajectory(forest, size):
 
 def test_packed_is_flattened_and_order_does_not_matter():
     one = other()
-    whole = one.outputs(TREE)["logprob"]
-    assert torch.allclose(one.outputs(TREE.flatten())["logprob"], whole, atol=1e-12)
+    full_logprob = one.outputs(TREE)["logprob"]
+    assert torch.allclose(one.outputs(TREE.flatten())["logprob"], full_logprob, atol=1e-12)
     rows = torch.randperm(TREE.n_trajectories, generator=torch.Generator().manual_seed(0))
     mixed = one.outputs(TREE.select(rows))["logprob"]
-    assert torch.allclose(mixed, whole[TREE.entries_of(rows)], atol=1e-12)
+    assert torch.allclose(mixed, full_logprob[TREE.entries_of(rows)], atol=1e-12)
 
 
 def test_a_forest_that_was_written_and_read_says_the_same(tmp_path):

@@ -20,13 +20,13 @@ NAMES = ("logprob", "logprob@2", "entropy@2", "mean_logprob", "mean_logprob@1", 
 
 def by_hand(model, tokens, layer, normed=True):
     """[n, V] log-probs of the head on the (normed) hidden state after a layer, from the model's own layers."""
-    kept = []
+    kept_outs = []
     hook = model.model.layers[layer - 1].register_forward_hook(
-        lambda _, __, out: kept.append(out if torch.is_tensor(out) else out[0])
+        lambda _, __, out: kept_outs.append(out if torch.is_tensor(out) else out[0])
     )
     model.model(input_ids=torch.tensor([tokens]), use_cache=False)
     hook.remove()
-    return model.lm_head(model.model.norm(kept[0][0]) if normed else kept[0][0]).log_softmax(-1)
+    return model.lm_head(model.model.norm(kept_outs[0][0]) if normed else kept_outs[0][0]).log_softmax(-1)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "transformers"])
@@ -105,11 +105,13 @@ def test_packed_is_flattened_and_cuts_change_nothing(seed):
         actual = learner.gradient(forest, loss, names=NAMES, cuts=cuts, two_pass=two_pass)
         return torch.cat([g.reshape(-1) for _, g in sorted(actual.items())])
 
-    whole = gradient(learner, [torch.arange(forest.n_entries)], True)
+    full_gradient = gradient(learner, [torch.arange(forest.n_entries)], True)
     pieces = list(torch.arange(forest.n_entries).split(3))
     for who, cuts, two_pass in ((learner, pieces, False), (learner, pieces, True), (flat, None, None)):
         limit = 1e-12 if who is learner else 1e-10
-        assert float((gradient(who, cuts, two_pass) - whole).norm()) <= limit * max(1.0, float(whole.norm()))
+        assert float((gradient(who, cuts, two_pass) - full_gradient).norm()) <= limit * max(
+            1.0, float(full_gradient.norm())
+        )
 
 
 def test_shares_of_the_depth():
@@ -163,6 +165,6 @@ def test_mean_logprob_is_over_what_is_allowed():
     actual = TorchLearner(model, lr=0.0).outputs(forest, ("mean_logprob", "logprob"))["mean_logprob"]
     with torch.no_grad():
         z = model(torch.tensor([[3, 4]])).logits[0, -1] / 0.5
-    held = z[[6, 2, 9]]
-    expected = [float(held.mean() - held.logsumexp(0)), 0.0, float(z.mean() - z.logsumexp(0))]
+    held_value = z[[6, 2, 9]]
+    expected = [float(held_value.mean() - held_value.logsumexp(0)), 0.0, float(z.mean() - z.logsumexp(0))]
     assert actual.tolist() == pytest.approx(expected, abs=1e-12)

@@ -23,5 +23,7 @@ def test_policies_without_a_trained_one_or_of_another_kind_fail(policies):
 
 def test_parameters_of_one_policy_have_the_names_of_a_single_run():
     parameters = {"q.lora_A.policy_solver.weight": 1, "q.lora_A.policy_critic.weight": 2, "value_head.weight": 3}
-    own = parameters_of_policy("solver", parameters, {"solver": "trained", "critic": "trained", "judge": "frozen"})
-    assert own == {"q.lora_A.default.weight": 1, "value_head.weight": 3}
+    own_parameters = parameters_of_policy(
+        "solver", parameters, {"solver": "trained", "critic": "trained", "judge": "frozen"}
+    )
+    assert own_parameters == {"q.lora_A.default.weight": 1, "value_head.weight": 3}

@@ -85,30 +85,30 @@ def explicit(learner, forest, credit, weight):
         actual = learner.gradient(forest, lambda x, one=one: (one * x["logprob"]).sum())
         rows.append(flatten(actual))
     jacobian = torch.stack(rows)
-    own = (credit * weight)[tokens]
-    return -(own @ jacobian) / len(tokens), jacobian.T @ jacobian / len(tokens)
+    own_credit = (credit * weight)[tokens]
+    return -(own_credit @ jacobian) / len(tokens), jacobian.T @ jacobian / len(tokens)
 
 
 def run(part, learner, **given):
-    forest, held, credit, weight = bound(learner, **given)
-    before = held.learner.outputs(forest)["logprob"]
-    infos = part.run(forest, credit, weight, held)
+    forest, held_value, credit, weight = bound(learner, **given)
+    before = held_value.learner.outputs(forest)["logprob"]
+    infos = part.run(forest, credit, weight, held_value)
     tokens = forest.path_trainable
-    gap = (held.learner.outputs(forest)["logprob"] - before)[tokens]
+    gap = (held_value.learner.outputs(forest)["logprob"] - before)[tokens]
     kl = float((gap.exp() - 1 - gap).mean())
     surrogate = -float((credit * weight)[tokens] @ gap.exp()) / int(tokens.sum())
     plain = -float((credit * weight)[tokens].sum()) / int(tokens.sum())
-    return infos, held, kl, surrogate, plain
+    return infos, held_value, kl, surrogate, plain
 
 
 @pytest.mark.parametrize("radius", [0.01, 1e-6])
 def test_the_direction_solves_the_damped_system(radius):
     learner = fresh()
-    forest, held, credit, weight = bound(learner)
+    forest, held_value, credit, weight = bound(learner)
     gradient, fisher = explicit(learner, forest, credit, weight)
     start = flatten(learner.snapshot())
     exact = torch.linalg.solve(fisher + 0.1 * torch.eye(len(start), dtype=torch.float64), gradient)
-    NaturalGradient(radius=radius, iterations=100).run(forest, credit, weight, held)
+    NaturalGradient(radius=radius, iterations=100).run(forest, credit, weight, held_value)
     moved = start - flatten(learner.snapshot())
     cosine = float(moved @ exact) / float(moved.norm() * exact.norm())
     assert cosine > 1 - 1e-7
@@ -121,16 +121,16 @@ def test_the_direction_solves_the_damped_system(radius):
 @pytest.mark.slow
 def test_ten_iterations_approach_the_natural_gradient():
     learner = fresh()
-    forest, held, credit, weight = bound(learner)
+    forest, held_value, credit, weight = bound(learner)
     gradient, fisher = explicit(learner, forest, credit, weight)
     start = flatten(learner.snapshot())
-    NaturalGradient(radius=1e-8, damping=0.0, iterations=200).run(forest, credit, weight, held)
+    NaturalGradient(radius=1e-8, damping=0.0, iterations=200).run(forest, credit, weight, held_value)
     moved = start - flatten(learner.snapshot())
     exact = torch.linalg.pinv(fisher, rtol=1e-10, hermitian=True) @ gradient
     assert float(moved @ exact) / float(moved.norm() * exact.norm()) > 1 - 1e-4
     again = fresh()
-    forest, held, credit, weight = bound(again)
-    NaturalGradient(radius=1e-8).run(forest, credit, weight, held)
+    forest, held_value, credit, weight = bound(again)
+    NaturalGradient(radius=1e-8).run(forest, credit, weight, held_value)
     short = start - flatten(again.snapshot())
     damped = torch.linalg.solve(fisher + 0.1 * torch.eye(len(start), dtype=torch.float64), gradient)
     assert float(short @ damped) / float(short.norm() * damped.norm()) > 0.98
@@ -141,10 +141,10 @@ def test_ten_iterations_approach_the_natural_gradient():
 def test_the_step_is_better_and_within_the_radius(seed, radius):
     learner = fresh()
     crc = learner.weights_crc()
-    infos, held, kl, surrogate, plain = run(NaturalGradient(radius=radius, iterations=4), learner, seed=seed)
+    infos, held_value, kl, surrogate, plain = run(NaturalGradient(radius=radius, iterations=4), learner, seed=seed)
     assert len(infos) == 1 and not infos[0].empty
     assert 0 < kl <= 1.5 * radius and surrogate < plain and learner.weights_crc() != crc
-    assert held.metrics[0]["approx_kl"] > 0 and held.metrics[0]["on_policy"] == 0.0
+    assert held_value.metrics[0]["approx_kl"] > 0 and held_value.metrics[0]["on_policy"] == 0.0
     assert infos[0].loss == pytest.approx(plain) and infos[0].grad_norm > 0
 
 
@@ -159,28 +159,28 @@ def test_a_small_radius_is_used_up():
 def test_the_optimiser_is_not_used():
     learner = fresh(weight_decay=0.5)
     before = learner.meta()
-    infos, held, *_ = run(NaturalGradient(), learner)
+    infos, held_value, *_ = run(NaturalGradient(), learner)
     assert learner.meta() == before == {"steps": 0} and not learner.optimiser.tensors().keys() - {
         f"parameter/{name}" for name in learner.snapshot()
     }
     other = TorchLearner(clean_llama(**TINY), lr=1.0)
     run(NaturalGradient(), other)
-    assert other.weights_crc() == learner.weights_crc() and held.infos == infos
+    assert other.weights_crc() == learner.weights_crc() and held_value.infos == infos
 
 
 def test_nothing_to_learn_from_is_an_empty_step():
     learner = fresh()
     crc = learner.weights_crc()
-    forest, held, credit, weight = bound(learner)
-    infos = NaturalGradient().run(forest, 0 * credit, weight, held)
-    assert [i.empty for i in infos] == [True] == [i.empty for i in held.infos] and learner.weights_crc() == crc
+    forest, held_value, credit, weight = bound(learner)
+    infos = NaturalGradient().run(forest, 0 * credit, weight, held_value)
+    assert [i.empty for i in infos] == [True] == [i.empty for i in held_value.infos] and learner.weights_crc() == crc
 
 
 def test_where_no_length_will_do_everything_stays():
     learner = fresh()
     crc = learner.weights_crc()
-    forest, held, credit, weight = bound(learner)
-    evaluate = held.evaluate
+    forest, held_value, credit, weight = bound(learner)
+    evaluate = held_value.evaluate
     calls = []
 
     def never_better(*args):
@@ -188,10 +188,10 @@ def test_where_no_length_will_do_everything_stays():
         info = evaluate(*args)
         return info if len(calls) == 1 else type(info)(empty=False, loss=math.inf, outputs=info.outputs)
 
-    held.evaluate = never_better
-    infos = NaturalGradient(backtracks=3).run(forest, credit, weight, held)
+    held_value.evaluate = never_better
+    infos = NaturalGradient(backtracks=3).run(forest, credit, weight, held_value)
     assert learner.weights_crc() == crc and len(calls) == 5 and not infos[0].empty
-    assert held.metrics[0]["approx_kl"] == pytest.approx(0, abs=1e-12)
+    assert held_value.metrics[0]["approx_kl"] == pytest.approx(0, abs=1e-12)
 
 
 def test_float32_is_near_float64():
@@ -207,23 +207,23 @@ def test_float32_is_near_float64():
 
 def test_bfloat16_is_refused():
     learner = TorchLearner(small_llama(**TINY), lr=1.0, dtype="bfloat16")
-    forest, held, credit, weight = bound(learner)
+    forest, held_value, credit, weight = bound(learner)
     with pytest.raises(ConfigError, match=r"learner\.dtype=float32"):
-        NaturalGradient().run(forest, credit, weight, held)
+        NaturalGradient().run(forest, credit, weight, held_value)
 
 
 @pytest.mark.slow
 def test_a_run_stopped_and_resumed_is_the_run_that_was_not():
-    whole = fresh()
+    full_fresh = fresh()
     for seed in (1, 2, 3):
-        run(NaturalGradient(), whole, seed=seed)
+        run(NaturalGradient(), full_fresh, seed=seed)
     first = fresh()
     run(NaturalGradient(), first, seed=1)
     second = fresh()
     second.load_tensors(first.tensors(), first.meta())
     for seed in (2, 3):
         run(NaturalGradient(), second, seed=seed)
-    assert second.weights_crc() == whole.weights_crc()
+    assert second.weights_crc() == full_fresh.weights_crc()
 
 
 def test_refusals():

@@ -67,14 +67,14 @@ def test_multiples_scale_the_learning_rate_by_prefix():
 def test_sixteen_bit_weights_move_through_float32_copies():
     # 2^-9 is a quarter of the gap between 1 and its upper neighbour in bfloat16: a single step moves no weight
     p, optimiser = one_weight(1.0, 0.0, lr=1.0, dtype=torch.bfloat16)
-    seen = []
+    seen_records = []
     for _ in range(4):
         p.grad = torch.tensor([-(2.0**-9)], dtype=torch.bfloat16)
         optimiser.collect()
         optimiser.step()
         optimiser.zero()
-        seen.append(float(p.detach()))
-    assert optimiser.copies and seen == [1.0, 1.0, 1.0 + 2.0**-7, 1.0 + 2.0**-7]
+        seen_records.append(float(p.detach()))
+    assert optimiser.copies and seen_records == [1.0, 1.0, 1.0 + 2.0**-7, 1.0 + 2.0**-7]
 
 
 def test_saved_states_of_another_model_are_refused_whole():

@@ -83,15 +83,15 @@ def test_the_scale_of_the_gradient_does_not_matter_to_signs():
 def test_muon_makes_steps_of_hidden_matrices_orthogonal():
     """The step of a hidden matrix [6, 4] divided by lr .2 sqrt(6) has singular values about 1; AdamW moves the rest."""
     torch.manual_seed(0)
-    named = {"layers.0.w": nn.Parameter(torch.zeros(6, 4)), "embed.weight": nn.Parameter(torch.zeros(6, 4))}
-    optimiser = Optimiser(named, kind="muon", lr=0.1, max_grad_norm=None, apart=("embed.",))
-    for p in named.values():
+    listed_settings = {"layers.0.w": nn.Parameter(torch.zeros(6, 4)), "embed.weight": nn.Parameter(torch.zeros(6, 4))}
+    optimiser = Optimiser(listed_settings, kind="muon", lr=0.1, max_grad_norm=None, apart=("embed.",))
+    for p in listed_settings.values():
         p.grad = torch.randn(6, 4) @ torch.diag(torch.tensor([10.0, 3.0, 1.0, 0.3]))
-    sign = named["embed.weight"].grad.sign()
+    sign = listed_settings["embed.weight"].grad.sign()
     optimiser.step()
-    values = torch.linalg.svdvals(named["layers.0.w"].detach() / (0.1 * 0.2 * math.sqrt(6)))
+    values = torch.linalg.svdvals(listed_settings["layers.0.w"].detach() / (0.1 * 0.2 * math.sqrt(6)))
     assert float(values.min()) > 0.6 and float(values.max()) < 1.3
-    assert torch.allclose(named["embed.weight"].detach(), -0.1 * sign, atol=1e-5)
+    assert torch.allclose(listed_settings["embed.weight"].detach(), -0.1 * sign, atol=1e-5)
 
 
 def test_muon_leaves_embeddings_and_head_to_adamw():
@@ -110,8 +110,8 @@ def test_muon_leaves_embeddings_and_head_to_adamw():
 def test_two_steps_and_two_more_are_four(kind):
     def fresh():
         torch.manual_seed(1)
-        named = {"a.w": nn.Parameter(torch.randn(4, 3)), "b": nn.Parameter(torch.randn(3))}
-        return named, Optimiser(named, kind=kind, lr=1e-2, weight_decay=0.1)
+        listed_settings = {"a.w": nn.Parameter(torch.randn(4, 3)), "b": nn.Parameter(torch.randn(3))}
+        return listed_settings, Optimiser(listed_settings, kind=kind, lr=1e-2, weight_decay=0.1)
 
     def run(named, optimiser, gradients):
         for g in gradients:
@@ -121,8 +121,8 @@ def test_two_steps_and_two_more_are_four(kind):
 
     torch.manual_seed(2)
     gradients = [{"a.w": torch.randn(4, 3), "b": torch.randn(3)} for _ in range(4)]
-    whole, calm = fresh()
-    run(whole, calm, gradients)
+    full_value, calm = fresh()
+    run(full_value, calm, gradients)
     first, begun = fresh()
     run(first, begun, gradients[:2])
     saved = begun.tensors()
@@ -130,7 +130,7 @@ def test_two_steps_and_two_more_are_four(kind):
     second, resumed = fresh()
     resumed.load_tensors(saved, 2)
     run(second, resumed, gradients[2:])
-    assert all(torch.equal(whole[name], second[name]) for name in whole)
+    assert all(torch.equal(full_value[name], second[name]) for name in full_value)
 
 
 def test_another_optimisers_state_is_refused():

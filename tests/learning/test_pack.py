@@ -50,10 +50,10 @@ def test_a_path_token_sees_its_whole_trajectory_and_no_more(forest: Forest) -> N
         context = forest.context(int(forest.parent[forest.step_nodes(s)[0]])) if forest.step_nodes(s) else []
         action = forest.action(s)
         for i, t in enumerate(forest.path_token[forest.path_step == s].tolist()):
-            seen = mask[t].nonzero().squeeze(1)
-            seen = seen[packed.position[seen].argsort()]
-            assert packed.position[seen].tolist() == list(range(len(seen)))
-            assert forest.token[seen].tolist() == context + action[: i + 1]
+            seen_squeeze = mask[t].nonzero().squeeze(1)
+            seen_squeeze = seen_squeeze[packed.position[seen_squeeze].argsort()]
+            assert packed.position[seen_squeeze].tolist() == list(range(len(seen_squeeze)))
+            assert forest.token[seen_squeeze].tolist() == context + action[: i + 1]
 
 
 @few

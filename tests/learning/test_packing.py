@@ -164,9 +164,9 @@ def test_padding_changes_nothing():
     forest = Forest.from_completions([[2, 3], [4, 5, 6, 7, 8, 9, 10]], [[[5, 6]], [[7, 8, 9, 10, 11, 12]]], [0, 0])
     for layout in ("packed", "flat"):
         learner = TorchLearner(copy.deepcopy(MODEL), lr=0.0, layout=layout)
-        alone = learner.outputs(forest.select([0]), NAMES)
+        single_outputs = learner.outputs(forest.select([0]), NAMES)
         together = learner.outputs(forest, NAMES)
-        assert all(torch.allclose(alone[n], together[n][:2], rtol=0, atol=1e-12) for n in NAMES)
+        assert all(torch.allclose(single_outputs[n], together[n][:2], rtol=0, atol=1e-12) for n in NAMES)
 
 
 def test_order_of_trajectories_does_not_matter():

@@ -41,8 +41,8 @@ def moved(learner: TorchLearner, seed: int = 0) -> TorchLearner:
 
 
 def make(policies: dict[str, str] | None = TWO, **settings: Any) -> TorchLearner:
-    given = {"lr": 0.05, "lora": LORA, "weight_decay": 0.0, "max_grad_norm": None, "tokens_per_microbatch": 60}
-    return TorchLearner(clean_llama(), policies=policies, **(given | settings))
+    given_settings = {"lr": 0.05, "lora": LORA, "weight_decay": 0.0, "max_grad_norm": None, "tokens_per_microbatch": 60}
+    return TorchLearner(clean_llama(), policies=policies, **(given_settings | settings))
 
 
 @pytest.mark.filterwarnings("error::FutureWarning")
@@ -89,9 +89,9 @@ def test_every_token_is_read_by_who_wrote_it(layout: str) -> None:
         actual = both.outputs(forest, NAMES)
         for policy in TWO:
             mine = of(forest, policy)
-            own = alone(both, policy).outputs(forest, NAMES)
+            own_outputs = alone(both, policy).outputs(forest, NAMES)
             for name in NAMES:
-                assert torch.allclose(actual[name][mine], own[name][mine], rtol=0, atol=1e-10)
+                assert torch.allclose(actual[name][mine], own_outputs[name][mine], rtol=0, atol=1e-10)
         assert len(set(author(forest))) == 2
 
 
@@ -117,18 +117,18 @@ def test_reference_and_frozen_policy_run_without_adapters() -> None:
 def test_a_roles_tokens_move_only_its_own_adapter() -> None:
     both, forest = moved(make()), team_forest(3)
     loss = loss_of(forest)
-    whole = both.gradient(forest, loss, names=NAMES)
+    full_gradient = both.gradient(forest, loss, names=NAMES)
     for policy, other in (("solver", "verifier"), ("verifier", "solver")):
         mine = of(forest, policy)
         actual = both.gradient(forest, loss, names=NAMES, active=mine)
         for name, g in actual.items():
             assert (f"policy_{other}" in name) == (float(g.norm()) == 0.0), name
-            assert f"policy_{other}" in name or torch.allclose(g, whole[name], rtol=0, atol=1e-12)
+            assert f"policy_{other}" in name or torch.allclose(g, full_gradient[name], rtol=0, atol=1e-12)
         # and that gradient is what a learner of this policy alone finds on these tokens
         expected = alone(both, policy).gradient(forest, loss, names=NAMES, active=mine)
-        own = parameters_of_policy(policy, actual, TWO)
-        assert own.keys() == expected.keys()
-        assert all(torch.allclose(own[n], expected[n], rtol=0, atol=1e-10) for n in expected)
+        own_parameters = parameters_of_policy(policy, actual, TWO)
+        assert own_parameters.keys() == expected.keys()
+        assert all(torch.allclose(own_parameters[n], expected[n], rtol=0, atol=1e-10) for n in expected)
 
 
 @pytest.mark.slow
@@ -151,14 +151,14 @@ def test_the_gradient_is_the_same_however_the_step_is_cut(couples: str) -> None:
         unit = forest.ids("group", axis="P")
     both = moved(make())
     everything = torch.arange(forest.n_entries)
-    whole = gradient(cuts=[everything], two_pass=True)
-    assert float(whole.norm()) > 0
+    full_gradient = gradient(cuts=[everything], two_pass=True)
+    assert float(full_gradient.norm()) > 0
     ways: list[dict[str, Any]] = [{}, {"cuts": list(everything.split(3)), "two_pass": True}]
     for limit in (20, 4000):
         both.tokens_per_microbatch = limit
         ways += [{"two_pass": True}]
         for how in ways:
-            assert float((gradient(**how) - whole).norm() / whole.norm()) < 1e-12
+            assert float((gradient(**how) - full_gradient).norm() / full_gradient.norm()) < 1e-12
 
 
 def test_a_frozen_policy_gets_no_gradient_and_never_changes() -> None:
@@ -186,8 +186,8 @@ def test_a_step_of_both_is_the_two_steps_of_each() -> None:
         for policy, one in apart.items():
             one.step(forest, loss_of(forest, seed), names=NAMES, active=of(forest, policy))
     for policy, one in apart.items():
-        own = parameters_of_policy(policy, both.snapshot(), TWO)
-        assert all(torch.allclose(own[n], x, rtol=0, atol=1e-9) for n, x in one.snapshot().items())
+        own_parameters = parameters_of_policy(policy, both.snapshot(), TWO)
+        assert all(torch.allclose(own_parameters[n], x, rtol=0, atol=1e-9) for n, x in one.snapshot().items())
 
 
 # ---------------------------------------------------------------- sampling
@@ -198,7 +198,7 @@ def sampled(learner: TorchLearner, policies: tuple[str, ...] = ("solver", "verif
     context: dict[tuple[int, int, str], tuple[int, ...]] = {
         (g, i, p): (2 + g, 5, 7) for g in range(2) for i in range(3) for p in policies
     }
-    said: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    messages: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for turn in range(turns):
         requests = [
             Request(context[key], (StreamKey(0, 1, f"{key}", 0, turn=turn),), keep=(str(key),), policy=key[2])
@@ -206,14 +206,14 @@ def sampled(learner: TorchLearner, policies: tuple[str, ...] = ("solver", "verif
         ]
         for key, (completion,) in zip(context, engine.sample(requests, sampling), strict=True):
             record = {"agent": key[2], "policy": key[2], "action": completion.tokens, "logprob": completion.logprobs}
-            said.setdefault(key[:2], []).append(record | {"context": list(context[key])})
+            messages.setdefault(key[:2], []).append(record | {"context": list(context[key])})
             context[key] += (*completion.tokens, 9)
     assert turns == 1 or engine.reused_tokens > 0
     return Forest.from_records(
         [
             {"schema": "gxpo.rollouts/1", "group": f"g{g}", "id": f"{g}.{i}", "turns": turns, "reward": float(i % 2),
              "sampling": {"temperature": 0.7}}
-            for (g, i), turns in said.items()
+            for (g, i), turns in messages.items()
         ]
     )  # fmt: skip
 
@@ -274,8 +274,10 @@ def test_what_one_policy_kept_is_of_no_use_to_another() -> None:
 def test_requests_of_several_policies_keep_their_order() -> None:
     learner = moved(make())
     engine = TorchEngine(learner.model, stop_ids=(1,), acting=learner.acting)
-    asked = [(p, k) for k in range(3) for p in ("verifier", "solver")]
-    requests = [Request((2, 3), (StreamKey(0, 0, f"{k}", 0), StreamKey(0, 0, f"{k}", 1)), policy=p) for p, k in asked]
+    asked_values = [(p, k) for k in range(3) for p in ("verifier", "solver")]
+    requests = [
+        Request((2, 3), (StreamKey(0, 0, f"{k}", 0), StreamKey(0, 0, f"{k}", 1)), policy=p) for p, k in asked_values
+    ]
     together = engine.sample(requests, Sampling(max_new_tokens=5))
     for request, actual in zip(requests, together, strict=True):
         (expected,) = engine.sample([request], Sampling(max_new_tokens=5))
@@ -377,13 +379,13 @@ def goes_on(whole: Path, run: Path) -> set[str]:
 
 @pytest.mark.thorough
 def test_a_killed_team_run_resumes_with_equal_bits(parity: str, tmp_path: Path) -> None:
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    gxpo.train("tiny:cold", "arithmetic", "dr_mas", 3, parity, out=whole, set=KEYS)
+    full_path, run = tmp_path / "whole", tmp_path / "run"
+    gxpo.train("tiny:cold", "arithmetic", "dr_mas", 3, parity, out=full_path, set=KEYS)
     (tmp_path / "script.py").write_text(SCRIPT)
     arguments = [str(tmp_path / "script.py"), parity, str(run), json.dumps(KEYS)]
     killed = subprocess.run([sys.executable, *arguments], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert goes_on(whole, run) == {"policy_solver", "policy_verifier"}
+    assert goes_on(full_path, run) == {"policy_solver", "policy_verifier"}
 
 
 @pytest.mark.slow
@@ -397,12 +399,12 @@ def test_cells_with_a_frozen_role_go_on_after_a_stop(
             raise KeyboardInterrupt
         return sample(self, *arguments)
 
-    keys, whole, run = KEYS | {"rollout.frozen": ["verifier"]}, tmp_path / "whole", tmp_path / "run"
-    gxpo.train("tiny:cold", "arithmetic", "at_grpo", 3, parity, out=whole, set=keys)
+    keys, full_path, run = KEYS | {"rollout.frozen": ["verifier"]}, tmp_path / "whole", tmp_path / "run"
+    gxpo.train("tiny:cold", "arithmetic", "at_grpo", 3, parity, out=full_path, set=keys)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Session, "sample", stopped)
         gxpo.train("tiny:cold", "arithmetic", "at_grpo", 3, parity, out=run, set=keys)
-    assert goes_on(whole, run) == {"policy_solver"}
+    assert goes_on(full_path, run) == {"policy_solver"}
 
 
 @pytest.mark.slow
@@ -426,10 +428,12 @@ def test_an_export_holds_a_model_for_every_policy(parity: str, tmp_path: Path) -
     actual = []
     for policy in TWO:
         model = models.load(str(directory / policy), task="arithmetic").model
-        own = TorchEngine(model, tokenizer).sample([Request(prompt, (stream,))], sampling)[0][0]
+        own_torch_engine = TorchEngine(model, tokenizer).sample([Request(prompt, (stream,))], sampling)[0][0]
         live = run.trainer.engine.sample([Request(prompt, (stream,), policy=policy)], sampling)[0][0]
-        assert own.tokens == live.tokens and own.logprobs == pytest.approx(live.logprobs, abs=1e-4)
-        actual.append(own.logprobs)
+        assert own_torch_engine.tokens == live.tokens and own_torch_engine.logprobs == pytest.approx(
+            live.logprobs, abs=1e-4
+        )
+        actual.append(own_torch_engine.logprobs)
     assert actual[0] != pytest.approx(actual[1], abs=1e-3)
     adapters = export.export(run.path, tmp_path / "adapters", adapter=True)
     assert (adapters / "verifier" / "adapter_model.safetensors").is_file()

@@ -150,12 +150,14 @@ def test_chunks_change_neither_values_nor_gradients(at_once):
 
 
 def test_all_logits_are_never_held():
-    held = []
+    held_sizes = []
     model = clean_llama()
-    model.lm_head.register_forward_hook(lambda module, inputs, output: held.append(output.numel()))
+    model.lm_head.register_forward_hook(lambda module, inputs, output: held_sizes.append(output.numel()))
     forest = Forest.from_completions([[2, 3]], [[[4, 5, 6, 7]] * 20], [0] * 20)
     TorchLearner(model, lr=0.0, logits_at_once=230).gradient(forest, lambda x: x["logprob"].sum())
-    assert max(held[4:]) <= 230 and len(held) > 4 + 8  # after the probes' four; computed again in the backward pass
+    assert (
+        max(held_sizes[4:]) <= 230 and len(held_sizes) > 4 + 8
+    )  # after the probes' four; computed again in the backward pass
 
 
 def test_lengths_must_agree():

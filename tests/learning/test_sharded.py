@@ -14,7 +14,7 @@ from tests.learning.llamas import clean_llama
 from tests.learning.ranks import in_ranks
 
 from gxpo.base.errors import ConfigError
-from gxpo.learning.fingerprint import fingerprint
+from gxpo.learning.parameter_checks import fingerprint
 from gxpo.learning.sharded import ShardedLearner
 
 MODULE = "tests.learning.sharded_ranks"

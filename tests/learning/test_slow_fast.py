@@ -96,8 +96,8 @@ def scored(seed):
 
 def run(part, learner, seed):
     forest = scored(seed)
-    held, credit, weight = bound(learner, forest, seed)
-    return part.run(forest, credit, weight, held), held
+    held_value, credit, weight = bound(learner, forest, seed)
+    return part.run(forest, credit, weight, held_value), held_value
 
 
 def fresh(**settings):
@@ -133,12 +133,12 @@ def test_the_ratio_is_over_the_policy_at_the_start_throughout():
     learner = fresh()
     forest = scored(1)
     before = learner.outputs(forest)["logprob"]
-    infos, held = run(SlowFast(inner_steps=2, alpha=0.5), learner, 1)
-    seen = infos[0].outputs["logprob"]
-    known = seen.isfinite()
-    assert torch.allclose(seen[known], before[known], rtol=0, atol=1e-12)
-    assert torch.equal(held.proximal[known], seen[known])
-    assert [m["on_policy"] for m in held.metrics] == [1.0, 0.0, 0.0]
+    infos, held_value = run(SlowFast(inner_steps=2, alpha=0.5), learner, 1)
+    seen_logprob = infos[0].outputs["logprob"]
+    is_known = seen_logprob.isfinite()
+    assert torch.allclose(seen_logprob[is_known], before[is_known], rtol=0, atol=1e-12)
+    assert torch.equal(held_value.proximal[is_known], seen_logprob[is_known])
+    assert [m["on_policy"] for m in held_value.metrics] == [1.0, 0.0, 0.0]
 
 
 def test_killed_and_resumed_is_the_run_that_was_never_stopped():
@@ -148,8 +148,8 @@ def test_killed_and_resumed_is_the_run_that_was_never_stopped():
     def go(part, learner, steps):
         return [len(run(part, learner, s)[0]) for s in steps]
 
-    whole, learner = part(), fresh()
-    counts = go(whole, learner, range(1, 8))
+    full_part, learner = part(), fresh()
+    counts = go(full_part, learner, range(1, 8))
     for stop in (3, 5):
         first, one = part(), fresh()
         begun = go(first, one, range(1, stop + 1))
@@ -158,7 +158,7 @@ def test_killed_and_resumed_is_the_run_that_was_never_stopped():
         second.load_state_dict(json.loads(saved))
         other.load_tensors(tensors, meta)
         assert begun + go(second, other, range(stop + 1, 8)) == counts
-        assert other.weights_crc() == learner.weights_crc() and second.state_dict() == whole.state_dict()
+        assert other.weights_crc() == learner.weights_crc() and second.state_dict() == full_part.state_dict()
     assert set(counts) == {1, 3}  # the rule has acted on the way
 
 

@@ -91,16 +91,16 @@ def test_what_is_stored_of_a_soft_step():
     assert torch.equal(FOREST.token[rows], best)
     # weights are softmax(y / .1) among the counted ids
     for i in range(len(rows)):
-        known = y[i].isfinite()
-        ratio = (y[i][known] / 0.1).softmax(0) * weight[i][known].sum()
-        assert torch.allclose(ratio, weight[i][known], atol=1e-9)
+        is_known = y[i].isfinite()
+        ratio = (y[i][is_known] / 0.1).softmax(0) * weight[i][is_known].sum()
+        assert torch.allclose(ratio, weight[i][is_known], atol=1e-9)
 
 
 def test_rows_do_not_depend_on_the_batch():
-    alone = Session(MODEL, batch_rows=1)
+    single_session = Session(MODEL, batch_rows=1)
     sampling = SoftSampling(max_new_tokens=9, closing=CLOSING)
     requests = [Request(PROMPTS["a"], tuple(StreamKey(1, 3, "a", i) for i in range(3)))]
-    (one,), (all_,) = alone.engine.sample(requests, sampling), Session(MODEL).engine.sample(requests, sampling)
+    (one,), (all_,) = single_session.engine.sample(requests, sampling), Session(MODEL).engine.sample(requests, sampling)
     assert [c.tokens for c in one] == [c.tokens for c in all_]
     for a, b in zip(one, all_, strict=True):
         assert torch.allclose(torch.tensor(a.logprobs), torch.tensor(b.logprobs), atol=1e-9)
@@ -171,10 +171,10 @@ def test_the_gradient_against_transformers_by_hand():
     everything = torch.arange(FOREST.n_entries)
     cuts = {"whole": None, "by two": list(everything.split(2))}
     actual = {k: learner.gradient(FOREST, lambda x: (slope * x["logprob"]).sum(), cuts=c) for k, c in cuts.items()}
-    named = dict(other.named_parameters())
+    listed_parameters = dict(other.named_parameters())
     total = sum(slope[FOREST.path_of(r)] @ by_hand(other, FOREST, r) for r in range(FOREST.n_trajectories))
-    expected = torch.autograd.grad(total, list(named.values()))
-    for name, x in zip(named, expected, strict=True):
+    expected = torch.autograd.grad(total, list(listed_parameters.values()))
+    for name, x in zip(listed_parameters, expected, strict=True):
         for way in cuts:
             assert torch.allclose(actual[way][name], x, atol=1e-8), (name, way)
 

@@ -34,41 +34,46 @@ def test_a_fork_inside_an_action_is_read_where_it_stands() -> None:
         {"schema": "gxpo.rollouts/1", "group": "g", "id": "b", "fork": {"of": "a", "turn": 0, "token": 1},
          "turns": [{"action": [6]}]},
     ]  # fmt: skip
-    given = Forest.from_records(rows)
-    actual = Rows.of(given, torch.arange(given.n_entries))
+    given_from_records = Forest.from_records(rows)
+    actual = Rows.of(given_from_records, torch.arange(given_from_records.n_entries))
     assert [row.tokens.tolist() for row in actual.rows] == [[1, 2, 3, 4, 5], [1, 2, 3, 6]]
     assert [row.read.tolist() for row in actual.rows] == [[2, 3, 4], [3]]
     spelled = [int(torch.cat([r.tokens[r.read] for r in actual.rows])[i]) for i in actual.reading]
-    assert spelled == given.token[given.path_token].tolist() == [3, 4, 5, 3, 6]
+    assert spelled == given_from_records.token[given_from_records.path_token].tolist() == [3, 4, 5, 3, 6]
 
 
 def test_rows_end_with_the_last_token_that_is_read() -> None:
-    given = Forest.from_completions([[1, 2]], [[[3, 4, 5], [6, 7]]], [[1.0, 0.0]])
-    actual = Rows.of(given, torch.tensor([0, 3]))
+    given_from_completions = Forest.from_completions([[1, 2]], [[[3, 4, 5], [6, 7]]], [[1.0, 0.0]])
+    actual = Rows.of(given_from_completions, torch.tensor([0, 3]))
     assert [row.tokens.tolist() for row in actual.rows] == [[1, 2, 3], [1, 2, 6]]
     assert actual.tokens == 6 and actual.chunks(4) == [[0], [1]] and actual.chunks(6) == [[0, 1]]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_slopes_of_a_shared_token_add_up(seed: int) -> None:
-    given = random_forest(seed)
-    actual = Rows.of(given, torch.arange(given.n_entries))
-    slope = torch.arange(1.0, given.n_entries + 1, dtype=torch.float64)
-    whole = torch.cat(actual.scattered(slope))
-    assert float(whole.sum()) == float(slope.sum())
-    warmth = [s.get("temperature", 1.0) for s in given.sampling]
-    keys = [(t, warmth[r]) for t, r in zip(given.path_token.tolist(), given.path_trajectory.tolist(), strict=True)]
+    given_random_forest = random_forest(seed)
+    actual = Rows.of(given_random_forest, torch.arange(given_random_forest.n_entries))
+    slope = torch.arange(1.0, given_random_forest.n_entries + 1, dtype=torch.float64)
+    full_scattered = torch.cat(actual.scattered(slope))
+    assert float(full_scattered.sum()) == float(slope.sum())
+    warmth = [s.get("temperature", 1.0) for s in given_random_forest.sampling]
+    keys = [
+        (t, warmth[r])
+        for t, r in zip(
+            given_random_forest.path_token.tolist(), given_random_forest.path_trajectory.tolist(), strict=True
+        )
+    ]
     assert sum(actual.sizes) == len(set(keys))  # every stored token is read once at each temperature
-    back = actual.gathered(actual.scattered(torch.ones(given.n_entries, dtype=torch.float64)))
+    back = actual.gathered(actual.scattered(torch.ones(given_random_forest.n_entries, dtype=torch.float64)))
     assert back.tolist() == [keys.count(key) for key in keys]
 
 
 def test_a_truncated_support_is_refused() -> None:
     rows = [{"schema": "gxpo.rollouts/1", "group": "g", "id": "a", "prompt": [1], "turns": [{"action": [3]}],
              "sampling": {"top_k": 5}}]  # fmt: skip
-    given = Forest.from_records(rows)
+    given_from_records = Forest.from_records(rows)
     with pytest.raises(ModelError, match=r"sampling\.top_k=0"):
-        Rows.of(given, torch.arange(1))
+        Rows.of(given_from_records, torch.arange(1))
 
 
 # ---------------------------------------------------------------- the learner
@@ -138,39 +143,39 @@ def test_three_steps_equal_the_learners() -> None:
     engine.adamw = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.1},
          {"params": [p for p in engine.model.parameters() if p.dim() < 2], "weight_decay": 0.0}])  # fmt: skip
-    given = forest(64)
-    credit = torch.linspace(-1, 1, given.n_entries, dtype=torch.float64)
+    given_forest = forest(64)
+    credit = torch.linspace(-1, 1, given_forest.n_entries, dtype=torch.float64)
 
     def loss(x: Mapping[str, Tensor]) -> Tensor:
         return -(credit * x["logprob"]).mean() - 0.01 * x["entropy"].mean()
 
     for _ in range(3):
         names = ("logprob", "entropy")
-        mine, theirs = (learner.step(given, loss, names=names) for learner in (remote, standard))
+        mine, theirs = (learner.step(given_forest, loss, names=names) for learner in (remote, standard))
         assert mine.loss == pytest.approx(theirs.loss, rel=1e-12)
         assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-10)
-    after = standard.outputs(given)["logprob"]
-    assert torch.allclose(remote.outputs(given)["logprob"], after, rtol=0, atol=1e-10)
+    after = standard.outputs(given_forest)["logprob"]
+    assert torch.allclose(remote.outputs(given_forest)["logprob"], after, rtol=0, atol=1e-10)
     assert remote.meta() == {"steps": 3} and remote.optimiser.current_lr == pytest.approx(0.0025)
 
 
 def test_tokens_that_are_not_active_are_not_run() -> None:
     engine, _ = engine_and_learner()
-    remote, given = RemoteLearner(engine, lr=0.01), forest(64)
-    active = torch.zeros(given.n_entries, dtype=torch.bool)
-    assert remote.step(given, lambda x: x["logprob"].sum(), active=active).empty
+    remote, given_forest = RemoteLearner(engine, lr=0.01), forest(64)
+    active = torch.zeros(given_forest.n_entries, dtype=torch.bool)
+    assert remote.step(given_forest, lambda x: x["logprob"].sum(), active=active).empty
     active[:3] = True
-    info = remote.step(given, lambda x: x["logprob"][:3].sum(), active=active)
+    info = remote.step(given_forest, lambda x: x["logprob"][:3].sum(), active=active)
     assert torch.equal(info.outputs["logprob"].isfinite(), active)
     assert info.tokens_forward < 12
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     engine, _ = engine_and_learner()
-    remote, given, before = RemoteLearner(engine, lr=0.01), forest(64), engine.fingerprint()
-    info = remote.step(given, lambda x: (torch.inf * x["logprob"]).sum())
+    remote, given_forest, before = RemoteLearner(engine, lr=0.01), forest(64), engine.fingerprint()
+    info = remote.step(given_forest, lambda x: (torch.inf * x["logprob"]).sum())
     assert info.nonfinite and engine.fingerprint() == before and remote.optimiser.steps == 0
-    assert not remote.step(given, lambda x: x["logprob"].sum()).nonfinite
+    assert not remote.step(given_forest, lambda x: x["logprob"].sum()).nonfinite
     assert engine.fingerprint() != before
 
 
@@ -179,7 +184,7 @@ class Mean(TransformersEngine):
     """Takes a mean over the rows of a call."""
 
     def pull(self, rows: Sequence[TokenRow], slopes: Mapping[str, Sequence[Tensor]]) -> None:
-        super().pull(rows, {name: [s / len(rows) for s in own] for name, own in slopes.items()})
+        super().pull(rows, {name: [s / len(rows) for s in own_value] for name, own_value in slopes.items()})
 
 
 class Dropped(TransformersEngine):
@@ -187,7 +192,7 @@ class Dropped(TransformersEngine):
 
     def pull(self, rows: Sequence[TokenRow], slopes: Mapping[str, Sequence[Tensor]]) -> None:
         n = max(1, len(rows) - 1)
-        super().pull(rows[:n], {name: own[:n] for name, own in slopes.items()})
+        super().pull(rows[:n], {name: own_value[:n] for name, own_value in slopes.items()})
 
 
 class Padded(TransformersEngine):
@@ -196,14 +201,16 @@ class Padded(TransformersEngine):
     def pull(self, rows: Sequence[TokenRow], slopes: Mapping[str, Sequence[Tensor]]) -> None:
         wide = [TokenRow(r.tokens, torch.cat([r.read, r.read[-1:]]), r.temperature[[*range(len(r.read)), -1]])
                 for r in rows]  # fmt: skip
-        super().pull(wide, {name: [torch.cat([s, 0.1 * s[-1:]]) for s in own] for name, own in slopes.items()})
+        super().pull(
+            wide, {name: [torch.cat([s, 0.1 * s[-1:]]) for s in own_value] for name, own_value in slopes.items()}
+        )
 
 
 class Ranks(TransformersEngine):
     """Averages over two ranks and forgets their number."""
 
     def pull(self, rows: Sequence[TokenRow], slopes: Mapping[str, Sequence[Tensor]]) -> None:
-        super().pull(rows, {name: [s / 2 for s in own] for name, own in slopes.items()})
+        super().pull(rows, {name: [s / 2 for s in own_value] for name, own_value in slopes.items()})
 
 
 class Last(TransformersEngine):
@@ -346,16 +353,16 @@ def test_what_needs_the_weights_says_so() -> None:
 
 def test_saved_states_go_on_alike(tmp_path: Path) -> None:
     engine, _ = engine_and_learner()
-    remote, given = RemoteLearner(engine, lr=0.01), forest(64)
+    remote, given_forest = RemoteLearner(engine, lr=0.01), forest(64)
 
     def loss(x: Mapping[str, Tensor]) -> Tensor:
         return x["logprob"].square().mean()
 
-    remote.step(given, loss)
+    remote.step(given_forest, loss)
     engine.save(tmp_path / "saved")
-    remote.step(given, loss)
+    remote.step(given_forest, loss)
     after = engine.fingerprint()
     engine.load(tmp_path / "saved")
     assert engine.fingerprint() != after
-    remote.step(given, loss)
+    remote.step(given_forest, loss)
     assert engine.fingerprint() == after

@@ -122,10 +122,10 @@ def test_a_part_and_its_name_are_one_setting():
     """In Python a caller may give the class where the method states the name."""
     from gxpo.algorithms.credit.state_relative import StateRelative
 
-    stated = gxpo.method("gigpo", {"credit.add.state": StateRelative})
+    stated_method = gxpo.method("gigpo", {"credit.add.state": StateRelative})
     forest = gxpo.Forest.from_completions([[1, 2]], [[[3], [4]]], [1.0, 0.0])
-    assert repr(stated.parts()) == repr(gxpo.method("gigpo").parts()) and stated.remains["gigpo"] == ""
-    assert show(stated.keys["credit.add.state"].value) == gxpo.method("gigpo").keys["credit.add.state"].value
+    assert repr(stated_method.parts()) == repr(gxpo.method("gigpo").parts()) and stated_method.remains["gigpo"] == ""
+    assert show(stated_method.keys["credit.add.state"].value) == gxpo.method("gigpo").keys["credit.add.state"].value
     assert forest.n_trajectories == 2
 
 

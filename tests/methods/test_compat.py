@@ -250,8 +250,8 @@ def test_every_entry_names_a_method_and_states_only_differences() -> None:
         for name, keys in table.items():
             plain = gxpo.method(name).keys
             for key, value in keys.items():
-                stated = plain[key].value if key in plain else None  # a bound of a gate that the method has not
-                assert name in METHODS and not same(stated, value), f"{name}@{system} repeats {key}"
+                stated_value = plain[key].value if key in plain else None  # a bound of a gate that the method has not
+                assert name in METHODS and not same(stated_value, value), f"{name}@{system} repeats {key}"
             method = gxpo.method(f"{name}@{system}")
             for key, value in keys.items():
                 assert same(method.keys[key].value, value) and method.keys[key].origin == f"{name}@{system}"

@@ -162,8 +162,8 @@ def dppo(divergence: Callable[[float, float], float], bound: float, most: float)
         for x, h, o, a in zip(live, held, OLD, CREDIT, strict=True):
             p, q = math.exp(h), math.exp(o)
             outward = p > q if a > 0 else p < q
-            kept = divergence(p, q) <= bound or not outward
-            out.append(-min(p / q, most) * a * x if kept else 0.0)
+            is_kept = divergence(p, q) <= bound or not outward
+            out.append(-min(p / q, most) * a * x if is_kept else 0.0)
         return out
 
     return each

@@ -73,9 +73,9 @@ FOREST = Forest.from_completions(
 def test_a_signal_part_is_a_stage_with_parameters():
     m = gxpo.method("grpo", {"signal.lengths": Lengths, "signal.lengths.scale": 0.5, "credit": Beyond})
     assert m.needs == () and m.axes == {"how_long": "R"} and m.signals["lengths"].scale == 0.5
-    given = {"how_long": torch.tensor([2.0, 1.0, 1.0])}
+    given_settings = {"how_long": torch.tensor([2.0, 1.0, 1.0])}
     # outcomes 1, 0 and unscored, less 2 and 1
-    assert m.advantages(FOREST, given).tolist() == [-1.0, -1.0, -1.0, 0.0]
+    assert m.advantages(FOREST, given_settings).tolist() == [-1.0, -1.0, -1.0, 0.0]
     with pytest.raises(ConfigError, match="'how_long', which no part provides"):
         gxpo.method("grpo", {"credit": Beyond})
     with pytest.raises(ConfigError, match="both provide 'how_long'"):
@@ -86,12 +86,12 @@ def test_another_term_stands_in_the_policy_gradient_s_place():
     keys = {"objective": Regress, "objective.factor": 2.0, "credit.add.beyond": Beyond, "signal.lengths": Lengths}
     m = gxpo.method("grpo", keys | {"objective.add.policy_gradient": "policy_gradient"})
     assert set(m.terms) == {"policy", "policy_gradient"} and m.terms["policy"].factor == 2.0
-    given = {"how_long": torch.zeros(3)}
+    given_settings = {"how_long": torch.zeros(3)}
     # the unscored trajectory is in no statistic and in no term; goals are 101, 101, 100
-    assert m.targets(FOREST, given)["goal"].tolist() == [101.0, 101.0, 100.0, 0.0]
+    assert m.targets(FOREST, given_settings)["goal"].tolist() == [101.0, 101.0, 100.0, 0.0]
     logprob = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-    held = given | m.targets(FOREST, given)
-    m.terms["policy"](FOREST, gxpo.PolicyTokens(logprob, logprob.detach()), None, None, held, 0).backward()
+    held_targets = given_settings | m.targets(FOREST, given_settings)
+    m.terms["policy"](FOREST, gxpo.PolicyTokens(logprob, logprob.detach()), None, None, held_targets, 0).backward()
     assert logprob.grad.tolist() == [-202.0, -202.0, -200.0, -0.0]
 
 
@@ -180,9 +180,9 @@ def test_observers_see_the_shaped_outcome_and_the_task_s(tmp_path):
 
 
 def test_step_rewards_of_the_task_stay_known():
-    known = torch.full((FOREST.n_steps,), torch.nan, dtype=torch.float64)
-    known[0] = 0.5
-    plain = FOREST.replace(step_reward=known)
+    known_n_steps = torch.full((FOREST.n_steps,), torch.nan, dtype=torch.float64)
+    known_n_steps[0] = 0.5
+    plain = FOREST.replace(step_reward=known_n_steps)
     shaped = own.apply(plain, {}, {"a": EachStep()}, {})
     assert shaped.step_reward[0] == 0.5 and shaped.step_reward[1] == 1.0
     assert shaped.task_step_reward[0] == 0.5 and bool(shaped.task_step_reward[1:].isnan().all())
@@ -209,9 +209,11 @@ class EachStep(RewardPart):
 
 
 def test_step_rewards_of_ones_own_are_added_to_the_steps(tmp_path):
-    known = torch.full((FOREST.n_steps,), torch.nan, dtype=torch.float64)
-    known[0], known[1] = 0.5, -1.0
-    actual = own.apply(FOREST.replace(step_reward=known), {}, {"a": EachStep(), "b": EachStep()}, {}).step_reward
+    known_n_steps = torch.full((FOREST.n_steps,), torch.nan, dtype=torch.float64)
+    known_n_steps[0], known_n_steps[1] = 0.5, -1.0
+    actual = own.apply(
+        FOREST.replace(step_reward=known_n_steps), {}, {"a": EachStep(), "b": EachStep()}, {}
+    ).step_reward
     assert actual[:2].tolist() == [0.5, 1.0] and bool(actual[2].isnan()) and len(actual) == 3
     with pytest.raises(GxpoError, match=r"reward\.step\.c .*gave shape \(1,\); it has to give shape \(3,\)"):
         own.apply(FOREST, {}, {"c": lambda forest: torch.zeros(1)}, {})

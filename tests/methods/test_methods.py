@@ -77,8 +77,8 @@ def test_idea_formula_and_choices_come_from_the_docstring():
 
     A remark.
     """
-    made = Definition(doc, evidence="paper")
-    assert (made.idea, made.formula, made.choices) == (
+    built_definition = Definition(doc, evidence="paper")
+    assert (built_definition.idea, built_definition.formula, built_definition.choices) == (
         "a thing in two lines",
         "A = r - 1;   L = -A",
         "The code's: 1, not 2",
@@ -211,8 +211,8 @@ def test_the_gradient_is_the_same_however_the_step_is_cut(name, learner):
     everything = torch.arange(forest.n_entries)
     rows = [forest.path_of(r) for r in range(forest.n_trajectories)]
     inside = list(everything.split(2))
-    whole = gradient([everything], True)
-    assert float(whole.norm()) > 0
+    full_gradient = gradient([everything], True)
+    assert float(full_gradient.norm()) > 0
     group = forest.ids("group", axis="P")
     groups = [(group == g).nonzero().squeeze(1) for g in range(int(group.max()) + 1)]
     ways = {
@@ -226,7 +226,7 @@ def test_the_gradient_is_the_same_however_the_step_is_cut(name, learner):
     ways |= {"fast, by trajectory": (rows, False)} if narrow <= 1 else {}
     ways |= {"fast, inside trajectories": (inside, False)} if narrow == 0 else {}
     for way, (cuts, two_pass) in ways.items():
-        difference = float((gradient(cuts, two_pass) - whole).norm() / whole.norm())
+        difference = float((gradient(cuts, two_pass) - full_gradient).norm() / full_gradient.norm())
         assert difference <= 1e-12, f"{name}, {way}: {difference:.2e}"
 
 
@@ -487,8 +487,8 @@ def test_every_method_trains_two_steps(name, tmp_path):
     if keys.get("rollout") == "logged":  # groups are what they are
         keys.pop("rollout.group_size", None)
     model, task = keys.pop("model", "tiny:cold"), keys.pop("task", "arithmetic")
-    own = name in FLOWS or name in JUDGED or "reward" in keys or "scoring.weights" in keys
-    run = gxpo.train(model, task, name, 2, None if own else lambda completion: parity(completion),
+    is_own = name in FLOWS or name in JUDGED or "reward" in keys or "scoring.weights" in keys
+    run = gxpo.train(model, task, name, 2, None if is_own else lambda completion: parity(completion),
                      out=tmp_path / "run", set=keys)  # fmt: skip
     rows = run.metrics
     assert [r["step"] for r in rows] == [1, 2]

@@ -21,8 +21,8 @@ def test_an_unscored_trajectory_changes_nothing(names):
 def what_unscored_trajectories_change(name, whole):
     """Names of what differs for a method between this forest and that of its scored trajectories."""
     m = gxpo.method(name, ON_BATTERY.get(name)).fill(horizon=8.0, max_length=8)
-    kept = whole.scored.nonzero().squeeze(1)
-    without, entries = whole.select(kept), whole.entries_of(kept)
+    kept_squeeze = whole.scored.nonzero().squeeze(1)
+    without, entries = whole.select(kept_squeeze), whole.entries_of(kept_squeeze)
     shift = torch.linspace(-0.3, 0.3, whole.n_entries, dtype=torch.float64)
     signals = made_up(m, whole, 4)
 
@@ -36,7 +36,7 @@ def what_unscored_trajectories_change(name, whole):
 
     everything = torch.arange(whole.n_entries)
     credit, value, gradient = run(whole, everything, signals)
-    credit_without, value_without, gradient_without = run(without, entries, signals.select(whole, kept))
+    credit_without, value_without, gradient_without = run(without, entries, signals.select(whole, kept_squeeze))
     gone = torch.ones(whole.n_entries, dtype=torch.bool)
     gone[entries] = False
     right = {
@@ -65,11 +65,11 @@ def test_an_uncompared_trajectory_is_in_no_statistic(name):
     m = gxpo.method(name)
     scores = [1.0, 0.0, 0.5, 1.0, 0.0]
     compared = torch.tensor([True, True, False, True, True])
-    whole = forest(scores, compared=compared)
+    full_forest = forest(scores, compared=compared)
     changed = forest([1.0, 0.0, 99.0, 1.0, 0.0], compared=compared)
-    others = whole.entries_of(compared)
-    assert torch.equal(m.advantages(whole)[others], m.advantages(changed)[others])
-    assert torch.equal(m.advantages(whole)[others], m.advantages(whole.select(compared)))
+    others = full_forest.entries_of(compared)
+    assert torch.equal(m.advantages(full_forest)[others], m.advantages(changed)[others])
+    assert torch.equal(m.advantages(full_forest)[others], m.advantages(full_forest.select(compared)))
 
 
 def test_an_uncompared_trajectory_is_measured_against_others():

@@ -30,10 +30,12 @@ def test_a_padded_vocabulary_and_a_pad_token_that_is_an_end(tmp_path):
     loaded = load(str(tmp_path), task="arithmetic")
     assert loaded.eos_ids == (2, 5) and loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id == 2
     engine = TorchEngine(loaded.model, loaded.tokenizer)
-    ((*drawn,),) = engine.sample([Request((7, 8, 9), tuple(StreamKey(0, 0, "", i) for i in range(64)))], Sampling())
-    ends = {c.tokens[-1] for c in drawn if c.finish == "stop"}
-    assert ends == {2, 5} and not any({2, 5} & set(c.tokens[:-1]) for c in drawn)
-    assert max(max(c.tokens) for c in drawn) >= 100
+    ((*drawn_value,),) = engine.sample(
+        [Request((7, 8, 9), tuple(StreamKey(0, 0, "", i) for i in range(64)))], Sampling()
+    )
+    ends = {c.tokens[-1] for c in drawn_value if c.finish == "stop"}
+    assert ends == {2, 5} and not any({2, 5} & set(c.tokens[:-1]) for c in drawn_value)
+    assert max(max(c.tokens) for c in drawn_value) >= 100
     actual = checked(loaded)
     assert (actual.forward, actual.training, actual.tied_head, actual.problems) == ("fast", "packed", True, [])
     assert actual.vocabulary == "128 (tokenizer: 100)" and actual.end_ids == [2, 5]
@@ -90,9 +92,9 @@ def test_a_subclass_is_fast_only_where_it_computes_the_same():
         assert Decoder.of(odd) is None
     forest = sampled(TorchEngine(odd, stop_ids=[]), False)
     assert torch.allclose(forest.path_behaviour_logprob, alone(odd, forest)["logprob"], rtol=0, atol=1e-5)
-    own = learner(odd)
-    assert not own._readout.split and own._readout.decoder is None
-    assert torch.allclose(own.outputs(forest)["logprob"], forest.path_behaviour_logprob, rtol=0, atol=1e-5)
+    own_learner = learner(odd)
+    assert not own_learner._readout.split and own_learner._readout.decoder is None
+    assert torch.allclose(own_learner.outputs(forest)["logprob"], forest.path_behaviour_logprob, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["mistral-window", "gemma3", "qwen2-window"])
@@ -120,12 +122,12 @@ def test_an_adapter_on_a_weight_that_is_used_twice_is_refused(targets):
 
 
 def test_an_adapter_on_the_head_is_read_by_sampler_and_learner():
-    own = learner(made("llama"), lora=LoraSettings(rank=4, targets=("lm_head", "q_proj")))
+    own_learner = learner(made("llama"), lora=LoraSettings(rank=4, targets=("lm_head", "q_proj")))
     draw = torch.Generator().manual_seed(1)
-    own.restore({n: x + 0.1 * torch.randn(x.shape, generator=draw) for n, x in own.snapshot().items()})
-    bare = alone(own.model, FORKED)["logprob"]
-    assert torch.allclose(own.outputs(FORKED)["logprob"], bare, rtol=0, atol=1e-5)
-    one = merged(copy.deepcopy(own.model))
+    own_learner.restore({n: x + 0.1 * torch.randn(x.shape, generator=draw) for n, x in own_learner.snapshot().items()})
+    bare = alone(own_learner.model, FORKED)["logprob"]
+    assert torch.allclose(own_learner.outputs(FORKED)["logprob"], bare, rtol=0, atol=1e-5)
+    one = merged(copy.deepcopy(own_learner.model))
     assert torch.allclose(alone(one, FORKED)["logprob"], bare, rtol=0, atol=1e-5)
 
 
@@ -133,13 +135,13 @@ def test_longrope_ends_where_keys_would_turn():
     factors = {"short_factor": [1.0, 1.3], "long_factor": [2.0, 3.0], "original_max_position_embeddings": 16}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, **factors}
     model = made("phi3", rope_parameters=rope, original_max_position_embeddings=16)
-    engine, own = TorchEngine(model, stop_ids=[]), learner(model)
-    assert own._readout.decoder is not None and engine.network.decoder is not None
+    engine, own_learner = TorchEngine(model, stop_ids=[]), learner(model)
+    assert own_learner._readout.decoder is not None and engine.network.decoder is not None
     short = [Request((5, 6, 7), (StreamKey(0, 0, "a", 0),))]
-    ((said,),) = engine.sample(short, Sampling(max_new_tokens=13))
-    rows = model(torch.tensor([[5, 6, 7, *said.tokens]]), use_cache=False).logits[0].double().log_softmax(-1)
-    expected = rows[2:-1].gather(1, torch.tensor(said.tokens)[:, None])[:, 0].detach()
-    assert torch.allclose(torch.tensor(said.logprobs, dtype=torch.float64), expected, rtol=0, atol=1e-5)
+    ((message,),) = engine.sample(short, Sampling(max_new_tokens=13))
+    rows = model(torch.tensor([[5, 6, 7, *message.tokens]]), use_cache=False).logits[0].double().log_softmax(-1)
+    expected = rows[2:-1].gather(1, torch.tensor(message.tokens)[:, None])[:, 0].detach()
+    assert torch.allclose(torch.tensor(message.logprobs, dtype=torch.float64), expected, rtol=0, atol=1e-5)
     with pytest.raises(ModelError, match="16 positions of Phi3ForCausalLM before its longrope turns every key anew"):
         engine.sample(short, Sampling(max_new_tokens=14))
 

@@ -41,9 +41,9 @@ def test_the_file_of_the_wheel_is_converted_once(monkeypatch, tmp_path):
         (folder / "model.safetensors").write_bytes(b"plain")
 
     monkeypatch.setattr(smollm2, "_convert", convert)
-    said: list[str] = []
-    path = smollm2.smollm2(tmp_path, said.append)
-    assert (path / "model.safetensors").read_bytes() == b"plain" and len(said) == 2
+    messages: list[str] = []
+    path = smollm2.smollm2(tmp_path, messages.append)
+    assert (path / "model.safetensors").read_bytes() == b"plain" and len(messages) == 2
     assert smollm2.smollm2(tmp_path) == path == tmp_path / "smollm2-135m"
     assert converted == [b"weights"]
 

@@ -42,9 +42,11 @@ def definition(name: str, keys: dict[str, Any], **more: Any) -> Definition:
 
 
 def merged(*methods: Definition, known: tuple[Definition, ...] = (), **overrides: Any) -> dict[str, tuple[Any, str]]:
-    stated = {key.replace("__", "."): Stated(value, "--set") for key, value in overrides.items()}
+    stated_values = {key.replace("__", "."): Stated(value, "--set") for key, value in overrides.items()}
     names = {m.name: m for m in (*methods, *known)}
-    return {k: (s.value, s.origin) for k, s in merge([(m.name, m, m.keys) for m in methods], stated, names).items()}
+    return {
+        k: (s.value, s.origin) for k, s in merge([(m.name, m, m.keys) for m in methods], stated_values, names).items()
+    }
 
 
 class Mine:
@@ -75,8 +77,8 @@ def test_code_links_lead_to_the_files_at_the_commit():
         "https://github.com/o/n/blob/0123456/a.py",
         "https://github.com/o/n/blob/0123456/b/c.py",
     )
-    whole = Definition("NAME: An idea.", evidence="reference-code", code="o/n@0123456")
-    assert whole.code_links == ("https://github.com/o/n/tree/0123456",)
+    full_definition = Definition("NAME: An idea.", evidence="reference-code", code="o/n@0123456")
+    assert full_definition.code_links == ("https://github.com/o/n/tree/0123456",)
     assert Definition("NAME: An idea.", evidence="paper").code_links == ()
 
 
@@ -210,8 +212,8 @@ def test_parts_added_to_a_replaced_part_go_with_it():
 def test_options_of_rewards_are_joined_entry_by_entry():
     options = {"judge": {"mode": "pairwise", "workers": 1}}
     judged = definition("judged", {"scoring.options": options})
-    own = Stated({"judge": {"workers": 4}, "math": {"strict": True}}, "--set")
-    out = merge([("judged", judged, judged.keys)], {"scoring.options": own}, {"judged": judged})
+    own_value = Stated({"judge": {"workers": 4}, "math": {"strict": True}}, "--set")
+    out = merge([("judged", judged, judged.keys)], {"scoring.options": own_value}, {"judged": judged})
     assert out["scoring.options"].value == {"judge": {"mode": "pairwise", "workers": 4}, "math": {"strict": True}}
     assert joined(Stated("text", "x"), options).value == "text"
 

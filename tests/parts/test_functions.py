@@ -62,14 +62,14 @@ def test_a_shape_of_ones_own(mine):
 
 
 def test_what_is_wrong_is_said_when_the_method_is_composed(mine):
-    for keys, said in (
+    for keys, message in (
         ({"weight.x": "group_weight", "weight.x.curve": "noise_awar"}, r"weight\.x\.curve: unknown .*'noise_aware'"),
         ({"weight.x": "group_weight", "weight.x.curve": f"{mine}:none"}, "has no 'none'"),
         ({"weight.x": "group_weight", "weight.x.curve": "noise_aware", "weight.x.flipp": 1}, r"mean 'weight\.x\.flip'"),
         ({"weight.x": "group_weight", "weight.x.curve": "ramp", "weight.x.hard": 0.9}, "must be below easy"),
         ({"weight.x": "token_weight", "weight.x.by": "nothing"}, "reads signal 'nothing', which no part provides"),
     ):  # fmt: skip
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             gxpo.method("grpo", keys)
     with pytest.raises(ConfigError, match="has no option 'flap'"):
         GroupWeight(curve="noise_aware", options={"flap": 1})

@@ -104,9 +104,9 @@ def users(tmp_path_factory):
 
 
 def loss(method):
-    made = method.fill(horizon=1.0, max_length=4, total_steps=1)
+    built_fill = method.fill(horizon=1.0, max_length=4, total_steps=1)
     logprob = torch.full((4,), -1.0, dtype=torch.float64, requires_grad=True)
-    return made.loss(made.shaped(FOREST), gxpo.PolicyTokens(logprob, logprob.detach()))
+    return built_fill.loss(built_fill.shaped(FOREST), gxpo.PolicyTokens(logprob, logprob.detach()))
 
 
 def module_of(path):
@@ -127,26 +127,26 @@ def test_a_wrong_value_names_the_function_and_both_shapes(users):
         decorated = function == "ratio"  # a function begins with its decorators
         line = CODE.count("\n", 0, CODE.index(f"def {function}(")) + 1 - decorated
         place = f"(my_parts.py line {line}, in {function}) gave "
-        for came, value in VALUES.items():
+        for value_text, value in VALUES.items():
             module.VALUE = value
             try:
                 loss(method)
-                wrong.append(f"{kind} {came}: accepted")
+                wrong.append(f"{kind} {value_text}: accepted")
             except GxpoError as error:
-                if place + came not in str(error) or expected not in str(error):
-                    wrong.append(f"{kind} {came}: {error}")
+                if place + value_text not in str(error) or expected not in str(error):
+                    wrong.append(f"{kind} {value_text}: {error}")
             except Exception as error:
-                wrong.append(f"{kind} {came}: {type(error).__name__} {error}")
+                wrong.append(f"{kind} {value_text}: {type(error).__name__} {error}")
     assert wrong == []
 
 
 def test_signals_of_a_wrong_shape(users):
     method = gxpo.method("grpo", {"signal.surprise": f"{users}:signal"})
     tools = types.SimpleNamespace(learner=None)
-    for came, value in VALUES.items():
+    for text, value in VALUES.items():
         module_of(users).VALUE = value
         message = (
-            rf"signal surprise \(my_parts.py line \d+, in signal\) gave {re.escape(came)}; it has to give shape \(4,\)"
+            rf"signal surprise \(my_parts.py line \d+, in signal\) gave {re.escape(text)}; it has to give shape \(4,\)"
         )
         with pytest.raises(GxpoError, match=message):
             compute_signals(method.signals["surprise"], FOREST, Signals.of(FOREST), tools)

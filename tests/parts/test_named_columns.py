@@ -77,8 +77,8 @@ def test_arguments_follow_the_parameter_names_after_the_first():
         raise AssertionError
 
     first = torch.tensor([5.0])
-    given = columns().arguments_of(score, "R", first)
-    assert given[0] is first and [x.tolist() for x in given[1:]] == [[1.0, 0.0, 0.5], [2, 1, 0]]
+    arguments = columns().arguments_of(score, "R", first)
+    assert arguments[0] is first and [x.tolist() for x in arguments[1:]] == [[1.0, 0.0, 0.5], [2, 1, 0]]
 
 
 def test_needs_are_the_names_that_are_no_columns():

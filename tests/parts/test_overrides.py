@@ -15,8 +15,8 @@ def left_of(keys: dict[str, Any], resolved: dict[str, tuple[Any, str]]) -> Remai
 
 def test_a_method_as_published_is_whole():
     keys = {"credit.scale": "none", "segment.patterns": ("a", "b")}
-    whole = left_of(keys, {"credit.scale": ("none", "mine"), "segment.patterns": (["a", "b"], "run.yaml:3")})
-    assert whole == Remains(("credit.scale", "segment.patterns"), (), (), False) and whole.text == ""
+    full_left = left_of(keys, {"credit.scale": ("none", "mine"), "segment.patterns": (["a", "b"], "run.yaml:3")})
+    assert full_left == Remains(("credit.scale", "segment.patterns"), (), (), False) and full_left.text == ""
 
 
 def test_another_number_leaves_the_formula():

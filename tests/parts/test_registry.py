@@ -53,10 +53,10 @@ def folder(monkeypatch, tmp_path):
 def test_stated_names(folder):
     table = Table("credit", "invented")
     assert list(table) == ["mean_only"] and "gxpo.invented.both" not in sys.modules
-    named = table["mean_only"]
+    listed_mean_only = table["mean_only"]
     derived = sys.modules["gxpo.invented.both"].Derived
-    assert named is sys.modules["gxpo.invented.both"].Named
-    assert (show(named), show(named()), show(derived)) == ("mean_only", "mean_only", "derived")
+    assert listed_mean_only is sys.modules["gxpo.invented.both"].Named
+    assert (show(listed_mean_only), show(listed_mean_only()), show(derived)) == ("mean_only", "mean_only", "derived")
 
 
 def test_only_the_module_of_a_part_that_is_asked_for_is_imported(folder):
@@ -82,13 +82,13 @@ def test_sources_state_every_part_that_importing_makes():
     """Tables read names from sources: no module has a part whose decorator they do not see."""
     for package in sorted({table.package for _, _, table in registry.PLACES}):
         home = importlib.import_module(package)
-        made = set()
+        built_parts = set()
         for info in pkgutil.iter_modules(home.__path__, f"{package}."):
             for x in vars(importlib.import_module(info.name)).values():
                 kind = kind_of(x)
                 if isinstance(kind, type) and kind.__module__ == info.name and "__part__" in vars(kind):
-                    made.add((vars(kind)["__part__"], info.name))
-        assert made == set(registry._modules_of(package).items()), package
+                    built_parts.add((vars(kind)["__part__"], info.name))
+        assert built_parts == set(registry._modules_of(package).items()), package
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_every_concrete_part_of_a_stage_states_its_name():
     for _, _, table in registry.PLACES:
         for kind in table.values():
             for below in kind.__subclasses__():
-                own = below.__module__.startswith(f"{table.package}.") and not below.__name__.startswith("_")
-                assert not own or "__part__" in vars(below) or inspect.isabstract(below), below
+                is_own = below.__module__.startswith(f"{table.package}.") and not below.__name__.startswith("_")
+                assert not is_own or "__part__" in vars(below) or inspect.isabstract(below), below
 
 
 @pytest.mark.parametrize(("name", "stage"), [("Mean", "credit"), ("", "credit"), ("a-b", "credit"), ("mean", "gate")])

@@ -39,9 +39,9 @@ def test_the_budgets_of_the_length_curriculum():
     ],
 )
 def test_shapes_between_their_ends(shape, middle, fifth):
-    made = Schedule(shape, 1.0, 5.0)
+    built_schedule = Schedule(shape, 1.0, 5.0)
     first = 3.0 if shape == "dip" else 1.0  # it begins in the middle of its ends
-    assert [made.at(step, 10) for step in (1, 3, 6, 11, 99)] == pytest.approx([first, fifth, middle, 5, 5])
+    assert [built_schedule.at(step, 10) for step in (1, 3, 6, 11, 99)] == pytest.approx([first, fifth, middle, 5, 5])
 
 
 def test_integers_stay_integers():
@@ -96,8 +96,8 @@ def test_files_settings_and_config_yaml_say_the_same(tmp_path):
     again = tmp_path / "config.yaml"
     again.write_text(first.to_yaml())
     second = config.load(again)
-    stated = "{schedule: cosine, from: 0.1, to: 0.5, over: 7}"
-    third = config.load(None, ["reward.add.length=length", f"reward.add.length.coef={stated}"])
+    stated_text = "{schedule: cosine, from: 0.1, to: 0.5, over: 7}"
+    third = config.load(None, ["reward.add.length=length", f"reward.add.length.coef={stated_text}"])
     for resolved in (first, second, third):
         actual = resolved.method.at(4)["scheduled_reward.add.length.coef"]
         assert actual == pytest.approx(0.255496, abs=1e-6)  # .1 + .2 (1 - cos(3 pi / 7))
@@ -129,8 +129,8 @@ def test_what_cant_be_is_refused_in_a_line(key, words, said):
 
 
 def test_settings_of_the_whole_run_are_refused():
-    for key, said in (("optim.lr", "set optim.schedule"), ("sampling.temperature", "setting of the whole run")):
-        with pytest.raises(ConfigError, match=said):
+    for key, message in (("optim.lr", "set optim.schedule"), ("sampling.temperature", "setting of the whole run")):
+        with pytest.raises(ConfigError, match=message):
             config.load(None, ["model=tiny:cold", f"{key}={{schedule: linear, from: 1, to: 0.5}}"])
     with pytest.raises(ConfigError, match=r"set objective\.kl\.place=loss"):
         gxpo.method("grpo", {"objective.kl.place": "reward",

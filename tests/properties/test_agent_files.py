@@ -30,14 +30,14 @@ CAN_BE_1 = ("doctor",)  # a finding is exit code 1
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A directory with examples/ and a run in runs/arithmetic."""
-    here = tmp_path_factory.mktemp("skill")
-    os.symlink(ROOT / "examples", here / "examples")
+    local_mktemp = tmp_path_factory.mktemp("skill")
+    os.symlink(ROOT / "examples", local_mktemp / "examples")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()):
-        patch.chdir(here)
+        patch.chdir(local_mktemp)
         small = {"tasks.per_step": 2, "sampling.max_new_tokens": 4, "eval.tasks": 4, "trainer.rollouts_every": 1}
         with pytest.warns(UserWarning, match="nothing is learned"):
             gxpo.train("tiny:cold", "arithmetic", steps=6, out="runs/arithmetic", set=small)
-    return here
+    return local_mktemp
 
 
 def typed(line, monkeypatch):
@@ -98,6 +98,6 @@ def test_the_glossary_has_thirty_terms_with_three_names_each():
     table = rows(GLOSSARY.read_text())
     assert len(table) == 30 and all(len(row) == 5 and all(row) for row in table)
     keys = {*RUN_KEYS, *gxpo.method("grpo").keys, *gxpo.method("grpo+tis").keys}
-    for term, _, here, *_ in table:
-        names = re.findall(r"`([^`]+)`", here)
+    for term, _, local_value, *_ in table:
+        names = re.findall(r"`([^`]+)`", local_value)
         assert names and all(n in keys or metric(n) is not None for n in names), term

@@ -210,14 +210,14 @@ def test_pages_count_methods_by_evidence():
     by_kind = " ".join((ROOT / "docs" / "methods.md").read_text().split())
     assert f"the others not: {read} and {len(rows) - read}." in by_kind
     of_trl = sum(row.works for row in available("trl", sorted(METHODS)))
-    for file, said in (
+    for file, message in (
         ("README.md", f"{len(rows)} published variants"),
         ("llms.txt", f"{len(rows)} published GRPO variants"),
         ("README.md", f"`gxpo methods --in trl`: {of_trl} of {len(rows)},"),
         ("docs/adapters.md", f"the {of_trl} of {len(rows)} that work"),
         ("docs/migrate.md", f"| | of {len(rows)} methods |"),
     ):
-        assert said in " ".join((ROOT / file).read_text().split()), (file, said)
+        assert message in " ".join((ROOT / file).read_text().split()), (file, message)
 
 
 def test_the_methods_page_names_every_method_and_symptom_once():
@@ -227,8 +227,8 @@ def test_the_methods_page_names_every_method_and_symptom_once():
     text, without = (ROOT / "docs" / "methods.md").read_text().split("## Papers that give no method")
     assert not set(re.findall(r"^\| `(\w+)`", without, re.M)) & set(METHODS)
     table = "\n".join(line for line in text.splitlines() if line.startswith("| "))
-    named = re.findall(r"`(\w+)`", table)
-    assert sorted(named) == sorted(METHODS)
+    listed_value = re.findall(r"`(\w+)`", table)
+    assert sorted(listed_value) == sorted(METHODS)
     listed = text[text.index("By what goes wrong") : text.index("A method of your own")]
     assert re.findall(r"`([^`]+)`", listed)[1:] == list(SYMPTOMS)
 
@@ -244,7 +244,7 @@ def test_the_workflow_runs_readmes_commands_and_the_slow_tests():
 
     workflow = YAML(typ="safe").load(ROOT / ".github" / "workflows" / "test.yml")
     steps = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
-    stated = re.findall(r"^    (make \w+)", README.read_text(), re.M)
-    assert sorted(stated) == ["make demo", "make test"] and sorted(steps) == sorted([*stated, "make slow"])
+    stated_value = re.findall(r"^    (make \w+)", README.read_text(), re.M)
+    assert sorted(stated_value) == ["make demo", "make test"] and sorted(steps) == sorted([*stated_value, "make slow"])
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
     assert {"demo", "test", "slow"} <= set(targets)

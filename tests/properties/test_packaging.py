@@ -83,13 +83,13 @@ print(json.dumps(sorted(opened)))
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The wheel that `pip install .` builds, unpacked."""
-    made = tmp_path_factory.mktemp("wheel")
-    with pytest.MonkeyPatch.context() as here:
-        here.chdir(ROOT)
-        built = made / build_wheel(str(made))
+    built_mktemp = tmp_path_factory.mktemp("wheel")
+    with pytest.MonkeyPatch.context() as local_context:
+        local_context.chdir(ROOT)
+        built = built_mktemp / build_wheel(str(built_mktemp))
     with zipfile.ZipFile(built) as archive:
-        archive.extractall(made / "unpacked")
-    return made / "unpacked"
+        archive.extractall(built_mktemp / "unpacked")
+    return built_mktemp / "unpacked"
 
 
 def tracked(*folders):
@@ -111,10 +111,10 @@ def tracked(*folders):
 
 
 def test_the_wheel_holds_the_sources_and_nothing_else(wheel):
-    held = {str(p.relative_to(wheel)) for p in wheel.rglob("*") if p.is_file()}
-    about = {name for name in held if ".dist-info/" in name}
-    assert {f"src/{name}" for name in held - about} >= tracked("src/gxpo", "src/gxpo_worlds")
-    assert {name.split("/")[0] for name in held - about} == {"gxpo", "gxpo_worlds"}
+    held_wheels = {str(p.relative_to(wheel)) for p in wheel.rglob("*") if p.is_file()}
+    about = {name for name in held_wheels if ".dist-info/" in name}
+    assert {f"src/{name}" for name in held_wheels - about} >= tracked("src/gxpo", "src/gxpo_worlds")
+    assert {name.split("/")[0] for name in held_wheels - about} == {"gxpo", "gxpo_worlds"}
     assert {name.partition(".dist-info/")[2] for name in about} == {
         "METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE",
     }  # fmt: skip
@@ -125,15 +125,15 @@ def test_source_distribution_holds_all_tracked_files(tmp_path, monkeypatch):
     """Whoever has it can run the tests and make the documentation."""
     monkeypatch.chdir(ROOT)
     with tarfile.open(tmp_path / build_sdist(str(tmp_path))) as archive:
-        held = {name.partition("/")[2] for name in archive.getnames()}
-    assert {name for name in tracked(".") - held if not name.startswith((".ci/", ".github/"))} == set()
-    assert held - tracked(".") <= {"PKG-INFO"}
+        held_partitions = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in tracked(".") - held_partitions if not name.startswith((".ci/", ".github/"))} == set()
+    assert held_partitions - tracked(".") <= {"PKG-INFO"}
 
 
 @pytest.mark.slow
 def test_each_data_file_in_the_wheel_is_read_by_its_reader(wheel):
     """A new kind of file needs its reader in `READERS`; one that nothing reads need not be shipped."""
-    there = {
+    remote_paths = {
         str(p.relative_to(wheel))
         for p in (wheel / "gxpo").rglob("*")
         if p.is_file() and p.suffix != ".py" and p.name != "py.typed"
@@ -145,7 +145,7 @@ def test_each_data_file_in_the_wheel_is_read_by_its_reader(wheel):
         env={**os.environ, "PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1"},  # which are files, too
     )
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout.splitlines()[-1])) == there
+    assert set(json.loads(done.stdout.splitlines()[-1])) == remote_paths
 
 
 def test_the_metadata_names_licence_versions_and_extras(wheel):
@@ -181,6 +181,6 @@ def test_the_extra_that_an_error_names_brings_what_is_missing():
     calls = list(needed())
     assert len(calls) > 40
     for where, module, extra in calls:
-        stated = [Requirement(line).name.lower() for line in PROJECT["optional-dependencies"][extra]]
-        brings = {NAMES.get(name, name) for name in stated} | BROUGHT.get(extra, set())
+        stated_lowers = [Requirement(line).name.lower() for line in PROJECT["optional-dependencies"][extra]]
+        brings = {NAMES.get(name, name) for name in stated_lowers} | BROUGHT.get(extra, set())
         assert module.partition(".")[0] in brings, f"{where}: {module}, {extra}"

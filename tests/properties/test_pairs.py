@@ -24,8 +24,8 @@ def distinct(*stages: str) -> list[str]:
     """Methods, the first of those that state the same in these stages."""
     actual: dict[str, str] = {}
     for name in sorted(METHODS):
-        own = {k: v for k, v in METHODS[name].keys.items() if k.split(".")[0] in stages}
-        actual.setdefault(repr(sorted((k, repr(v)) for k, v in own.items())), name)
+        own_values = {k: v for k, v in METHODS[name].keys.items() if k.split(".")[0] in stages}
+        actual.setdefault(repr(sorted((k, repr(v)) for k, v in own_values.items())), name)
     return sorted(actual.values())
 
 
@@ -43,8 +43,8 @@ def pairs() -> list[tuple[str, str]]:
 def composed(credit: str, objective: str) -> gxpo.Method:
     """Credit, weights and signals of one method, the objective of another with the signals that it reads, on rollouts
     and in single updates of the base."""
-    own, other = METHODS[credit].keys, METHODS[objective].keys
-    keys = {k: v for k, v in own.items() if k.split(".")[0] in ("credit", "weight", "signal")}
+    own_method, other = METHODS[credit].keys, METHODS[objective].keys
+    keys = {k: v for k, v in own_method.items() if k.split(".")[0] in ("credit", "weight", "signal")}
     keys |= {k: v for k, v in other.items() if k.split(".")[0] in ("objective", "signal")}
     return gxpo.method("grpo", keys).fill(horizon=12.0, max_length=12, total_steps=4)
 

@@ -93,8 +93,8 @@ def test_recipes_leave_credit_weight_and_seed_to_comparisons(path):
 @each
 def test_models_and_data_are_pinned_to_commits(path):
     keys = {k: s.value for k, s in config.read(path).items()}
-    named = [keys["model"], keys["task"].partition(":")[2]]
-    directories = [name.removeprefix("./") for name in named if name]
+    listed_models = [keys["model"], keys["task"].partition(":")[2]]
+    directories = [name.removeprefix("./") for name in listed_models if name]
     assert directories[0].startswith("models/") and len(directories) == (2 if "dataset:" in keys["task"] else 1)
     for directory in directories:
         commit = PINNED[directory]

@@ -20,9 +20,11 @@ def functions(path: str) -> dict[str, ast.FunctionDef]:
 
 
 def test_every_named_test_is_there() -> None:
-    there = {path: functions(path) for path in {path for path, _ in NAMED}}
+    remote_functions = {path: functions(path) for path in {path for path, _ in NAMED}}
     assert len(NAMED) > 60
-    assert [(path, name) for path, name in NAMED if not name.startswith("test_") or name not in there[path]] == []
+    assert [
+        (path, name) for path, name in NAMED if not name.startswith("test_") or name not in remote_functions[path]
+    ] == []
 
 
 def test_every_trap_of_losses_is_in_the_table_with_a_test() -> None:
@@ -41,8 +43,8 @@ def shapes_alone(test: ast.FunctionDef) -> bool:
     """Whether all that a test asserts is a shape."""
     asserts = [node for node in ast.walk(test) if isinstance(node, ast.Assert)]
     lefts = [a.test.left for a in asserts if isinstance(a.test, ast.Compare)]
-    alone = [x for x in lefts if isinstance(x, ast.Attribute) and x.attr in ("shape", "ndim")]
-    return bool(asserts) and len(alone) == len(asserts)
+    single_lefts = [x for x in lefts if isinstance(x, ast.Attribute) and x.attr in ("shape", "ndim")]
+    return bool(asserts) and len(single_lefts) == len(asserts)
 
 
 def test_no_test_of_a_loss_looks_at_shapes_alone() -> None:

@@ -45,7 +45,7 @@ def gxpo(line, monkeypatch, more):
 
 def follow(monkeypatch, whole):
     """Does what the tutorial says; what each command has printed."""
-    said, names = {}, {}
+    gxpos, names = {}, {}
     for kind, code, file in blocks():
         if file is not None:
             Path(file).write_text(code)
@@ -62,8 +62,8 @@ def follow(monkeypatch, whole):
                     more = "--help" if command in RUNS and "--list" not in line else ""
                 if not whole:
                     line = line.replace("tiny:arithmetic", "tiny:cold")
-                said[line] = gxpo(line, monkeypatch, more.split())
-    return said
+                gxpos[line] = gxpo(line, monkeypatch, more.split())
+    return gxpos
 
 
 def begun(tmp_path, monkeypatch):

@@ -18,8 +18,8 @@ def reading(step, value, name="eval_accuracy"):
 
 def test_the_first_of_equal_readings_is_the_best():
     best = Best("trainer.keep_best", "eval_accuracy")
-    seen = [best.add_row(reading(i, x)) for i, x in enumerate([0.2, 0.5, 0.5, None, float("nan"), 0.4, 0.6])]
-    assert seen == [True, True, False, False, False, False, True]
+    seen_add_rows = [best.add_row(reading(i, x)) for i, x in enumerate([0.2, 0.5, 0.5, None, float("nan"), 0.4, 0.6])]
+    assert seen_add_rows == [True, True, False, False, False, False, True]
     assert (best.value, best.step) == (0.6, 6)
     assert not best.add_row({"step": 7, "reward_mean": 9.0}) and best.waited == 0  # a line without it is no reading
 
@@ -65,8 +65,8 @@ def test_the_best_checkpoint_outlives_pruning(tmp_path):
     rewards = [row["reward_mean"] for row in run.metrics]
     step = 1 + rewards.index(max(rewards))
     assert run.best == best_of(run.path) == {"metric": "reward_mean", "value": max(rewards), "step": step}
-    kept = {path.name for path in (run.path / "checkpoints").iterdir()}
-    assert kept == {f"step-{step:06d}", "step-000006"}
+    kept_names = {path.name for path in (run.path / "checkpoints").iterdir()}
+    assert kept_names == {f"step-{step:06d}", "step-000006"}
     checkpoint.verify(run.path / "checkpoints" / f"step-{step:06d}")
 
 

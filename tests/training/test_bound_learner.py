@@ -102,18 +102,18 @@ def test_minibatches_after_a_skipped_one_keep_the_same_start():
         infos = Epochs(epochs=2, minibatches=2).run(forest, credit, weight, learner)
     assert [bool(i.nonfinite) for i in infos] == [True, False, True, False]
     assert [m["on_policy"] for m in learner.metrics] == [1.0, 0.0]
-    forest, alone, credit, weight = bound()
-    alone.proximal = learner.proximal
+    forest, single_value, credit, weight = bound()
+    single_value.proximal = learner.proximal
     for _ in range(2):
-        alone.step(forest, credit, weight, other)
-    assert learner.learner.weights_crc() == alone.learner.weights_crc()
+        single_value.step(forest, credit, weight, other)
+    assert learner.learner.weights_crc() == single_value.learner.weights_crc()
 
 
 # ---------------------------------------------------------------- a run
 def train(folder: Path, name: str, **changed: Any) -> gxpo.Run:
     (folder / "mine.py").write_text(SPIKE)
-    given = {**SMALL, "objective.add.spike": f"{folder / 'mine.py'}:Spike", **changed}
-    return gxpo.train("tiny:cold", "arithmetic", "dr_grpo", 6, out=folder / name, set=given)
+    given_settings = {**SMALL, "objective.add.spike": f"{folder / 'mine.py'}:Spike", **changed}
+    return gxpo.train("tiny:cold", "arithmetic", "dr_grpo", 6, out=folder / name, set=given_settings)
 
 
 @pytest.fixture(scope="module")
@@ -144,5 +144,5 @@ def test_three_skipped_steps_end_the_run_and_resume_continues(never_stopped, tmp
     gxpo.resume(stopped)
     one, other = (list(map(comparable, read(path / "metrics.jsonl"))) for path in (never_stopped, stopped))
     assert one == other
-    whole, ended = (checkpoint.load(checkpoint.latest(path))[0] for path in (never_stopped, stopped))
-    assert whole.keys() == ended.keys() and all(torch.equal(x, ended[n]) for n, x in whole.items())
+    full_value, ended = (checkpoint.load(checkpoint.latest(path))[0] for path in (never_stopped, stopped))
+    assert full_value.keys() == ended.keys() and all(torch.equal(x, ended[n]) for n, x in full_value.items())

@@ -70,7 +70,7 @@ def test_a_tensor_that_is_not_finite_is_refused_by_name(tmp_path: Path, value: f
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     base = torch.arange(12, dtype=torch.float64).reshape(3, 4)
-    given = {
+    given_fields = {
         "scalar": torch.tensor(0.1),
         "empty": torch.zeros(0, 3),
         "base": base,
@@ -81,12 +81,12 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
         "wants gradient": torch.nn.Parameter(torch.ones(2)),
     }
     state = {"float": 0.1 + 0.2, "large": 2**60, "text": "\u00e9", "none": None, "tuple": (1, 2), "nan": float("nan")}
-    path = checkpoint.save(tmp_path / "new" / "run", 40, given, state, 1)
+    path = checkpoint.save(tmp_path / "new" / "run", 40, given_fields, state, 1)
     assert path == tmp_path / "new" / "run" / "checkpoints" / "step-000040"
     assert sorted(p.name for p in path.iterdir()) == ["manifest.json", "state.json", "tensors.safetensors"]
     actual, back = checkpoint.load(path)
-    assert actual.keys() == given.keys()
-    for name, tensor in given.items():
+    assert actual.keys() == given_fields.keys()
+    for name, tensor in given_fields.items():
         assert actual[name].dtype == tensor.dtype and torch.equal(actual[name], tensor)
     assert back["tuple"] == [1, 2] and back["nan"] != back["nan"]
     assert {k: back[k] for k in ("float", "large", "text", "none")} == {k: state[k] for k in list(state)[:4]}
@@ -216,7 +216,7 @@ def killed_at(call: int, after: bool, work: Callable[[], object]) -> bool:
 @pytest.mark.parametrize("after", some([False, True], [True]))
 @pytest.mark.parametrize(("step", "keep"), some([(30, 2), (20, 1)], [(20, 1)]))  # 20 is there already: it is replaced
 def test_killed_at_every_change_of_the_disk(tmp_path: Path, after: bool, step: int, keep: int) -> None:
-    seen = set()
+    seen_actuals = set()
     begun = two_checkpoints(tmp_path)
     for call in itertools.count():
         run = tmp_path / str(call)
@@ -224,13 +224,13 @@ def test_killed_at_every_change_of_the_disk(tmp_path: Path, after: bool, step: i
         killed = killed_at(call, after, lambda run=run: save(run, step, keep))
         actual = loaded_step(run)
         assert actual in (20, step)
-        seen.add(actual)
+        seen_actuals.add(actual)
         assert set(steps(run)) <= {10, 20, step}
         save(run, 40)  # and the run goes on
         assert steps(run)[-1] == 40 and loaded_step(run) == 40 and hidden(run) == []
         if not killed:
             break
-    assert call > 20 and seen == {20, step}
+    assert call > 20 and seen_actuals == {20, step}
 
 
 @pytest.mark.slow

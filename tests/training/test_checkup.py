@@ -19,10 +19,10 @@ KEYS = {"tasks.per_step": 2, "sampling.max_new_tokens": 4, "eval.tasks": 2, "tra
 
 
 def train(out: Path, steps: int, **keys):
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as catch_warnings:
         warnings.simplefilter("always")
         run = gxpo.train("tiny:cold", "arithmetic", steps=steps, out=out, set={**KEYS, **keys})
-    return run, [str(w.message) for w in said]
+    return run, [str(w.message) for w in catch_warnings]
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def sick(monkeypatch):
 
 
 def test_a_cause_is_said_once_and_no_number_changes(tmp_path, sick):
-    run, said = train(tmp_path / "on", 3, **{"doctor.every": 1})
-    mine = [line for line in said if line.startswith("doctor")]
+    run, message = train(tmp_path / "on", 3, **{"doctor.every": 1})
+    mine = [line for line in message if line.startswith("doctor")]
     assert mine == ["doctor, step 1: nothing ends (likely: no_eos); truncated_rate = 1"]
     assert sick[0].values("reward").tolist() == [run.metrics[0]["reward_mean"]]
     assert sick[0].config["group_size"] == 8 and sick[0].rollouts is not None and len(sick[0].rollouts) == 16
-    off, said = train(tmp_path / "off", 3, **{"doctor.every": 0})
-    assert not [line for line in said if line.startswith("doctor")]
+    off, message = train(tmp_path / "off", 3, **{"doctor.every": 0})
+    assert not [line for line in message if line.startswith("doctor")]
     assert [comparable(row) for row in run.metrics] == [comparable(row) for row in off.metrics]
 
 
@@ -88,9 +88,9 @@ def test_a_doctor_that_fails_is_a_warning(tmp_path, monkeypatch):
         raise KeyError("odd")
 
     monkeypatch.setattr(checkup, "read_json", broken)
-    run, said = train(tmp_path / "run", 2, **{"doctor.every": 1})
+    run, message = train(tmp_path / "run", 2, **{"doctor.every": 1})
     assert run.trainer.step_number == 2
-    assert [line for line in said if line.startswith("doctor: rollouts")] == [
+    assert [line for line in message if line.startswith("doctor: rollouts")] == [
         "doctor: rollouts can't be read: KeyError: 'odd'"
     ]
     monkeypatch.setattr(checkup, "read", broken)

@@ -75,8 +75,10 @@ def test_paper_defaults_reach_the_run_s_settings_below_the_file(tmp_path):
 
 
 def test_the_resolved_file_resolves_to_the_same_run(tmp_path):
-    given = "method: dapo+tis\nscoring.weights: {correct: 1, format: 0.5}\ntasks.options.digits: 3\noptim.lr: 1e-5\n"
-    first = config.load(write(tmp_path, given))
+    given_text = (
+        "method: dapo+tis\nscoring.weights: {correct: 1, format: 0.5}\ntasks.options.digits: 3\noptim.lr: 1e-5\n"
+    )
+    first = config.load(write(tmp_path, given_text))
     again = config.load(write(tmp_path, first.to_yaml()))
     assert again.settings == first.settings
     for stage in ("credit", "weights", "terms", "rollout", "rewards", "update"):
@@ -173,8 +175,8 @@ def test_a_missing_file_is_named(tmp_path):
 )
 def test_an_entry_of_a_mapping_is_a_key(tmp_path, text, sets, key, value, origin):
     path = write(tmp_path, text)
-    stated = config.load(path, sets).keys[key]
-    assert (stated.value, stated.origin) == (value, origin.format(path=path))
+    stated_config = config.load(path, sets).keys[key]
+    assert (stated_config.value, stated_config.origin) == (value, origin.format(path=path))
 
 
 def test_rewards_of_the_method_stand_beside_weights(tmp_path):
@@ -190,8 +192,8 @@ def test_rewards_of_the_method_stand_beside_weights(tmp_path):
 
 
 def test_keys_from_python_are_the_same_keys():
-    given = {"tasks.options": {"a": 1}, "tasks.options.b": 2.0, "scoring.weights.format": 1}
-    resolved = config.resolve({k: Stated(v, "argument") for k, v in given.items()})
+    given_settings = {"tasks.options": {"a": 1}, "tasks.options.b": 2.0, "scoring.weights.format": 1}
+    resolved = config.resolve({k: Stated(v, "argument") for k, v in given_settings.items()})
     assert resolved.settings.tasks.options == {"a": 1, "b": 2.0} and resolved.settings.rewards == {"format": 1.0}
     for value, message in ((math.nan, "must be finite"), ("\udcff", "Unicode"), (2**70, "64 bits")):
         with pytest.raises(ConfigError, match=f"^argument: tasks.options: .*{message}"):
@@ -210,11 +212,11 @@ def test_what_a_method_brings_is_read_back(tmp_path, method):
 # ---------------------------------------------------------------- nested and dotted keys, in every section and form
 def another(key, entry):
     """A value of a setting that is not its default."""
-    given = {"chat.template": "none", "optim.betas": [0.5, 0.5], "learner.device": "cpu", "sampling.servers": "http://x",
+    given_settings = {"chat.template": "none", "optim.betas": [0.5, 0.5], "learner.device": "cpu", "sampling.servers": "http://x",
              "scoring.options": {"judge": {"a": 1}}, "scoring.weights": {"my.py:f": 0.5},
              "learner.choices": {"head": "blocks"}}  # fmt: skip
-    if key in given:
-        return given[key]
+    if key in given_settings:
+        return given_settings[key]
     hint, default = entry.annotation, entry.default
     words = [w for h in (hint, *get_args(hint)) if get_origin(h) is Literal for w in get_args(h) if w != default]
     if words:
@@ -352,8 +354,8 @@ def test_keys_over_a_method_that_was_composed_in_python():
         return forest.to_path(forest.outcome, "R")
 
     method = gxpo.method("dr_grpo+gspo", {"objective.clip_low": 0.1, "rollout.group_size": 4})
-    given = {"credit": own, "rollout.group_size": 2, "optim.lr": 1e-3}
-    actual = config.resolve({k: Stated(v, "argument") for k, v in given.items()}, composed=method)
+    given_settings = {"credit": own, "rollout.group_size": 2, "optim.lr": 1e-3}
+    actual = config.resolve({k: Stated(v, "argument") for k, v in given_settings.items()}, composed=method)
     origins = {k: (s.value, s.origin) for k, s in actual.keys.items()}
     assert origins["rollout.group_size"] == (2, "argument") and origins["credit"] == (own, "argument")
     assert origins["objective.clip_low"] == (0.1, "override") and origins["objective.ratio"][1] == "gspo"

@@ -73,8 +73,8 @@ def test_the_time_that_is_left_is_by_the_share_that_is_done(monkeypatch):
     run.step = 3
     latest.take({"step": 3, "reward_mean": 0.5, "zero_signal_groups": 0.5})
     monkeypatch.setattr(time, "monotonic", lambda: 290.0)  # 3 of 12 steps in 90 seconds
-    whole = "step 3/12  0:04:30 left  reward_mean 0.500  zero_signal_groups 50%  eval_accuracy 0.250"
-    assert latest.text() == latest.text(len(whole)) == whole
+    full_text = "step 3/12  0:04:30 left  reward_mean 0.500  zero_signal_groups 50%  eval_accuracy 0.250"
+    assert latest.text() == latest.text(len(full_text)) == full_text
     assert latest.text(68) == "step 3/12  0:04:30 left  reward_mean 0.500  zero_signal_groups 50%"
     run.trainer.spent = 0.5  # a budget that is spent sooner than the steps
     assert latest.left == "0:01:30 left"
@@ -138,8 +138,8 @@ def test_ctrl_c_ends_a_script_after_the_step_which_is_saved(tmp_path):
         while child.poll() is None and not (out / "rollouts").is_dir():  # step 2
             time.sleep(0.05)
         child.send_signal(signal.SIGINT)
-        said, err = child.communicate()
-    assert child.returncode != 0 and said == "", err
+        said_text, err = child.communicate()
+    assert child.returncode != 0 and said_text == "", err
     assert err.splitlines()[-1] == "KeyboardInterrupt"
     run = gxpo.resume(out, watch=lambda row: True)
     assert f"interrupted at step {run.step - 1}, which is saved: gxpo.resume({str(out)!r}) goes on" in err
@@ -147,12 +147,12 @@ def test_ctrl_c_ends_a_script_after_the_step_which_is_saved(tmp_path):
 
 
 def test_the_second_interrupt_is_one_and_handlers_come_back():
-    said: list[str] = []
+    messages: list[str] = []
     before = signal.getsignal(signal.SIGINT)
-    with Interrupts(said.append) as interrupts:
+    with Interrupts(messages.append) as interrupts:
         assert not interrupts({})
         signal.raise_signal(signal.SIGINT)
-        assert interrupts({}) and interrupts.signal == signal.SIGINT and len(said) == 1
+        assert interrupts({}) and interrupts.signal == signal.SIGINT and len(messages) == 1
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

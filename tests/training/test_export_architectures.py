@@ -57,9 +57,9 @@ def went(name, lora, tmp_path):
     if lora:
         one = PeftModel.from_pretrained(one, export.export(run.path, tmp_path / "adapter", adapter=True)).eval()
     else:
-        trained, named = parameters_of(checkpoint_of(run.path, None)), dict(one.named_parameters())
-        assert named.keys() == trained.keys()
-        for key, p in named.items():
+        trained, listed_parameters = parameters_of(checkpoint_of(run.path, None)), dict(one.named_parameters())
+        assert listed_parameters.keys() == trained.keys()
+        for key, p in listed_parameters.items():
             p.data.copy_(trained[key])
     expected, logprob = alone(one, FORKED)["logprob"].detach(), alone(actual, FORKED)["logprob"].detach()
     assert float((expected - before).abs().max()) > 1e-3

@@ -23,7 +23,7 @@ def resolved(folder: Path, **keys: Any) -> config.Resolved:
     rows = [{"id": x, "prompt": f"{x}?", "answer": "1", "level": i} for i, x in enumerate("abcdef")]
     (folder / "pool.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "held.jsonl").write_text(json.dumps({"id": "h", "prompt": "h?", "answer": "1"}))
-    given = {
+    given_settings = {
         "model": "tiny:cold",
         "task": str(folder / "pool.jsonl"),
         "tasks.options": {"held_out": str(folder / "held.jsonl")},
@@ -32,7 +32,7 @@ def resolved(folder: Path, **keys: Any) -> config.Resolved:
         "sampling.max_new_tokens": 4,
         **keys,
     }
-    return config.resolve({k: config.Stated(v, "test") for k, v in given.items()})
+    return config.resolve({k: config.Stated(v, "test") for k, v in given_settings.items()})
 
 
 def test_what_is_always_or_never_solved_is_left_out(tmp_path: Path) -> None:
@@ -55,8 +55,8 @@ def test_generated_tasks_become_a_list_and_worlds_are_refused(tmp_path: Path) ->
     world = resolved(tmp_path, **{"task": "frozenlake", "tasks.options": {"style": "bare"}, "reward": None})
     with pytest.raises(ConfigError, match="is an environment"):
         filter_tasks(world, tmp_path / "lakes.jsonl")
-    for wrong, said in (({"low": 0.9, "high": 0.1}, "band of success rates"), ({"rollouts": 0}, "band")):
-        with pytest.raises(ConfigError, match=said):
+    for wrong, message in (({"low": 0.9, "high": 0.1}, "band of success rates"), ({"rollouts": 0}, "band")):
+        with pytest.raises(ConfigError, match=message):
             filter_tasks(resolved(tmp_path), tmp_path / "no.jsonl", **wrong)
     with pytest.raises(ConfigError, match=r"written as \.jsonl"):
         filter_tasks(resolved(tmp_path), tmp_path / "no.csv")

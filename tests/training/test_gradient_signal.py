@@ -64,8 +64,8 @@ def test_a_sketch_keeps_inner_products_on_average(monkeypatch):
 @pytest.fixture
 def trainer(tmp_path):
     def make(method, **keys):
-        given = {**COLD, "method": method, "tasks.per_step": 5, "rollout.group_size": 4, **keys}
-        return Trainer(resolve({k: Stated(v, "test") for k, v in given.items()}), out=tmp_path / method)
+        given_settings = {**COLD, "method": method, "tasks.per_step": 5, "rollout.group_size": 4, **keys}
+        return Trainer(resolve({k: Stated(v, "test") for k, v in given_settings.items()}), out=tmp_path / method)
 
     return make
 
@@ -79,8 +79,8 @@ def test_the_tasks_gradients_add_up_to_the_steps(trainer, method):
     tools = t.tools(1, session)
     parts = meter.gradients(t, forest, tools)
     read, signals, credit, weight = t.assign_credit(forest, tools)
-    whole = BoundLearner(t.learner, t.method, read, signals, 1).gradient(read, credit, weight)
-    total = meter._sketched(whole)
+    full_gradient = BoundLearner(t.learner, t.method, read, signals, 1).gradient(read, credit, weight)
+    total = meter._sketched(full_gradient)
     assert parts.shape == (5, len(total))
     assert float((parts.sum(0) - total).norm()) <= 1e-4 * float(total.norm()) and float(total.norm()) > 0
 
@@ -89,9 +89,9 @@ def test_the_tasks_gradients_add_up_to_the_steps(trainer, method):
 def test_smaller_groups_are_the_first_attempts_of_larger_ones():
     rows = measure("tiny:cold", "arithmetic", ["grpo"], [2, 3], 4, COLD)
     assert [(r.method, r.group_size) for r in rows] == [("grpo", 2), ("grpo", 3)]
-    alone = measure("tiny:cold", "arithmetic", ["grpo"], [2], 4, COLD)
-    assert alone[0].signal == pytest.approx(rows[0].signal, rel=1e-6)
-    assert alone[0].tokens_per_task == rows[0].tokens_per_task < rows[1].tokens_per_task
+    single_measure = measure("tiny:cold", "arithmetic", ["grpo"], [2], 4, COLD)
+    assert single_measure[0].signal == pytest.approx(rows[0].signal, rel=1e-6)
+    assert single_measure[0].tokens_per_task == rows[0].tokens_per_task < rows[1].tokens_per_task
 
 
 @pytest.mark.slow
@@ -153,13 +153,13 @@ def test_signals_are_related_on_the_same_tasks():
 
 @pytest.mark.slow
 def test_the_command(monkeypatch):
-    given = ["signal", "tiny:cold", "arithmetic", "--sizes", "2,3", "--tasks", "4", "--json"]
+    given_texts = ["signal", "tiny:cold", "arithmetic", "--sizes", "2,3", "--tasks", "4", "--json"]
     sets = [x for k, v in COLD.items() if k not in ("model", "task") for x in ("--set", f"{k}={v}")]
-    actual = json.loads(CliRunner().invoke(app, [*given, *sets]).stdout)
+    actual = json.loads(CliRunner().invoke(app, [*given_texts, *sets]).stdout)
     assert [r["group_size"] for r in actual["rows"]] == [2, 3] and actual["advice"]
     assert actual["rows"][0]["relative"] in (1.0, None) and "without" not in actual["rows"][0]
     assert actual["rows"][0]["along"] in (pytest.approx(1.0), None)
-    output = CliRunner().invoke(app, [*given[:-1], *sets]).stdout
+    output = CliRunner().invoke(app, [*given_texts[:-1], *sets]).stdout
     assert "tokens to agree" in output and actual["advice"].split(":")[0] in " ".join(output.split())
 
 

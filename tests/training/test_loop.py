@@ -87,7 +87,7 @@ def test_evaluates_after_equal_shares_of_the_budget(tmp_path, points):
 @pytest.mark.slow
 def test_a_stopped_run_with_a_budget_goes_on_to_the_same_end(tmp_path):
     keys = {"trainer.max_tokens": 120, "eval.points": 3}
-    whole = trained(tmp_path / "whole", **keys)
+    full_trained = trained(tmp_path / "whole", **keys)
     stop = lambda row: row["step"] == 3  # noqa: E731
     gxpo.train("tiny:cold", "arithmetic", "grpo", 50, parity, out=tmp_path / "part", set={**KEYS, **keys}, watch=stop)
     part = gxpo.resume(tmp_path / "part", reward=parity)
@@ -98,7 +98,7 @@ def test_a_stopped_run_with_a_budget_goes_on_to_the_same_end(tmp_path):
         return [{k: v for k, v in row.items() if not k.startswith(machine)} for row in lines]
 
     for name in ("metrics.jsonl", "evaluations.jsonl"):
-        assert rows(part, name) == rows(whole, name)
+        assert rows(part, name) == rows(full_trained, name)
 
 
 def test_a_budget_of_nothing_is_refused(tmp_path):

@@ -108,12 +108,12 @@ def test_names() -> None:
 
 def test_the_page_says_what_the_names_say() -> None:
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    said: list[tuple[str, ...]] = []
+    messages: list[tuple[str, ...]] = []
     for line in page.splitlines():
         if line.startswith("| `"):  # a row may hold several names; what is common to them stands once
             cells = [cell.strip().split("<br>") for cell in line.strip("|").split("|")]
-            said += zip(*(cell * (len(cells[0]) if len(cell) == 1 else 1) for cell in cells), strict=True)
-    assert said == [(f"`{name}`", m.meaning, m.unit, m.over) for name, m in metrics.NAMES.items()]
+            messages += zip(*(cell * (len(cells[0]) if len(cell) == 1 else 1) for cell in cells), strict=True)
+    assert messages == [(f"`{name}`", m.meaning, m.unit, m.over) for name, m in metrics.NAMES.items()]
 
 
 def test_a_run_writes_documented_names_only(tmp_path: Path) -> None:

@@ -71,9 +71,9 @@ def test_cell_updates_one_bar_and_the_stop_button_saves_the_run(kernel, tmp_path
     cell = "import gxpo\n" + TRAIN.format(reward=REWARD, steps=500, out=out, keys=SMALL)
     found = kernel.outputs(cell, until=lambda found: len(bars(found)) > 2)  # not every step is drawn
     assert errors(found) == []
-    drawn = bars(found)
-    assert [kind for kind, _ in found].count("display_data") == 1 and len(drawn) > 2
-    assert all(name in drawn[-1] for name in ("reward_mean", "zero_signal_groups", "eval_accuracy", out))
+    drawn_bars = bars(found)
+    assert [kind for kind, _ in found].count("display_data") == 1 and len(drawn_bars) > 2
+    assert all(name in drawn_bars[-1] for name in ("reward_mean", "zero_signal_groups", "eval_accuracy", out))
     text = "".join(content["text"] for kind, content in found if kind == "stream")
     assert "stopping after this step; once more to stop at once" in text and "\x1b" not in text
     stopped = [content for kind, content in kernel.outputs("print(run.step, run.stopped)") if kind == "stream"]

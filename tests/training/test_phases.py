@@ -114,7 +114,7 @@ def test_a_run_that_stops_at_the_boundary_or_behind_it_goes_on(tmp_path, reward,
 def test_a_second_phase_is_a_run_from_the_first_ones_parameters(tmp_path, reward):
     """With `fresh`: as what --from starts, whose lines count from 1. Its reference is the loaded model there."""
     phases = [{"method": "dpo", "steps": 2}, {"method": "dpo", "steps": 1}]
-    whole = train(tmp_path / "a", reward, phases=phases).path
+    full_path = train(tmp_path / "a", reward, phases=phases).path
     first = train(tmp_path / "b", reward, phases=phases[:1]).path
     trainer = Trainer(
         config.resolve(gxpo.training.train.keys_from_run(first, {"method": Stated("dpo", "test")})), out=tmp_path / "c"
@@ -124,9 +124,9 @@ def test_a_second_phase_is_a_run_from_the_first_ones_parameters(tmp_path, reward
         assert trainer.learner.optimiser.steps == 0
     finally:
         trainer.close()
-    kept = checkpoint.load(checkpoint.latest(first))[0]
-    assert all(torch.equal(start[k], kept[f"parameter/{k}"]) for k in start)
-    assert lines(whole)[:2] == lines(first)
+    kept_checkpoint = checkpoint.load(checkpoint.latest(first))[0]
+    assert all(torch.equal(start[k], kept_checkpoint[f"parameter/{k}"]) for k in start)
+    assert lines(full_path)[:2] == lines(first)
 
 
 @pytest.mark.thorough
@@ -207,11 +207,11 @@ def test_a_key_reaches_the_phases_that_have_it():
 
 
 def test_a_key_can_be_dropped():
-    given = config.over(
+    given_over = config.over(
         {"objective.pairs": Stated("outcome", "f"), "credit": Stated("gae", "f"), "credit.lam": Stated(1.0, "f")},
         config.parse_set(["~objective.pairs", "~credit"]),
     )
-    assert given == {}
+    assert given_over == {}
     with pytest.raises(ConfigError, match="nothing to drop"):
         config.load(None, ["~objective.pairs"])
 
@@ -236,10 +236,12 @@ def test_rollouts_of_earlier_phases_are_read_again(tmp_path, reward, step):
         {**imitate, "rollout": "logged", "rollout.file": "earlier", "weights": "reset", "steps": 2},
     ]
     more = {"phases": phases, "trainer.rollouts_every": 1}
-    whole = train(tmp_path / "a", reward, **more).path
-    read = {p.parent.name: sorted(x.name for x in p.parent.iterdir()) for p in (whole / "rollouts").glob("phase-*/*")}
+    full_path = train(tmp_path / "a", reward, **more).path
+    read = {
+        p.parent.name: sorted(x.name for x in p.parent.iterdir()) for p in (full_path / "rollouts").glob("phase-*/*")
+    }
     assert read == {"phase-2": ["step-000001.jsonl"], "phase-4": ["step-000001.jsonl", "step-000003.jsonl"]}
-    rows = lines(whole)
+    rows = lines(full_path)
     tokens = [row["generated_tokens"] for row in rows]
     assert tokens[0] == tokens[1] < tokens[2] == tokens[3] == tokens[4]
     assert rows[1]["origin_logged"] == 1.0 and "origin_logged" not in rows[2]
@@ -250,8 +252,8 @@ def test_rollouts_of_earlier_phases_are_read_again(tmp_path, reward, step):
 
 def test_rollouts_of_earlier_phases_have_to_be_there(tmp_path):
     logged = {"method": "dpo", "rollout": "logged", "rollout.file": "previous"}
-    for phases, every, said in (([GOOD, logged], 10, "rollouts_every=1"), ([logged, GOOD], 1, "there is none")):
-        with pytest.raises(ConfigError, match=said):
+    for phases, every, message in (([GOOD, logged], 10, "rollouts_every=1"), ([logged, GOOD], 1, "there is none")):
+        with pytest.raises(ConfigError, match=message):
             set_ = {"phases": phases, "trainer.rollouts_every": every}
             gxpo.train("tiny:cold", "arithmetic", out=tmp_path / "run", set=set_, progress="none")
 
@@ -260,9 +262,9 @@ def test_rollouts_of_earlier_phases_have_to_be_there(tmp_path):
 def test_logged_rollouts_without_an_earlier_phase_are_refused(tmp_path, file):
     path = tmp_path / "run.yaml"
     path.write_text(f"method: dpo\nrollout: logged\nrollout.file: {file}\n")
-    for given in ((path,), (None, path.read_text().replace(": ", "=").split())):
+    for given_path in ((path,), (None, path.read_text().replace(": ", "=").split())):
         with pytest.raises(ConfigError, match=rf"rollout\.file={file}: .* there is none: state phases, of which the"):
-            config.load(*given)
+            config.load(*given_path)
     composed = gxpo.method("dpo", {"rollout": "logged", "rollout.file": file})
     with pytest.raises(ConfigError, match="there is none"):
         gxpo.train("tiny:cold", "arithmetic", composed, out=tmp_path / "run", progress="none")

@@ -33,15 +33,15 @@ def resolved(**more: Any) -> config.Resolved:
 
 
 def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scratch, here = tmp_path / "scratch", tmp_path / "here"
-    scratch.mkdir(), here.mkdir()
+    scratch, local_path = tmp_path / "scratch", tmp_path / "here"
+    scratch.mkdir(), local_path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    monkeypatch.chdir(here)
-    said: list[str] = []
-    m = probe.probe(resolved(), notify=said.append)
-    assert list(scratch.glob("gxpo*")) == [] and list(here.iterdir()) == []  # torch may make a cache of its own
+    monkeypatch.chdir(local_path)
+    messages: list[str] = []
+    m = probe.probe(resolved(), notify=messages.append)
+    assert list(scratch.glob("gxpo*")) == [] and list(local_path.iterdir()) == []  # torch may make a cache of its own
     assert m["tokens_per_microbatch"] == 8192
-    assert any("two steps" in line for line in said)
+    assert any("two steps" in line for line in messages)
     # an untrained model earns nothing, so the update is the forced one: all of 2 x 3 rollouts through the model
     assert m["update_forced"] and m["optimiser_steps_per_step"] == 1 and m["unique_token_ratio"] > 1
     assert 0 < m["generated_tokens_per_step"] <= m["generated_tokens_per_step_at_most"] == 2 * 3 * 5
@@ -77,8 +77,8 @@ def test_size_of_a_checkpoint(tmp_path: Path, lora: LoraSettings | None) -> None
     learner.optimiser.collect()
     learner.optimiser.step()
     path = checkpoint.save(tmp_path, 1, learner.tensors(), {}, 1)
-    written = (path / "tensors.safetensors").stat().st_size
-    assert 0 <= written - probe.checkpoint_bytes(learner) < 50_000  # the header of names
+    saved_st_size = (path / "tensors.safetensors").stat().st_size
+    assert 0 <= saved_st_size - probe.checkpoint_bytes(learner) < 50_000  # the header of names
 
 
 @pytest.mark.parametrize(

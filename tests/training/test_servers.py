@@ -34,18 +34,20 @@ def tiny():
 @contextmanager
 def servers(n, tiny):
     with ExitStack() as stack:
-        made = []
+        built_values = []
         for _ in range(n):
             model = copy.deepcopy(tiny.model)
-            made.append(stack.enter_context(served(model=model, tokenizer=tiny.tokenizer, loader=Loader(model))))
-        yield [url for url, _ in made], [how for _, how in made]
+            built_values.append(
+                stack.enter_context(served(model=model, tokenizer=tiny.tokenizer, loader=Loader(model)))
+            )
+        yield [url for url, _ in built_values], [how for _, how in built_values]
 
 
 def train(path, urls, steps=3, shared=None, **given):
     options = {"weights": str(shared or path), "patience": 0.0, "min_replicas": 1}
-    named = {**SMALL, "sampling.servers": urls, "sampling.engine_options": options, **given.get("set", {})}
+    listed_settings = {**SMALL, "sampling.servers": urls, "sampling.engine_options": options, **given.get("set", {})}
     path.mkdir(exist_ok=True)
-    return gxpo.train("tiny:cold", "arithmetic", "grpo", steps, REWARD, out=path / "run", set=named)
+    return gxpo.train("tiny:cold", "arithmetic", "grpo", steps, REWARD, out=path / "run", set=listed_settings)
 
 
 def told(run):
@@ -71,14 +73,14 @@ def test_samples_are_of_the_weights_that_the_learner_has(calm):
 def test_dying_and_restarting_servers_change_nothing(tiny, tmp_path, calm):
     with servers(3, tiny) as (urls, hows):
         fates = iter([hows[0], hows[1]])
-        seen, lock = [0], threading.Lock()
+        seen_values, lock = [0], threading.Lock()
 
         def count(body):
             with lock:
-                seen[0] += body["max_tokens"] == 4
-                if seen[0] == 20:  # in a later step
+                seen_values[0] += body["max_tokens"] == 4
+                if seen_values[0] == 20:  # in a later step
                     next(fates).__dict__.update(failing=503, healthy=503)
-                if seen[0] == 24:
+                if seen_values[0] == 24:
                     fresh = copy.deepcopy(tiny.model)
                     next(fates).__dict__.update(model=fresh, loader=Loader(fresh))
 

@@ -45,11 +45,11 @@ def three(outcomes=(None, 0.5, None)):
     forest = Forest.from_completions(
         [[1]], [[[97], [98, 98], [99, 99, 99]]], list(outcomes), tasks=["q"], groups=["g"], ids=["x", "y", "z"]
     )
-    known = torch.tensor([o is not None for o in outcomes])
+    known_flags = torch.tensor([o is not None for o in outcomes])
     return forest.with_rewards(
         forest.outcome,
-        components={"old": torch.where(known, 7.0, torch.nan)},
-        success=torch.where(known, 1.0, torch.nan),
+        components={"old": torch.where(known_flags, 7.0, torch.nan)},
+        success=torch.where(known_flags, 1.0, torch.nan),
     )
 
 
@@ -105,10 +105,14 @@ def test_a_solution_is_the_task_s_or_its_source_s():
 
 
 def test_text_is_tokenised_without_control_tokens_unless_markup():
-    made, _ = session()
-    made.chat = PlainChat(character_tokenizer())
-    (a, b), (eos,) = made.tokenize("ab"), made.tokenize("<eos>", markup=True)
-    assert eos == made.chat.stop_ids[0] and made.tokenize("a<eos>b")[::6] == (a, b) and len(made.tokenize("<eos>")) == 5
+    built_value, _ = session()
+    built_value.chat = PlainChat(character_tokenizer())
+    (a, b), (eos,) = built_value.tokenize("ab"), built_value.tokenize("<eos>", markup=True)
+    assert (
+        eos == built_value.chat.stop_ids[0]
+        and built_value.tokenize("a<eos>b")[::6] == (a, b)
+        and len(built_value.tokenize("<eos>")) == 5
+    )
 
 
 def test_completions_go_between_processes_with_their_payload():
@@ -140,8 +144,8 @@ def misread_tree():
 def test_rollout_sampled_under_another_prompt_stays_unscored():
     s, _ = session()
     scored = s.score(misread_tree())
-    known = dict(zip(scored.id, scored.outcome.tolist(), strict=True))
-    assert (known["x"], known["y"]) == (2.0, 2.0) and scored.scored.tolist() == [True, False, False, True]
+    known_scored = dict(zip(scored.id, scored.outcome.tolist(), strict=True))
+    assert (known_scored["x"], known_scored["y"]) == (2.0, 2.0) and scored.scored.tolist() == [True, False, False, True]
     assert bool(scored.success[1:3].isnan().all())
     why = dict(zip(scored.id, scored.info, strict=True))
     assert "sampled under another prompt" in why["e"]["failure"] and "failure" not in why["x"]

@@ -71,9 +71,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
 
 @pytest.mark.slow
 def test_a_sharded_run_has_the_figures_of_one_process(pair: tuple[Path, Path, str]) -> None:
-    local, sharded, said = pair
+    local, sharded, message = pair
     same(rows(local), rows(sharded))
-    assert said.count("held-out accuracy") == 1  # the first process speaks for all
+    assert message.count("held-out accuracy") == 1  # the first process speaks for all
     assert all("weights_crc" not in row and row["weights_fingerprint"] for row in rows(sharded))
     for name, x in parameters_of(local).items():
         assert torch.allclose(parameters_of(sharded)[name], x, rtol=0, atol=2e-5), name
@@ -158,8 +158,8 @@ def test_a_run_starts_from_shards(pair: tuple[Path, Path, str], tmp_path: Path) 
     ],
 )
 def test_what_shards_can_not_do_is_refused(keys: dict[str, Any], what: str) -> None:
-    given = {k: v for k, v in KEYS.items() if not k.startswith("learner.")}
-    given |= {**keys, "cluster.backend": "fsdp"}
-    resolved = config.resolve({k: config.Stated(v, "test") for k, v in given.items()})
+    given_values = {k: v for k, v in KEYS.items() if not k.startswith("learner.")}
+    given_values |= {**keys, "cluster.backend": "fsdp"}
+    resolved = config.resolve({k: config.Stated(v, "test") for k, v in given_values.items()})
     with pytest.raises(ConfigError, match=what):
         check_settings(resolved.settings, resolved.method)

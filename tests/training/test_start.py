@@ -134,8 +134,10 @@ def test_origins_survive_a_second_inheritance(old: gxpo.Run, tmp_path: Path) -> 
     (second / "config.yaml").write_text(config.resolve(inherited(old.path, {})).to_yaml())
     keys = inherited(second, {"method": Stated("rloo", "--set")})
     assert "credit.scale" not in keys and "trainer.tensorboard" not in keys and keys["optim.lr"].value == 0.01
-    kept = inherited(second, {})
-    assert kept["credit.scale"].origin.endswith("(dr_grpo)") and kept["credit.scale"].origin.startswith(str(second))
+    kept_inherited = inherited(second, {})
+    assert kept_inherited["credit.scale"].origin.endswith("(dr_grpo)") and kept_inherited[
+        "credit.scale"
+    ].origin.startswith(str(second))
 
 
 def test_a_file_wins_over_the_run(old: gxpo.Run, tmp_path: Path) -> None:

@@ -28,9 +28,11 @@ def reward(tmp_path_factory):
 
 
 def train(tmp_path, reward, steps=2, **keys):
-    given = {**SMALL, **{k.replace("__", "."): v for k, v in keys.items()}}
-    method = given.pop("method", "grpo")
-    return gxpo.train("tiny:cold", "arithmetic", method, steps, f"{reward}:parity", out=tmp_path / "run", set=given)
+    given_values = {**SMALL, **{k.replace("__", "."): v for k, v in keys.items()}}
+    method = given_values.pop("method", "grpo")
+    return gxpo.train(
+        "tiny:cold", "arithmetic", method, steps, f"{reward}:parity", out=tmp_path / "run", set=given_values
+    )
 
 
 SETTINGS = [
@@ -115,9 +117,11 @@ def test_shaping_reward_is_added_and_a_wrong_shape_is_refused(tmp_path, reward):
     bad = gxpo.method("grpo", {"reward.add.bad": lambda forest: {"bad": torch.ones(3)}})
     with pytest.raises(gxpo.errors.GxpoError, match=r"reward.add.bad \(test_step.py line \d+, in .*gave shape \(3,\)"):
         gxpo.train("tiny:cold", "arithmetic", bad, 1, f"{reward}:parity", out=tmp_path / "bad", set=SMALL)
-    known = gxpo.method("grpo", {"reward.add.own": lambda forest: {"correct": torch.ones(forest.n_trajectories)}})
+    known_method = gxpo.method(
+        "grpo", {"reward.add.own": lambda forest: {"correct": torch.ones(forest.n_trajectories)}}
+    )
     with pytest.raises(gxpo.errors.GxpoError, match="'correct' has the name of a component of the task's"):
-        gxpo.train("tiny:cold", "arithmetic", known, 1, f"{reward}:parity", out=tmp_path / "known", set=SMALL)
+        gxpo.train("tiny:cold", "arithmetic", known_method, 1, f"{reward}:parity", out=tmp_path / "known", set=SMALL)
 
 
 def test_rewards_are_weighted_by_name(tmp_path, reward):

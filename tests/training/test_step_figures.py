@@ -40,17 +40,17 @@ def test_zero_signal_groups_are_told_apart_by_their_verdicts():
 
 
 def test_borrowed_rollouts_are_compared_but_earn_nothing():
-    held = forest([[0.0, 1.0, 9.0]], [[0, 1, 1]]).replace(origin=["policy", "policy", "replay"])
-    actual = rollout_figures(held, torch.zeros(3))
+    held_text = forest([[0.0, 1.0, 9.0]], [[0, 1, 1]]).replace(origin=["policy", "policy", "replay"])
+    actual = rollout_figures(held_text, torch.zeros(3))
     assert (actual["reward_max"], actual["reward_mean"]) == (1.0, 0.5)
     assert actual["reward_std"] == pytest.approx(0.5**0.5)
 
 
 def test_entropy_of_what_was_sampled_in_this_step():
     # -log p of 0.2, 0.4 and 0.9 nats; the last has no sampler
-    drawn = forest([[1.0, 0.0], [1.0, 0.0]], logprobs=[[[-0.2], [-0.4]], [[-0.9], [None]]], policy_version=3)
-    assert source_figures(drawn, 3)["entropy_sampled"] == pytest.approx(0.5)
-    assert source_figures(drawn, 4)["entropy_sampled"] is None  # of an earlier step, every one
+    drawn_forest = forest([[1.0, 0.0], [1.0, 0.0]], logprobs=[[[-0.2], [-0.4]], [[-0.9], [None]]], policy_version=3)
+    assert source_figures(drawn_forest, 3)["entropy_sampled"] == pytest.approx(0.5)
+    assert source_figures(drawn_forest, 4)["entropy_sampled"] is None  # of an earlier step, every one
 
 
 def test_a_step_without_update_compares_nothing():

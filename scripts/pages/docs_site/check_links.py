@@ -35,9 +35,9 @@ def broken(site: Path) -> list[str]:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc or link.startswith("data:"):
                 continue
-            there = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            if not there.exists():
+            remote_parent = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not remote_parent.exists():
                 wrong.append(f"{path.relative_to(site.resolve())}: {link}: no such file")
-            elif there in pages and unquote(parts.fragment) not in pages[there].anchors:
+            elif remote_parent in pages and unquote(parts.fragment) not in pages[remote_parent].anchors:
                 wrong.append(f"{path.relative_to(site.resolve())}: {link}: no such anchor")
     return wrong

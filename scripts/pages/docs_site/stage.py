@@ -54,24 +54,24 @@ class Site:
         """The text with links as they are in the site."""
         parts = FENCED.split(text)
         for i in range(0, len(parts), 2):
-            named = GENERATED.sub(lambda m: f"[{m[1].split('/')[1]}](/docs/{m[1]}.md)", parts[i])
-            parts[i] = LINK.sub(lambda m: m[1] + self._target(m[2], path, page) + m[3], named)
+            listed_text = GENERATED.sub(lambda m: f"[{m[1].split('/')[1]}](/docs/{m[1]}.md)", parts[i])
+            parts[i] = LINK.sub(lambda m: m[1] + self._target(m[2], path, page) + m[3], listed_text)
         return "".join(parts)
 
     def _target(self, link: str, path: str, page: str) -> str:
         if re.match(r"[a-z]+:|#", link):
             return link
         name, _, anchor = link.partition("#")
-        there = name[1:] if name.startswith("/") else os.path.normpath(PurePosixPath(path).parent / name)
-        actual = self.page_of(there)
-        if actual is None and PurePosixPath(there).suffix in LANGUAGES:
-            self.sources.add(there)
-            actual = f"source/{there}"
+        remote_name = name[1:] if name.startswith("/") else os.path.normpath(PurePosixPath(path).parent / name)
+        actual = self.page_of(remote_name)
+        if actual is None and PurePosixPath(remote_name).suffix in LANGUAGES:
+            self.sources.add(remote_name)
+            actual = f"source/{remote_name}"
         if actual is None:
-            actual = there.removeprefix("docs/")
-            if (self.root / there).is_file():  # a picture, a table
+            actual = remote_name.removeprefix("docs/")
+            if (self.root / remote_name).is_file():  # a picture, a table
                 (self.out / actual).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(self.root / there, self.out / actual)
+                shutil.copy(self.root / remote_name, self.out / actual)
         else:
             actual += ".md"
         return os.path.relpath(actual, PurePosixPath(page).parent) + (f"#{anchor}" if anchor else "")
@@ -88,17 +88,17 @@ class Site:
 
 def sections(index: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Headings of docs/index.md with the pages that they list, page -> title, each at its first mention."""
-    seen = {"index"}
+    seen_texts = {"index"}
     for part in re.split(r"^## ", index, flags=re.M)[1:]:
         heading, _, body = part.partition("\n")
-        named = {}
+        listed_texts = {}
         for title, page, generated in re.findall(r"\[([^\]]+)\]\(([^)#]+\.md)[^)]*\)|`docs/(methods/\w+)\.md`", body):
             name = os.path.normpath(PurePosixPath("docs", page)) if page else f"docs/{generated}"
-            if (name := OUTSIDE.get(name, name.removeprefix("docs/").removesuffix(".md"))) not in seen:
-                seen.add(name)
-                named[name] = (title or generated.partition("/")[2]).replace("`", "")
-                named[name] = named[name][0].upper() + named[name][1:]
-        yield heading.strip(), named
+            if (name := OUTSIDE.get(name, name.removeprefix("docs/").removesuffix(".md"))) not in seen_texts:
+                seen_texts.add(name)
+                listed_texts[name] = (title or generated.partition("/")[2]).replace("`", "")
+                listed_texts[name] = listed_texts[name][0].upper() + listed_texts[name][1:]
+        yield heading.strip(), listed_texts
 
 
 def short(text: str) -> str:

@@ -136,8 +136,10 @@ def sequence(x: Tokens, clip_low: Decimal, clip_high: Decimal) -> list[Decimal]:
 )
 def geometric(x: Tokens, log_clip_low: Decimal, log_clip_high: Decimal) -> list[Decimal]:
     logs = [n - o for n, o in zip(x.live, x.old, strict=True)]
-    held = [min(d, log_clip_high) if a >= 0 else max(d, -log_clip_low) for d, a in zip(logs, x.credit, strict=True)]
-    return [-a * m.exp() for a, m in zip(x.credit, x.per_row(held), strict=True)]
+    held_clip_highs = [
+        min(d, log_clip_high) if a >= 0 else max(d, -log_clip_low) for d, a in zip(logs, x.credit, strict=True)
+    ]
+    return [-a * m.exp() for a, m in zip(x.credit, x.per_row(held_clip_highs), strict=True)]
 
 
 @objective(

@@ -49,9 +49,9 @@ def vector(name: str, case: str, rewards: str, groups: str | None = None, **more
     words = rewards.split()
     column = [None if w == "-" else exact(w) for w in words]
     ids = [0] * len(words) if groups is None else [int(g) for g in groups.split()]
-    own = {k: v for k, v in more.items() if k in entry["constants"]}
-    fields = {k: v for k, v in more.items() if k not in own and k != "note"}
-    constants = {**entry["constants"], **own}
+    own_values = {k: v for k, v in more.items() if k in entry["constants"]}
+    fields = {k: v for k, v in more.items() if k not in own_values and k != "note"}
+    constants = {**entry["constants"], **own_values}
     arguments = {k: given(v) for k, v in {**constants, **fields}.items()}
     expected = entry["f"](column, ids, **arguments)
     entry["vectors"].append(

@@ -79,8 +79,8 @@ OTHERS = {
     "megatron": "megatron rlhf (ms-swift) is not read: state its settings in gxpo's keys, see docs/migrate.md",
     "swift": "only `swift rlhf --rlhf_type grpo` is read of ms-swift",
 }
-# defaults of ms-swift's GRPO where they are not TRL's, and its names of TRL's fields
-SWIFT_SOURCE = "ms-swift at 3602360a, swift/arguments/rlhf_args.py, sft_args.py, trainers/arguments.py"
+# defaults of ms-swift's GRPO where they are not TRL's, and its names of TRL's fields, as of 3602360a:
+# swift/arguments/rlhf_args.py, sft_args.py, trainers/arguments.py
 SWIFT: Mapping[str, Any] = {
     "freeze_vit": True,
     "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "weight_decay": 0.1, "adam_beta2": 0.95,

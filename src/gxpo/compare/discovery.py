@@ -14,12 +14,11 @@ from gxpo.doctor.reading import read
 from gxpo.doctor.runlog import RunLog
 from gxpo.parts.definition import show
 from gxpo.training import config
-from gxpo.training.directory import CONFIG
+from gxpo.training.directory import CONFIG, origin_of
 
 DEPTH = 2  # levels of directories below a path that are searched for runs
 TUNING = "tuning"  # directory of runs that `gxpo compare` never reports
 _LABELLED = re.compile(r"(?P<label>[^=/]+)=(?P<path>.+)", re.DOTALL)
-_INNER = re.compile(r"\((?P<origin>[^()]*)\)$")
 # Keys by which no arm differs: a run's result does not depend on them, or its metrics tell (as the trainer's budget).
 KEYS_IGNORED = (
     "seed", "out", "init_from", "trainer", "doctor", "versions", "eval.every", "eval.points", "env.workers",
@@ -120,17 +119,9 @@ def gxpo_run(path: Path) -> RunDirectory | None:
     lines = (path / CONFIG).read_text(encoding="utf-8").splitlines()
     method_names = str(keys["method"].value).split("+")
     unstated_origins = {"default", *method_names, *(w.split("@")[0] for w in method_names)}
-    stated_keys = frozenset(k for k, s in keys.items() if _origin(lines, s.origin) not in unstated_origins)
+    stated_keys = frozenset(k for k, s in keys.items() if origin_of(lines, s.origin) not in unstated_origins)
     values = {k: s.value for k, s in keys.items()}
     return RunDirectory(path, "", values, stated_keys, None, int(values["seed"]))
-
-
-def _origin(lines: Sequence[str], position: str) -> str:
-    """Origin of a key, from the comment behind it in config.yaml; `position`: FILE:LINE."""
-    number = position.rpartition(":")[2]
-    comment = lines[int(number) - 1].rpartition("# ")[2].strip() if number.isdigit() else ""
-    inner = _INNER.search(comment)
-    return inner["origin"] if inner else comment
 
 
 def _foreign(path: Path) -> list[RunDirectory]:

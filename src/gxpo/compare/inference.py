@@ -117,14 +117,6 @@ def seed_interval(values: ArrayLike) -> Estimate:
     return seed_spread(values).estimate()
 
 
-def crossed_interval(table: ArrayLike) -> Estimate:
-    """Mean of a table [seeds, held-out tasks] with its 95% interval over both (`crossed_spread`).
-
-    One seed (`n` is 1): the interval is over tasks alone, it says nothing of other seeds, and p is nan.
-    """
-    return crossed_spread(table).estimate()
-
-
 def area_under_curve(points: Sequence[Point], unit: Unit, amount: float) -> float:
     """Mean of the measure over the budget: trapezoids over (spent, value) from 0 to `amount`, divided by `amount`.
 
@@ -295,17 +287,6 @@ def resolvable(sd: float, seeds: int, task_error: float = 0.0, alpha: float = 0.
     # Relative to the error: differences may be of any scale.
     root: Any = brentq(lambda d: power(d, sd, seeds, task_error, alpha) - POWER, 0.0, upper, xtol=1e-9 * error)
     return float(root)
-
-
-def error_at(estimate: Estimate, seeds: int) -> float:
-    """Standard error that `estimate` would have with another number of seeds and the same held-out tasks.
-
-    sqrt(by_seed^2 n / seeds + by_task^2); nan where it came from a single seed.
-    """
-    by_task = 0.0 if math.isnan(estimate.by_task) else estimate.by_task
-    if estimate.n < 2 or seeds < 1:
-        return math.nan
-    return math.sqrt(estimate.by_seed**2 * estimate.n / seeds + by_task**2)
 
 
 def seed_sd(estimate: Estimate) -> float:

@@ -79,7 +79,7 @@ def diagnose(
     # a copy without cached conclusions: series may have been added since the last diagnosis
     log = replace(log)
     findings = [f for s in SICKNESSES.values() if (f := s.check(log)) is not None]
-    findings = _under_causes(_without_repeats([*further, *findings, *few_rows(log)]))
+    findings = _under_causes(_without_repeats([*further, *findings, *(few_rows(log) if log.is_excerpt else ())]))
     # no method mends a score that may be wrong
     is_suspect = any(set(SCORE_SUSPECTS) & set(f.ids) and f.severity != "note" for f in findings)
     findings = [replace(f, remedy=remedies(f.ids, log, with_methods=not is_suspect)) for f in findings]

@@ -43,6 +43,7 @@ SETTINGS: dict[str, str] = {
 
 # Keys of a value model; verl calls all figures of advantages critic/...
 _CRITIC = re.compile(r"vf_(?:loss|explained_var|clipfrac)|critic/values|critic_loss|value_(?:loss|clipfrac)", re.I)
+FEW_ROWS = 15  # below it a table is an excerpt, as reports have them, in which no trend can be judged
 USUAL_TASKS = 100  # of an evaluation whose size is unknown: benchmarks have 30 (AIME) to 500 (MATH-500)
 
 
@@ -184,6 +185,12 @@ class RunLog:
         """Number of logged steps: those with a reward, or with anything."""
         sizes = [self.column(name).values.size for name in ("reward", "success", "loss", "grad_norm")]
         return max(sizes) or max((len(series) for series in self.series.values()), default=0)
+
+    @property
+    def is_excerpt(self) -> bool:
+        """True if the score has few rows, or begins late: then signs of single rows are looked at."""
+        steps = self.steps("reward" if self.has("reward") else "success")
+        return len(steps) < FEW_ROWS or float(steps.min()) > 3 * len(steps)
 
     @cached_property
     def correctness(self) -> str | None:

@@ -18,12 +18,11 @@ from gxpo.environments.tasks.listed import ListedTasks
 from gxpo.explain.overlap import Overlap, overlap
 from gxpo.explain.task_reward import reward_figures
 from gxpo.models import chat
-from gxpo.models.chat.messages import normal_messages, padded_arguments, with_tags
+from gxpo.models.chat.messages import normal_messages, padded_arguments, prompt_messages, with_tags
 from gxpo.models.chat.plain import Tokens
 from gxpo.models.chat.rendered import prompt_warnings
 from gxpo.parts.protocols import Message, Task
 from gxpo.parts.settings import RunSettings
-from gxpo.sampling.rollouts.context import prompt_messages
 from gxpo.training.models.load import rows_of_model
 from gxpo.training.models.without_weights import positions, tokenizer_of
 

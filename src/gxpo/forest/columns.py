@@ -400,12 +400,6 @@ class Columns:
             return x.index_select(0, self.token_node[self.path_token])
         return x.index_select(0, {"R": self.path_trajectory, "S": self.path_step, "T": self.path_token}[axis])
 
-    def to_tokens(self, x: Tensor) -> Tensor:
-        """Mean over the rows of P of each stored token, [T], nan where it has none. For display only."""
-        total = torch.zeros(self.n_tokens, dtype=torch.float64).index_add_(0, self.path_token, x.to(torch.float64))
-        return total / torch.bincount(self.path_token, minlength=self.n_tokens)
-
-    # ------------------------------------------------------------ choosing trajectories
     def _rows(self, rows: Tensor | Sequence[int]) -> Tensor:
         """Indices of trajectories from a bool mask or from indices, checked: in range and distinct."""
         index = torch.as_tensor(rows)

@@ -29,7 +29,7 @@ from gxpo.forest.columns import (
     sum_before,
     with_ancestors,
 )
-from gxpo.forest.grouped import begins_of, dense, mean_at
+from gxpo.forest.grouped import begins_of, dense
 
 __all__ = ["ACTION", "COLUMNS", "OBSERVATION", "PROMPT", "Forest", "Packed"]
 
@@ -306,7 +306,7 @@ class Forest(Columns):
             raise ValueError(f"axis is 'N', 'S' or 'P', not {axis!r}")
         r, node = self.visits
         in_baseline = (self.scored & self.compared)[r]
-        return mean_at((node[in_baseline], group[r[in_baseline]]), x[r[in_baseline]], queries[axis]())
+        return _mean_at((node[in_baseline], group[r[in_baseline]]), x[r[in_baseline]], queries[axis]())
 
     def siblings(self) -> Tensor:
         """Sibling ids, [N]: dense ids of action nodes that have the same parent within one group.
@@ -440,3 +440,15 @@ class Packed:
         above = self.ancestors(nodes)[node][:, node]
         position = self.position[tokens]
         return above & (position[None, :] <= position[:, None])
+
+
+def _mean_at(keys: tuple[Tensor, Tensor], x: Tensor, queries: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean of `x` over the rows that have each queried pair of keys (>= -1), float64; nan where there are none."""
+    # rows and queries are numbered together, so that a queried pair without rows gets a number too
+    second = torch.cat([keys[1], queries[1]])
+    width = int(second.max()) + 2 if len(second) else 2
+    pairs = torch.cat([keys[0], queries[0]]) * width + second + 1
+    key_ids, query_ids = dense(pairs).split([len(x), len(queries[0])])
+    n = len(pairs)
+    total = torch.zeros(n, dtype=torch.float64).scatter_add_(0, key_ids, x.to(torch.float64))
+    return (total / torch.bincount(key_ids, minlength=n))[query_ids]

@@ -13,19 +13,125 @@ that is too large stays infinite.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gxpo.forest.group_tables import DEGENERATE, Groups
+from gxpo.forest.group_order import DEGENERATE, first_of_runs, ordered, quantile_table
 
-# What two float32 forward passes over the same tokens may differ by: nats of a log-prob or entropy, else relative.
-FORWARD = 1e-5
+LEAST_VARIANCE = 2.0**-960  # below this, squares of what members differ by have lost digits, or are 0
+_PLAIN_EXPONENTS = (-400, 480)  # largest magnitudes of a group, as powers of two, whose squares and sums are in range
+FORWARD = 1e-5  # two float32 forward passes over the same tokens may differ by this: nats of a log-prob, else relative
 
 CENTERS = ("mean", "leave_one_out", "median", "lower_median", "quantile", "none")  # of `normalize`
 SCALES = ("std", "leave_one_out_std", "mean_absolute", "median_absolute", "mean", "none")
+
+
+class Groups:
+    """Shared intermediate results of all statistics of one pair of columns.
+
+    Tables have a row for every group and one more, which is always 0: members of no group read from it, and members
+    that do not enter are added to it before it is cleared. So nothing is cut out of the columns.
+    """
+
+    def __init__(self, ids: Tensor, where: Tensor | None) -> None:
+        if where is not None and (where.shape != ids.shape or where.dtype != torch.bool):
+            raise ValueError(f"where must be bool of shape {tuple(ids.shape)}, not {where.dtype} {tuple(where.shape)}")
+        low, high = (int(x) for x in ids.aminmax()) if ids.numel() else (0, -1)
+        self.n = high + 1 if high >= 0 else 0
+        self.group_row = ids if low >= 0 else torch.where(ids < 0, self.n, ids)
+        all_enter = where is None or bool(where.all())
+        self.target_row = self.group_row if all_enter else torch.where(where, self.group_row, self.n)  # type: ignore[arg-type]  # not None
+        self.is_extreme = False  # set once a sum or a square has left the range of float64
+
+    def column(self, x: Tensor) -> Tensor:
+        """Values as float64, checked to be one column as long as the ids."""
+        if x.shape != self.group_row.shape or x.dim() != 1:
+            shapes = f"{tuple(x.shape)} and ids {tuple(self.group_row.shape)}"
+            raise ValueError(f"values {shapes} must be one column each, of one length")
+        return x.to(torch.float64)
+
+    @property
+    def enters(self) -> Tensor:
+        """Members that enter the statistics, [n] bool: in a group, and counting."""
+        return self.target_row < self.n
+
+    def lookup(self, table: Tensor) -> Tensor:
+        """Look up each member's group in the table."""
+        return table.index_select(0, self.group_row)
+
+    def total(self, x: Tensor) -> Tensor:
+        """Table of sums."""
+        table = torch.zeros(self.n + 1, dtype=torch.float64).scatter_add_(0, self.target_row, x)
+        table[self.n] = 0.0
+        return table
+
+    @cached_property
+    def count(self) -> Tensor:
+        """Table of the number of counting members, float64."""
+        table = torch.bincount(self.target_row, minlength=self.n + 1).to(torch.float64)
+        table[self.n] = 0.0
+        return table
+
+    def bounded(self, table: Tensor) -> Tensor:
+        """Return the table, and set `is_extreme` if it is not finite."""
+        self.is_extreme |= not math.isfinite(table.sum().item())
+        return table
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Table of means, 0 where nothing counts."""
+        return self.bounded(self.total(x)) / self.count.clamp_min(1)
+
+    def extreme(self, x: Tensor, how: str) -> Tensor:
+        """Table of minima ("amin") or maxima ("amax"), 0 where nothing counts."""
+        start = float("inf") if how == "amin" else -float("inf")
+        table = torch.full((self.n + 1,), start, dtype=torch.float64).scatter_reduce_(0, self.target_row, x, how)
+        return torch.where(self.count > 0, table, 0.0)
+
+    def degenerate(self, x: Tensor) -> Tensor:
+        """Table of bool: the counting members are equal, to `DEGENERATE`."""
+        high, low = self.extreme(x, "amax"), self.extreme(x, "amin")
+        return high - low <= DEGENERATE * torch.maximum(high.abs(), low.abs())
+
+    def std(self, x: Tensor, centred: Tensor, ddof: int) -> Tensor:
+        """Standard deviation by group; `centred`: x less its group's mean."""
+        freedom = self.count - ddof
+        # where members differ, a variance that is tiny or infinite has lost its digits: the caller rescales
+        variance = self.total(centred.square()) / freedom.clamp_min(1)
+        has_spread = (freedom > 0) & ~self.degenerate(x)
+        low, high = (bound.item() for bound in torch.where(has_spread, variance, 1.0).aminmax())
+        self.is_extreme |= not (low >= LEAST_VARIANCE and high < math.inf)
+        return torch.where(has_spread, variance.sqrt(), 0.0)
+
+    def leave_one_out(self, x: Tensor) -> Tensor:
+        """Leave-one-out mean of each member, [n]: the mean of the group's other counting members."""
+        enters = self.enters
+        contribution = torch.where(enters, x, 0.0)
+        n_others = self.lookup(self.count) - enters.to(torch.float64)
+        mean_of_others = (self.lookup(self.bounded(self.total(x))) - contribution) / n_others.clamp_min(1)
+        return torch.where(n_others > 0, mean_of_others, 0.0)
+
+    def exponents(self, x: Tensor) -> Tensor:
+        """Powers of two by which each member's group is to be divided, [n] float64; 0 where it is in range."""
+        size = torch.where(x.isfinite(), x.abs(), 0.0)
+        table = torch.zeros(self.n + 1, dtype=torch.float64).scatter_reduce_(0, self.group_row, size, "amax")
+        table[self.n] = 0.0
+        power = torch.frexp(table).exponent.to(torch.float64)
+        low, high = _PLAIN_EXPONENTS
+        plain = (table == 0) | ((power >= low) & (power <= high))
+        return self.lookup(torch.where(plain, 0.0, power.clamp(-1000, 1000)))
+
+    def ordered(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Sort the counting members by (group, value): see `group_order.ordered`."""
+        return ordered(x, self.target_row, self.count)
+
+    def quantile(self, x: Tensor, q: float, interpolation: str) -> Tensor:
+        """Table of `q`-quantiles, 0 where nothing counts."""
+        return self.bounded(quantile_table(x, self.target_row, self.count, q, interpolation))
 
 
 def _rescaled(x: Tensor, groups: Groups, statistic: Callable[[Tensor], Tensor]) -> Tensor:
@@ -134,17 +240,9 @@ def settled(
     groups = Groups(ids, where)
     out = groups.column(x).detach().clone()
     values, _, _, order = groups.ordered(out)
-    begins_run = _begins(values, ids[order], relative, absolute)
+    begins_run = first_of_runs(values, ids[order], relative, absolute)
     out[order] = values[begins_run][begins_run.cumsum(0) - 1]
     return out
-
-
-def _begins(values: Tensor, group: Tensor, relative: float = DEGENERATE, absolute: float = 0.0) -> Tensor:
-    """First members of runs of equal values, [m] bool, of values sorted by (group, value)."""
-    begins_run = torch.ones(len(values), dtype=torch.bool)
-    gap = relative * torch.maximum(values[1:].abs(), values[:-1].abs())
-    begins_run[1:] = (group[1:] != group[:-1]) | (values.diff() > gap.clamp_min(absolute))
-    return begins_run
 
 
 def reaches(x: Tensor, bound: float) -> Tensor:
@@ -165,7 +263,7 @@ def rank(x: Tensor, ids: Tensor, where: Tensor | None = None, ties: str = "avera
     group = ids[order]
     position = torch.arange(order.numel()) - begins[group]
     # members of a run are equal up to rounding, and share one rank
-    run = _begins(values, group).cumsum(0) - 1
+    run = first_of_runs(values, group).cumsum(0) - 1
     if ties == "min":
         out[order] = min(position.to(torch.float64), run)
     elif ties == "average":
@@ -301,9 +399,7 @@ def _normalized(
 
 
 def _std_of_others(groups: Groups, ids: Tensor, x: Tensor, from_mean: Tensor, ddof: int) -> Tensor:
-    """Std of the group's other counting members, [n] (of all of them, for one that does not count); 0 where they are
-    equal or too few.
-    """
+    """Std of the other counting members, [n] (of all, for one that does not count); 0 where equal or too few."""
     enters, n = groups.enters, groups.lookup(groups.count)
     # the group's squares less the member's own, with the shift that its absence makes in the mean
     own_square = torch.where(enters, from_mean.square() * n / (n - 1).clamp_min(1), 0.0)
@@ -402,15 +498,3 @@ def runs_of(begins: Tensor, rows: Tensor) -> Tensor:
 def repeated(x: Tensor, times: Tensor) -> Tensor:
     """Each value (int64) repeated `times` times: a faster `torch.repeat_interleave`."""
     return torch.from_numpy(np.repeat(x.numpy(), times.numpy()))
-
-
-def mean_at(keys: tuple[Tensor, Tensor], x: Tensor, queries: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean of `x` over the rows that have each queried pair of keys (>= -1), float64; nan where there are none."""
-    # rows and queries are numbered together, so that a queried pair without rows gets a number too
-    second = torch.cat([keys[1], queries[1]])
-    width = int(second.max()) + 2 if len(second) else 2
-    pairs = torch.cat([keys[0], queries[0]]) * width + second + 1
-    key_ids, query_ids = dense(pairs).split([len(x), len(queries[0])])
-    n = len(pairs)
-    total = torch.zeros(n, dtype=torch.float64).scatter_add_(0, key_ids, x.to(torch.float64))
-    return (total / torch.bincount(key_ids, minlength=n))[query_ids]

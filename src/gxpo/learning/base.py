@@ -154,7 +154,7 @@ class InProcess:
                 return info
             # the optimiser has left everything as it was; the reason names the parameter for the warning
             if not math.isfinite(norm):
-                from gxpo.base.finite import first_not_finite
+                from gxpo.learning.parameter_checks import first_not_finite
 
                 local_gradients = {name: local(g) for name, g in self.optimiser.gradients().items()}
                 culprit = runtime.first_of(first_not_finite(local_gradients) or "") or "the sum of its squares"

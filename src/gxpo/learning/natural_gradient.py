@@ -11,9 +11,9 @@ import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from gxpo.base.finite import first_not_finite
 from gxpo.forest.forest import Forest
 from gxpo.learning.base import UpdatePart
+from gxpo.learning.parameter_checks import first_not_finite
 from gxpo.parts.protocols import StepInfo, StepRunner
 from gxpo.parts.registry import part
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from gxpo.base import runtime
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.forest.forest import Forest
-from gxpo.learning.fingerprint import fingerprint
 from gxpo.learning.lora import Adapters
 from gxpo.learning.packing import MicroBatch
+from gxpo.learning.parameter_checks import fingerprint
 from gxpo.learning.readout import Readout
 from gxpo.learning.sampling_copy import SamplingCopy, alias
 from gxpo.learning.torch import TorchLearner

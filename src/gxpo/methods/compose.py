@@ -239,7 +239,7 @@ def _unprovided(composed: Method, signal: str, signal_names: list[str]) -> Confi
     Parameters of a user's function are names of columns or of signals, so there the hint looks among columns first.
     """
     from gxpo.algorithms.credit.columns import COMPUTED
-    from gxpo.algorithms.signals.function import TOOLS
+    from gxpo.algorithms.signals.base import TOOLS
     from gxpo.base.usercode import hint as close_name
     from gxpo.parts.functions import place_of
     from gxpo.parts.named_columns import HELD, TOKEN, TRAJECTORY

@@ -43,7 +43,7 @@ STAGES = (
 )
 OF_FUNCTIONS = {  # stage -> its `FunctionPart`: how a pure function becomes a part of the stage
     "credit": "gxpo.algorithms.credit.function:Advantage",
-    "signal": "gxpo.algorithms.signals.function:Computed",
+    "signal": "gxpo.algorithms.signals.base:Computed",
     "surrogate": "gxpo.algorithms.objectives.surrogate:SurrogateFunction",
     "ratio": "gxpo.algorithms.objectives.surrogate:RatioFunction",
     "control": "gxpo.algorithms.objectives.control:ByProgress",

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from gxpo.base import media, runtime
 from gxpo.base.errors import CheckpointError, need
-from gxpo.base.finite import first_not_finite
 from gxpo.base.media import PICTURES, REF
+from gxpo.learning.parameter_checks import first_not_finite
 
 T = TypeVar("T")
 FOLDER = "checkpoints"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ LOCK = ".lock"
 HOME = Path("runs")
 GIVEN = ("model", "tasks.jsonl", "held_out.jsonl", "rewards.py", "tasks.py")  # of runs begun with Python objects
 _WRITTEN = (checkpoint.FOLDER, "rollouts", "evaluations", METRICS, EVALUATIONS, CONFIG, LOCK, *GIVEN)
+_NOTE = re.compile(r"\((?P<origin>[^()]*)\)$")
 
 
 def name_for(config_file: Path, sets: Mapping[str, Stated]) -> Path:
@@ -152,3 +154,11 @@ def _runs(folder: Path) -> list[Path]:
 def _join_paths(runs: list[Path], most: int = 20) -> str:
     remainder = f" and {len(runs) - most} more" if len(runs) > most else ""
     return ", ".join(map(str, runs[:most])) + remainder
+
+
+def origin_of(lines: Sequence[str], place: str) -> str:
+    """Origin that a run noted behind a key; through inheritance, the first one. `place`: FILE:LINE of the key."""
+    number = place.rpartition(":")[2]
+    comment = lines[int(number) - 1].rpartition("# ")[2].strip() if number.isdigit() else ""
+    note = _NOTE.search(comment)
+    return note["origin"] if note else comment

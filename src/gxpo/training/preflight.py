@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from gxpo.algorithms.weighting.base import WeightPart
 from gxpo.base.errors import ConfigError, GxpoError, ModelError
-from gxpo.base.usercode import NotRun, one_line
+from gxpo.base.usercode import NotRun, Unusable, check_defined, one_line, split
 from gxpo.environments import worlds
-from gxpo.environments.rewards.named import check_named
+from gxpo.environments.rewards import functions
+from gxpo.environments.rewards.scoring import RewardSet
+from gxpo.environments.rewards.spec import Spec
 from gxpo.environments.tasks.source import solution_of
 from gxpo.environments.worlds import World
 from gxpo.forest.forest import Forest
@@ -29,6 +33,7 @@ from gxpo.models.chat.rendered import RENDERED, prompt_warnings
 from gxpo.models.decoder import choices
 from gxpo.parts.definition import show
 from gxpo.parts.learning import learns_from_equal_groups
+from gxpo.parts.protocols import TaskSource
 from gxpo.parts.settings import RunSettings
 from gxpo.sampling.rollouts import Independent
 from gxpo.sampling.rollouts.build import RolloutPart
@@ -275,3 +280,29 @@ def _rehearse(resolved: Resolved) -> None:
     finally:
         if world is not None:
             world.close()
+
+
+def check_named(
+    spec: Spec,
+    source: TaskSource | None,
+    options: Mapping[str, Mapping[str, Any]],
+    rollout_components: Sequence[str] = (),
+) -> None:
+    """Check a reward by its name before a run, without running user code.
+
+    source  None where the tasks are not known: then only files are looked at
+
+    ConfigError where a file does not define the name or, for rewards without files, where they can't score the tasks.
+    """
+    names = list(spec) if isinstance(spec, (Mapping, list, tuple)) else [spec]
+    files = [name for name in names if isinstance(name, str) and functions.names_file(name)]
+    for name in files:
+        functions.source_of(name)
+        path, function = split(name)
+        try:
+            check_defined(f"{Path(path).expanduser()}:{function}")
+        except Unusable as error:
+            raise ConfigError(f"reward {name!r}: {error}") from error
+    # Rewards of files are built only in the run: that would execute them.
+    if source is not None and not files and not callable(spec):
+        RewardSet.make(spec, source=source, options=options, given=rollout_components).close()

@@ -25,6 +25,7 @@ from gxpo.base.errors import ConfigError, GxpoError, ModelError, PictureError, T
 from gxpo.environments.tasks.source import solution_of
 from gxpo.forest.forest import Forest
 from gxpo.models.chat import PlainChat
+from gxpo.models.chat.messages import prompt_messages
 from gxpo.models.chat.plain import Tokens, decoder
 from gxpo.parts.definition import show
 from gxpo.parts.functions import naming, place_of
@@ -42,7 +43,6 @@ from gxpo.parts.protocols import (
     Task,
     TaskSource,
 )
-from gxpo.sampling.rollouts.context import prompt_messages
 from gxpo.sampling.rollouts.wording import reworded
 
 

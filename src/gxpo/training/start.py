@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,11 +15,10 @@ from gxpo.parts.definition import Stated, stage_of
 from gxpo.parts.protocols import WritesFiles
 from gxpo.parts.settings import RUN_KEYS
 from gxpo.training import checkpoint, config, inputs
-from gxpo.training.directory import CONFIG, config_of, run_of
+from gxpo.training.directory import CONFIG, config_of, origin_of, run_of
 from gxpo.training.shards import PARAMETER, Shards, View
 
 OWN = ("out", "init_from", "logging.name", "phases", "versions")  # of one run alone
-_NOTE = re.compile(r"\((?P<origin>[^()]*)\)$")
 
 
 def read_verified_config(run: Path, *, allow_changed_data: bool = True) -> tuple[dict[str, Stated], str]:
@@ -132,7 +130,7 @@ def inherited(run: Path, settings: Mapping[str, Stated], *, composed: bool = Fal
     )
     out: dict[str, Stated] = {}
     for key, setting in keys.items():
-        origin = _origin(lines, setting.origin)
+        origin = origin_of(lines, setting.origin)
         is_default = origin in methods
         is_replaced = is_other_method or any(key.startswith(f"{k}.") for k in settings)
         of_method = key in ("method", "compat") or (key not in RUN_KEYS and stage_of(key) is not None)
@@ -142,11 +140,3 @@ def inherited(run: Path, settings: Mapping[str, Stated], *, composed: bool = Fal
         origin_note = f"{setting.origin} ({origin})" if is_default else setting.origin
         out[key] = Stated(setting.value, origin_note, optional=is_replaced and of_method)
     return config.over(out, settings)
-
-
-def _origin(lines: list[str], place: str) -> str:
-    """Origin that a run noted behind a key; through inheritance, the first one. `place`: FILE:LINE of the key."""
-    number = place.rpartition(":")[2]
-    comment = lines[int(number) - 1].rpartition("# ")[2].strip() if number.isdigit() else ""
-    note = _NOTE.search(comment)
-    return note["origin"] if note else comment

@@ -24,13 +24,13 @@ def composition(
     `credit`; `words`: option -> what its values are called there."""
 
     def compose(**given: Any) -> Any:
-        stated = dict(keys)
+        stated_values = dict(keys)
         for name, value in given.items():
             value = (words or {}).get(name, {}).get(value, value)
             homes = options.get(name, name)
             for home in (homes,) if isinstance(homes, str) else homes:
-                stated[home if home.startswith("credit.") else f"credit.{home}"] = value
-        consumed = Keys({key: Stated(value, "test") for key, value in stated.items()})
+                stated_values[home if home.startswith("credit.") else f"credit.{home}"] = value
+        consumed = Keys({key: Stated(value, "test") for key, value in stated_values.items()})
         credit = _credit(consumed, None)
         assert not consumed.leftover(), consumed.leftover()
         return credit

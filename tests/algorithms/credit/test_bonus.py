@@ -104,8 +104,10 @@ def test_an_unscored_row_has_no_bonus_and_changes_no_other(grow):
     rows = [("g", 1.0, [1]), ("g", None, [2]), ("g", 0.0, [1])]
     actual = credits(grow(rows), "aapo", [0.0, 0.5, 0.0])
     assert actual[1:3] == [0.0, 0.0]
-    alone = credits(grow([rows[0], rows[2]]), "aapo", [0.0, 0.0])
-    assert [actual[0], actual[3]] == alone and alone[0] == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6) + 0.28)
+    single_credits = credits(grow([rows[0], rows[2]]), "aapo", [0.0, 0.0])
+    assert [actual[0], actual[3]] == single_credits and single_credits[0] == pytest.approx(
+        0.5 / (math.sqrt(0.5) + 1e-6) + 0.28
+    )
 
 
 def test_the_baseline_is_asked_for(grow):
@@ -137,8 +139,8 @@ def spoken(rows):
 
 
 def signals_of(forest, prompt):
-    given = {"prompt_confidence": torch.tensor(prompt, dtype=torch.float64)}
-    return Signals.of(forest, given, {"prompt_confidence": "R"})
+    given_settings = {"prompt_confidence": torch.tensor(prompt, dtype=torch.float64)}
+    return Signals.of(forest, given_settings, {"prompt_confidence": "R"})
 
 
 def test_progrpos_numbers():
@@ -184,9 +186,9 @@ def test_the_confidence_gap_equals_a_loop(rows, alpha, share):
         expected = 0.0
         if r is not None:
             k = math.ceil(share * len(logprobs) - 1e-9)
-            own = math.exp(sum(sorted(logprobs)[:k]) / k)
+            own_math = math.exp(sum(sorted(logprobs)[:k]) / k)
             expected = r - sum(peers) / len(peers) if peers else 0.0
-            expected += alpha * (q - own) if any(p > 0 for p in peers) else 0.0
+            expected += alpha * (q - own_math) if any(p > 0 for p in peers) else 0.0
         assert actual[forest.path_of(i)].tolist() == pytest.approx([expected] * len(logprobs), abs=1e-9)
 
 
@@ -236,8 +238,8 @@ def test_the_cost_of_entropy_equals_a_loop(rows):
     entropy = column(*(h if t else math.nan for row in rows for h, t in row))
     actual = Bonus("certainty", 0.3)(forest, {"entropy": entropy}, 0)
     for i, row in enumerate(rows):
-        own = [h for h, t in row if t]
-        target = -0.3 * sum(own) / len(own) if own else 0.0
+        own_rows = [h for h, t in row if t]
+        target = -0.3 * sum(own_rows) / len(own_rows) if own_rows else 0.0
         assert actual[forest.path_of(i)].tolist() == pytest.approx([target] * len(row))
 
 

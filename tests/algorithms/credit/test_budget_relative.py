@@ -58,16 +58,16 @@ def by_loop(scores, groups, prior, growth, where, single):
             continue
         for s in range(budgets):
             rest = math.fsum(prior[s:])
-            own = 0.0
+            own_value = 0.0
             if s:
                 top = math.fsum(growth**j * scores[i][j] for j in range(s))
-                own = top / math.fsum(growth**j for j in range(s)) * rest
+                own_value = top / math.fsum(growth**j for j in range(s)) * rest
 
             def reward(j, s=s):
                 return math.fsum(prior[k] * scores[j][k] for k in range(s, budgets))
 
             mean = math.fsum(reward(j) for j in members) / len(members) if others else 0.0
-            out[i][s] = reward(i) - (s * own + (budgets - s) * mean) / budgets
+            out[i][s] = reward(i) - (s * own_value + (budgets - s) * mean) / budgets
     return out
 
 
@@ -133,12 +133,12 @@ def test_credit_of_thinking_and_of_answers():
     forest = Forest.from_records(grown({0: {0: [0, 1], 1: [1, 1], 2: [1, 0]}, 1: {0: [0, 0], 1: [1, 0]}}))
     actual = advantage(by_budgets)(forest, {}, 1)
     scores = [[0.5, 1.0, 0.5], [0.0, 0.5, 0.5]]
-    own = by_loop(scores, [0, 0], [1 / 3] * 3, 2.0, [True, True], "zero")
+    own_by_loop = by_loop(scores, [0, 0], [1 / 3] * 3, 2.0, [True, True], "zero")
     answers = {"g/0.0.0": -0.5, "g/0.0.1": 0.5, "g/0.1.0": 0.0, "g/0.1.1": 0.0, "g/0.2.0": 0.5, "g/0.2.1": -0.5,
                "g/1.0.0": 0.0, "g/1.0.1": 0.0, "g/1.1.0": 0.5, "g/1.1.1": -0.5}  # fmt: skip
     for r, name in enumerate(forest.id):
         number, budget = (int(x) for x in name.split("/")[1].split(".")[:2])
-        expected = [own[number][s] for s in range(budget + 1) for _ in range(2)] + [answers[name]]
+        expected = [own_by_loop[number][s] for s in range(budget + 1) for _ in range(2)] + [answers[name]]
         assert actual[forest.path_of(r)].tolist() == pytest.approx(expected, abs=1e-12)
 
 
@@ -156,26 +156,30 @@ def test_unscored_answers_and_cuts_are_left_out():
              2: {0: [1, 1], 1: [1, 1], 2: [1, 1]}}  # fmt: skip
     forest = Forest.from_records(grown(cells))
     actual = gxpo.method("anytime_brpo").advantages(forest)
-    own = by_loop([[0.0, 0.5, 0.5], [0.5, None, 0.5], [1.0, 1.0, 1.0]], [0] * 3, [1 / 3] * 3, 2.0, [True] * 3, "zero")
+    own_by_loop = by_loop(
+        [[0.0, 0.5, 0.5], [0.5, None, 0.5], [1.0, 1.0, 1.0]], [0] * 3, [1 / 3] * 3, 2.0, [True] * 3, "zero"
+    )
     for r, name in enumerate(forest.id):
         number, budget, _ = (int(x) for x in name.split("/")[1].split("."))
         entries = forest.path_of(r)
         thought = actual[entries[: 2 * (budget + 1)]].tolist()
         if bool(forest.scored[r]):
-            assert thought == pytest.approx([own[number][s] for s in range(budget + 1) for _ in range(2)], abs=1e-12)
+            assert thought == pytest.approx(
+                [own_by_loop[number][s] for s in range(budget + 1) for _ in range(2)], abs=1e-12
+            )
         else:
             assert not any(thought) and float(actual[entries[-1]]) == 0.0
-    assert own[1] == [0.0, 0.0, 0.0]
+    assert own_by_loop[1] == [0.0, 0.0, 0.0]
 
 
 def test_an_uncompared_thinking_is_measured_by_others():
     forest = Forest.from_records(grown({0: {0: [1, 0]}, 1: {0: [1, 1]}, 2: {0: [0, 0]}}))
     compared = torch.tensor([name.split("/")[1][0] != "1" for name in forest.id])
     actual = advantage(by_budgets)(forest.replace(compared=compared), {}, 1)
-    own = by_loop([[0.5] * 3, [1.0] * 3, [0.0] * 3], [0] * 3, [1 / 3] * 3, 2.0, [True, False, True], "zero")
+    own_by_loop = by_loop([[0.5] * 3, [1.0] * 3, [0.0] * 3], [0] * 3, [1 / 3] * 3, 2.0, [True, False, True], "zero")
     for r, name in enumerate(forest.id):
         number = int(name.split("/")[1][0])
-        assert actual[forest.path_of(r)[:2]].tolist() == pytest.approx([own[number][0]] * 2, abs=1e-12)
+        assert actual[forest.path_of(r)[:2]].tolist() == pytest.approx([own_by_loop[number][0]] * 2, abs=1e-12)
 
 
 @given(st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=1, max_size=6))

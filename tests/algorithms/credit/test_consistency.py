@@ -63,7 +63,7 @@ def test_copo_equals_a_loop(grow, rows, scale, constants, unit, failures):
         if peers:
             means[g] = sum(peers) / len(peers)
     expected = []
-    for g, r, own, _ in rows:
+    for g, r, own_value, _ in rows:
         peers = [q for h, q, c, _ in rows if h == g and c]
         text = [k for h, _, c, k in rows if h == g and c]
         p = [text.count(k) / len(text) for k in set(text)]
@@ -71,7 +71,7 @@ def test_copo_equals_a_loop(grow, rows, scale, constants, unit, failures):
         if failures == "between" and r == 0:
             w = 0.0
         between = normal(means[g], list(means.values()), True, scale) if g in means else 0.0
-        expected.append(w * normal(r, peers, own, scale) + (1 - w) * between)
+        expected.append(w * normal(r, peers, own_value, scale) + (1 - w) * between)
     part = advantage(consistency_blended, steepness=steepness, middle=middle, unit=unit, failures=failures, scale=scale)
     assert part(forest, {"answer_cluster": cluster}, 0).tolist() == pytest.approx(expected, abs=1e-9)
 
@@ -98,8 +98,10 @@ def test_agreeing_groups_are_measured_against_each_other(grow):
 
 def test_agreeing_groups_of_one_mean_have_no_advantage(grow):
     same = torch.tensor([0, 0, 1, 1])
-    alone = grow([("a", 1.0, [1])] * 4)
-    assert advantage(consistency_blended)(alone, {"answer_cluster": torch.zeros(4).long()}, 0).tolist() == [0.0] * 4
+    single_value = grow([("a", 1.0, [1])] * 4)
+    assert (
+        advantage(consistency_blended)(single_value, {"answer_cluster": torch.zeros(4).long()}, 0).tolist() == [0.0] * 4
+    )
     equal = grow([("a", 0.1, [1])] * 2 + [("b", 0.1, [1])] * 2)
     assert advantage(consistency_blended)(equal, {"answer_cluster": same}, 0).tolist() == [0.0] * 4
 
@@ -158,11 +160,11 @@ def test_diversity_equals_a_loop(grow, rows, scale):
     expected = []
     for (g, *_), r in zip(rows, shared, strict=True):
         peers = [q for (h, _, c, _), q in zip(rows, shared, strict=True) if h == g and c]
-        own = rows[len(expected)][2]
+        own_row = rows[len(expected)][2]
         mean = sum(peers) / len(peers) if peers else 0.0
         equal = not peers or max(peers) - min(peers) <= 1e-12 * max(map(abs, peers))
         if scale == "none":
-            expected.append(0.0 if not peers or (equal and own) else r - mean)
+            expected.append(0.0 if not peers or (equal and own_row) else r - mean)
             continue
         std = math.sqrt(sum((q - mean) ** 2 for q in peers) / (len(peers) - 1)) if len(peers) > 1 else 0.0
         expected.append(0.0 if equal else (r - mean) / (std + 1e-6))

@@ -16,8 +16,10 @@ KEYS = {"credit": "dual", "credit.cost": "cost", "credit.at_most": 0.1}
 
 
 def forest(outcome, cost):
-    made = gxpo.Forest.from_completions([[1]], [[[2 + i] for i in range(len(outcome))]], [outcome])
-    return made.with_rewards(made.outcome, components={"cost": torch.tensor(cost, dtype=torch.float64)})
+    built_from_completions = gxpo.Forest.from_completions([[1]], [[[2 + i] for i in range(len(outcome))]], [outcome])
+    return built_from_completions.with_rewards(
+        built_from_completions.outcome, components={"cost": torch.tensor(cost, dtype=torch.float64)}
+    )
 
 
 def test_the_multiplier_ascends_above_the_bound_alone() -> None:

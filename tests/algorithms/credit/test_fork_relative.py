@@ -24,12 +24,14 @@ def tree(*rows) -> Forest:
     """(id, outcome, [one token or error per turn of its own], (base, turns it takes over) or None) each."""
     records = []
     for name, reward, turns, fork in rows:
-        own = [
+        own_fields = [
             {"action": [t] if isinstance(t, int) else [3], "info": {} if isinstance(t, int) else {"action_error": t}}
             for t in turns
         ]
         where = {"prompt": [1]} if fork is None else {"fork": {"of": fork[0], "turn": fork[1] - 1, "token": None}}
-        records.append({"schema": "gxpo.rollouts/1", "group": "g", "id": name, "reward": reward, "turns": own, **where})
+        records.append(
+            {"schema": "gxpo.rollouts/1", "group": "g", "id": name, "reward": reward, "turns": own_fields, **where}
+        )
     return Forest.from_records(records)
 
 
@@ -52,15 +54,15 @@ def loop(forest: Forest, part: ForkRelative) -> list[float]:
         over |= z({r: float(forest.outcome[r]) for r in steps_of_group(forest, g)}, lambda r: bool(forest.compared[r]))
     rows = defaultdict(list)  # (group, node) -> rows of S
     fork = {}
-    for r, own in steps.items():
-        for s in own:
+    for r, own_value in steps.items():
+        for s in own_value:
             place = forest.group[r], int(forest.step_action[s])
             rows[place].append(s)
-            before = own[own.index(s) - 1] if s != own[0] else None
+            before = own_value[own_value.index(s) - 1] if s != own_value[0] else None
             fork[place] = (forest.group[r], None if before is None else int(forest.step_action[before]))
     value = {}
-    for place, own in rows.items():
-        chosen = [s for s in own if forest.compared[forest.step_trajectory[s]]] or own
+    for place, own_value in rows.items():
+        chosen = [s for s in own_value if forest.compared[forest.step_trajectory[s]]] or own_value
         actual = []
         for s in chosen:
             r = int(forest.step_trajectory[s])
@@ -149,13 +151,13 @@ def test_shared_steps_have_one_value_and_siblings_sum_to_0(seed):
     forest = strategies.random_forest(seed, groups=2, rollouts=6, unscored=False, uncompared=False)
     forks = forks_of(forest, first_steps=True)
     local = fork_relative(step_value(forest.outcome, forks, 0.9), forks)
-    seen: dict[int, float] = {}
+    seen_credits: dict[int, float] = {}
     total: dict[int, float] = defaultdict(float)
     for place, key, credit in zip(forks.place.tolist(), forks.fork.tolist(), local.tolist(), strict=True):
-        if place not in seen:
-            seen[place] = credit
+        if place not in seen_credits:
+            seen_credits[place] = credit
             total[key] += credit
-        assert seen[place] == credit
+        assert seen_credits[place] == credit
     assert all(abs(x) < 1e-6 for x in total.values())
 
 

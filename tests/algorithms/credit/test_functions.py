@@ -17,12 +17,11 @@ from gxpo.algorithms.credit.consistency import answer_disagreement, between_grou
 from gxpo.algorithms.credit.decoupled import batch_normalized, decoupled_sum
 from gxpo.algorithms.credit.gae import gae
 from gxpo.algorithms.credit.node_value import Visits, node_value
+from gxpo.algorithms.credit.piece_relative import segment_relative, turn_relative
 from gxpo.algorithms.credit.relative import group_relative
 from gxpo.algorithms.credit.risk_bundle import mixed_value_at_risk
-from gxpo.algorithms.credit.segment_relative import segment_relative
 from gxpo.algorithms.credit.sets import max_second, pairwise_auc, set_leave_one_out, set_relative, subset_mean
 from gxpo.algorithms.credit.success_rate import difficulty_weighted, logistic_weight, mixed_scale
-from gxpo.algorithms.credit.turn_relative import turn_relative
 from gxpo.algorithms.credit.value_delta import value_delta
 from gxpo.algorithms.credit.value_trend import trend, trend_return
 from gxpo.base.errors import ConfigError

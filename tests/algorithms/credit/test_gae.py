@@ -121,13 +121,13 @@ def test_full_lambda_is_the_return_less_the_value(forest, seed) -> None:
         tokens = [p for p in forest.path_of(r).tolist() if bool(forest.path_trainable[p])]
         steps = (forest.step_trajectory == r).nonzero().squeeze(1).tolist()
         rewards = [float(forest.step_reward[s]) for s in steps]
-        known = [x for x in rewards if x == x]
+        known_rewards = [x for x in rewards if x == x]
         late = (
             [x for s, x in zip(steps, rewards, strict=True) if x == x and s >= int(forest.path_step[tokens[0]])]
             if (tokens)
             else []
         )
-        total = sum(late) if known else float(forest.outcome[r])
+        total = sum(late) if known_rewards else float(forest.outcome[r])
         if tokens:
             assert float(got[tokens[0]]) == pytest.approx(total, abs=1e-9)
 
@@ -187,9 +187,9 @@ def test_unscored_trajectories_have_no_credit_and_change_nothing(grow: Grow) -> 
     m = gxpo.method("grpo", {"credit": Gae, "credit.whiten": "token"})
     rows = [("a", 1.0, [2]), ("a", None, [3]), ("a", 0.0, [1])]
     forest, value = grow(rows), column(0.1, 0.2, 9, 9, 9, 0.3)
-    alone = m.advantages(grow([rows[0], rows[2]]), {"value": value[[0, 1, 5]]})
+    single_advantages = m.advantages(grow([rows[0], rows[2]]), {"value": value[[0, 1, 5]]})
     actual = m.advantages(forest, {"value": value})
-    assert actual[2:5].tolist() == [0.0] * 3 and torch.equal(actual[[0, 1, 5]], alone)
+    assert actual[2:5].tolist() == [0.0] * 3 and torch.equal(actual[[0, 1, 5]], single_advantages)
 
 
 # ---------------------------------------------------------------- cut, whitening, target
@@ -266,10 +266,10 @@ def test_a_tail_is_left_out_of_unfinished_trajectories_alone() -> None:
     records = [{**rows[0], "turns": acts, "truncated": True}, {**rows[1], "turns": acts}]
     forest = Forest.from_records(records)
     signals = {"value": torch.linspace(0.1, 0.8, 8, dtype=torch.float64)}
-    whole = Gae(cut="extend", lam=0.5)(forest, signals, 0).tolist()
-    assert Gae(cut="trim", lam=0.5, tail=0)(forest, signals, 0).tolist() == whole
+    full_value = Gae(cut="extend", lam=0.5)(forest, signals, 0).tolist()
+    assert Gae(cut="trim", lam=0.5, tail=0)(forest, signals, 0).tolist() == full_value
     cut = Gae(cut="trim", lam=0.5, tail=2)(forest, signals, 0).tolist()
-    assert cut == [*whole[:2], 0.0, 0.0, *whole[4:]] and whole[2] != 0.0
+    assert cut == [*full_value[:2], 0.0, 0.0, *full_value[4:]] and full_value[2] != 0.0
     assert Gae(cut="trim")(forest, signals, 0)[:4].tolist() == [0.0] * 4
     with pytest.raises(ConfigError, match=r"credit\.tail"):
         Gae(tail=1)

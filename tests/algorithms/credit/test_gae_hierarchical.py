@@ -147,20 +147,24 @@ def by_hand(
             paid[steps[-1]] = float(forest.outcome[r])
         turns: list[dict[str, Any]] = []
         for s in steps:
-            own = [
+            own_paths = [
                 p
                 for p in forest.path_of(r).tolist()
                 if int(forest.path_step[p]) == s and bool(forest.path_trainable[p])
             ]
-            if own:
-                kinds = [label[int(forest.path_token[p])] for p in own]
-                goal = [int(forest.token[forest.path_token[p]]) for p, k in zip(own, kinds, strict=True) if k == 3]
-                place = own[0]
+            if own_paths:
+                kinds = [label[int(forest.path_token[p])] for p in own_paths]
+                goal = [
+                    int(forest.token[forest.path_token[p]]) for p, k in zip(own_paths, kinds, strict=True) if k == 3
+                ]
+                place = own_paths[0]
                 for expected in ((1, 2), (3,)):
                     where = [i for i, k in enumerate(kinds) if k in expected]
-                    if where and where[-1] + 1 < len(own):
-                        place = own[where[-1] + 1]
-                turns.append({"own": own, "kinds": kinds, "goal": goal, "low": place, "switch": 2 in kinds, "r": 0.0})
+                    if where and where[-1] + 1 < len(own_paths):
+                        place = own_paths[where[-1] + 1]
+                turns.append(
+                    {"own": own_paths, "kinds": kinds, "goal": goal, "low": place, "switch": 2 in kinds, "r": 0.0}
+                )
             if turns and paid[s] == paid[s]:
                 turns[-1]["r"] += paid[s]
         for i, t in enumerate(turns):
@@ -187,9 +191,9 @@ def by_hand(
                 then = mine[j + 1]["VL"] if j + 1 < d else (later[0] if later else (t["VL"] if unfinished else 0.0))
                 ahead = t["r"] + g * then - t["VL"] + g * lam * ahead
                 total = t["r"] + g * total
-                given = {4: ahead, 1: total - t["VT"], 2: total - t["VT"], 3: high if j == 0 else 0.0, 0: 0.0}
+                given_values = {4: ahead, 1: total - t["VT"], 2: total - t["VT"], 3: high if j == 0 else 0.0, 0: 0.0}
                 for p, kind in zip(t["own"], t["kinds"], strict=True):
-                    credit[p] = given[kind] + (ahead if 4 not in t["kinds"] else 0.0)
+                    credit[p] = given_values[kind] + (ahead if 4 not in t["kinds"] else 0.0)
                 targets["low"][t["low"]], targets["switch"][t["own"][0]] = ahead + t["VL"], total
             targets["high"][first["own"][0]] = high + first["VH"]
             later = (first["VH"], high)
@@ -279,10 +283,14 @@ def test_what_keeping_costs() -> None:
     fields = {"discount": 0.0, "keep_penalty": -0.3, **RAW}
     shared = HierarchicalGae(**fields)(forest, values(forest), 0)
     assert shared[2::3].tolist() == pytest.approx([0, -0.075, -0.075, 1.0])
-    whole = HierarchicalGae(keep_mode="each", **fields)(forest, values(forest), 0)
-    assert whole[2::3].tolist() == pytest.approx([0, -0.3, -0.3, 1.0])
-    alone = Forest.from_records([episode(("134", 1.0))])  # the only turn begins an option, whatever it says
-    assert HierarchicalGae(**fields)(alone, values(alone), 0).tolist() == pytest.approx([1.0] * 3)
+    full_value = HierarchicalGae(keep_mode="each", **fields)(forest, values(forest), 0)
+    assert full_value[2::3].tolist() == pytest.approx([0, -0.3, -0.3, 1.0])
+    single_from_records = Forest.from_records(
+        [episode(("134", 1.0))]
+    )  # the only turn begins an option, whatever it says
+    assert HierarchicalGae(**fields)(single_from_records, values(single_from_records), 0).tolist() == pytest.approx(
+        [1.0] * 3
+    )
 
 
 def test_a_truncated_episode_is_paid_what_it_earned() -> None:
@@ -350,8 +358,11 @@ def _policy(forest: Forest) -> gxpo.PolicyTokens:
 def test_unscored_trajectories_have_no_credit_and_change_nothing() -> None:
     records = [episode(("234", None), name=str(i), reward=r) for i, r in enumerate((1.0, None, 0.0))]
     m, forest = gxpo.method("hiper"), Forest.from_records(records)
-    alone = Forest.from_records([records[0], records[2]])
-    actual, expected = m.advantages(forest, values(forest)), m.advantages(alone, values(alone))
+    single_from_records = Forest.from_records([records[0], records[2]])
+    actual, expected = (
+        m.advantages(forest, values(forest)),
+        m.advantages(single_from_records, values(single_from_records)),
+    )
     assert actual[3:6].tolist() == [0.0] * 3 and torch.equal(actual[[0, 1, 2, 6, 7, 8]], expected)
 
 

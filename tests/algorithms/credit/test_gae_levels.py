@@ -136,19 +136,19 @@ def by_levels(
         if all(x != x for x in paid.values()):
             paid = dict.fromkeys(steps, 0.0)
             paid[steps[-1]] = 0.0 if unfinished else float(forest.outcome[r])
-        own: dict[int, list[int]] = {}
+        own_values: dict[int, list[int]] = {}
         for p in forest.path_of(r).tolist():
             if bool(forest.path_trainable[p]):
-                own.setdefault(int(forest.path_step[p]), []).append(p)
-        reward = dict.fromkeys(own, 0.0)
+                own_values.setdefault(int(forest.path_step[p]), []).append(p)
+        reward = dict.fromkeys(own_values, 0.0)
         for s in steps:
-            before = [k for k in own if k <= s]
+            before = [k for k in own_values if k <= s]
             if before and paid[s] == paid[s]:
                 reward[before[-1]] += paid[s]
         ahead, later = 0.0, None
         chain = []  # tokens of the turns after, for level "token"
-        for s in reversed(list(own)):
-            tokens = own[s]
+        for s in reversed(list(own_values)):
+            tokens = own_values[s]
             v = value[tokens[at]]
             if level == "token":
                 for i, p in reversed(list(enumerate(tokens))):

@@ -94,13 +94,13 @@ def test_it_agrees_with_the_solution_of_the_equations(seed, discount, lam):
 def test_edges_of_a_state_sum_to_0_and_paths_telescope(seed):
     forest = wandering(seed, uncompared=False)
     part = GraphValues()
-    state, own, pay = part.states(forest), forest.step_trajectory, forest.returns(0.0)
-    edge = graph_advantage(pay, state, own, lam=0.0)
+    state, own_step_trajectory, pay = part.states(forest), forest.step_trajectory, forest.returns(0.0)
+    edge = graph_advantage(pay, state, own_step_trajectory, lam=0.0)
     for s in range(int(state.max()) + 1):
         assert float(edge[state == s].sum()) == pytest.approx(0, abs=1e-7)
-    full = graph_advantage(pay, state, own, lam=1.0)
+    full = graph_advantage(pay, state, own_step_trajectory, lam=1.0)
     for r in range(forest.n_trajectories):
-        rows = ((own == r) & (state >= 0)).nonzero().squeeze(1).tolist()
+        rows = ((own_step_trajectory == r) & (state >= 0)).nonzero().squeeze(1).tolist()
         if rows:  # the first step's return - V(s_0), both ways
             assert float(edge[rows].sum()) == pytest.approx(float(full[rows[0]]), abs=1e-7)
 
@@ -108,8 +108,8 @@ def test_edges_of_a_state_sum_to_0_and_paths_telescope(seed):
 def test_it_is_gae_on_the_graphs_values(grow):
     forest = grow(ROWS)
     value = torch.tensor([4 / 9, 2 / 3, 4 / 9, 2 / 3, 4 / 9, 0, 2 / 3], dtype=torch.float64)
-    own = forest.step_trajectory
-    expected = gae(forest.returns(0.0), value, own, torch.ones(7, dtype=torch.bool), 1.0, 0.7)
+    own_step_trajectory = forest.step_trajectory
+    expected = gae(forest.returns(0.0), value, own_step_trajectory, torch.ones(7, dtype=torch.bool), 1.0, 0.7)
     assert GraphValues(lam=0.7)(forest, {}, 0).tolist() == pytest.approx(expected.tolist(), abs=1e-9)
 
 

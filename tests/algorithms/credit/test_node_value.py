@@ -92,14 +92,14 @@ def loop(forest: Forest, form: str) -> list[float]:
         if form == "paper":
             out.append((overall + la) / math.sqrt(len(leaves)))
             continue
-        here, above = weighted(g, way)
+        local_value, above = weighted(g, way)
         before = weighted(g, above)[0] if above else 0.0
-        change = here - before
+        change = local_value - before
         while abs(change) < 1e-8 and above is not None:
             above_value, further = weighted(g, above)
             change = above_value - (weighted(g, further)[0] if further else 0.0)
             above = further
-        out.append(here + (change if abs(change) >= 1e-8 else 0.0))
+        out.append(local_value + (change if abs(change) >= 1e-8 else 0.0))
     return out
 
 
@@ -164,17 +164,17 @@ def test_order_and_a_shift_of_the_outcome_do_not_matter(seed, form):
 
 @pytest.mark.parametrize("form", ["paper", "released"])
 def test_a_cut_that_no_branch_is_left_of_changes_nothing(form):
-    whole = tree(("a", 1.0, [2, 3, 4], None), ("c", 0.0, [6, 7], None))
+    full_tree = tree(("a", 1.0, [2, 3, 4], None), ("c", 0.0, [6, 7], None))
     cut = tree(("a", 1.0, [2, 3, 4], None), ("b", 0.3, [5], ("a", 1)), ("c", 0.0, [6, 7], None)).select([0, 2])
-    assert cut.n_nodes > whole.n_nodes
-    assert torch.equal(NodeValue(form=form)(cut, {}, 0), NodeValue(form=form)(whole, {}, 0))
+    assert cut.n_nodes > full_tree.n_nodes
+    assert torch.equal(NodeValue(form=form)(cut, {}, 0), NodeValue(form=form)(full_tree, {}, 0))
 
 
 @pytest.mark.parametrize("form", ["paper", "released"])
 def test_nothing_to_compare_is_exactly_zero(form):
     equal = tree(("a", 0.1, [2, 3, 4], None), ("b", 0.1, [5], ("a", 2)), ("c", 0.1, [6, 7], None))
-    alone = tree(("a", 1.0, [2, 3], None))
-    for forest in (equal, alone):
+    single_tree = tree(("a", 1.0, [2, 3], None))
+    for forest in (equal, single_tree):
         assert NodeValue(form=form)(forest, {}, 0).tolist() == [0.0] * forest.n_entries
 
 
@@ -351,7 +351,11 @@ def ancestor_loop(forest: Forest, weight: str, drop_equal: bool) -> list[float]:
     for r in range(forest.n_trajectories):
         g = forest.group[r]
         everybody = frozenset(q for q in range(forest.n_trajectories) if forest.group[q] == g)
-        sets = {frozenset(q for q in own if forest.compared[q]) for (h, _), own in below.items() if h == g and r in own}
+        sets = {
+            frozenset(q for q in own_value if forest.compared[q])
+            for (h, _), own_value in below.items()
+            if h == g and r in own_value
+        }
         sets.add(frozenset(q for q in everybody if forest.compared[q]))
         top = bottom = 0.0
         for leaves in sets:
@@ -398,17 +402,17 @@ def test_a_step_on_the_way_that_nobody_leaves_counts_once() -> None:
 
 
 def test_a_leaf_without_peers_is_exactly_zero() -> None:
-    alone = tree(("a", 1.0, [2, 3], None))
-    equal = tree(*[(name, 0.1, own, base) for name, _, own, base in ANCESTOR_CARD])
-    for forest in (alone, equal):
+    single_tree = tree(("a", 1.0, [2, 3], None))
+    equal = tree(*[(name, 0.1, own_value, base) for name, _, own_value, base in ANCESTOR_CARD])
+    for forest in (single_tree, equal):
         assert by_leaf(forest) == [0.0] * forest.n_trajectories
         assert advantage(by_ancestors)(forest, {}, 0).tolist() == [0.0] * forest.n_entries
 
 
 def test_the_credit_is_whitened_over_tokens_of_whole_paths() -> None:
     forest = tree(*ANCESTOR_CARD)
-    own = [1 / 3, -2 / 3, 1 / 6, 1 / 6]  # two tokens on each path
-    over = [x for x in own for _ in range(2)]
+    own_counts = [1 / 3, -2 / 3, 1 / 6, 1 / 6]  # two tokens on each path
+    over = [x for x in own_counts for _ in range(2)]
     mean, spread = statistics.fmean(over), math.sqrt(statistics.variance(over) + 1e-8)
     assert advantage(by_ancestors, whiten="none")(forest, {}, 0).tolist() == pytest.approx(over, abs=1e-12)
     assert advantage(by_ancestors)(forest, {}, 0).tolist() == pytest.approx(

@@ -145,9 +145,9 @@ def test_credit_of_the_family():
     # r0 = [-.2, -.2, .8, -.2, -.2]; z is to stand .01 above x and x2: they give .01 / 3 each, z has the double
     credit = advantage(prefix_ordered)(prefixed(*FAMILY), {}, 0)
     forest = prefixed(*FAMILY)
-    own = [float(credit[forest.path_of(r)[-1]]) for r in range(5)]
+    own_values = [float(credit[forest.path_of(r)[-1]]) for r in range(5)]
     d = 0.01 / 3
-    assert own == pytest.approx([-0.2, -0.2 - d, 0.8, -0.2 + 2 * d, -0.2 - d], abs=1e-9)
+    assert own_values == pytest.approx([-0.2, -0.2 - d, 0.8, -0.2 + 2 * d, -0.2 - d], abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_without_prefixes_it_is_the_centred_reward(seed, how):
 @given(st.integers(0, 10**6))
 def test_pairs_agree_with_a_loop(seed):
     forest = strategies.random_forest(seed, groups=2, rollouts=6, unscored=False)
-    prefixes, known = prefixes_of(forest), forest.compared
+    prefixes, known_compared = prefixes_of(forest), forest.compared
     pairs = pairs_of(forest, prefixes)
     of = [forest.path_token[forest.path_of(r)].tolist() for r in range(forest.n_trajectories)]
     trained = [forest.path_trainable[forest.path_of(r)].tolist() for r in range(forest.n_trajectories)]
@@ -201,7 +201,7 @@ def test_pairs_agree_with_a_loop(seed):
                 begins = length[i] <= length[j] and of[i][: length[i]] == of[j][: length[i]]
                 assert actual.pop((i, j)) == begins
     assert not actual
-    low, high = order_of(pairs, forest.success >= 1, known, prefixes.length)
+    low, high = order_of(pairs, forest.success >= 1, known_compared, prefixes.length)
     assert not set(low.tolist()) & set(high.tolist())  # nothing can go round in a circle
 
 
@@ -209,8 +209,8 @@ def test_nothing_to_compare_is_exactly_zero():
     equal = prefixed(*((name, 1.0, lengths, base) for name, _, lengths, base in FAMILY))
     for how in ("projection", "expectation", "optimistic", "pessimistic"):
         assert advantage(prefix_ordered, how=how)(equal, {}, 0).tolist() == [0.0] * equal.n_entries
-        alone = prefixed(FAMILY[0])
-        assert advantage(prefix_ordered, how=how)(alone, {}, 0).tolist() == [0.0] * alone.n_entries
+        single_prefixed = prefixed(FAMILY[0])
+        assert advantage(prefix_ordered, how=how)(single_prefixed, {}, 0).tolist() == [0.0] * single_prefixed.n_entries
 
 
 def test_refusals():

@@ -82,11 +82,11 @@ def test_equals_a_loop(forest: Forest, discount: float, seed: int) -> None:
     acts, outcome = set(of), forest.outcome.tolist()
     rewards: list[list[tuple[int, float | None]]] = []
     for r in range(forest.n_trajectories):
-        own = [s for s in range(forest.n_steps) if int(forest.step_trajectory[s]) == r]
+        own_values = [s for s in range(forest.n_steps) if int(forest.step_trajectory[s]) == r]
         row: list[tuple[int, float | None]] = []
-        for s in own:
+        for s in own_values:
             gain = steps[s][1] - steps[s][0] if s in acts else math.nan
-            row.append((s, outcome[r] if s == own[-1] else None if math.isnan(gain) else gain))
+            row.append((s, outcome[r] if s == own_values[-1] else None if math.isnan(gain) else gain))
         rewards.append(row)
     expected = dict.fromkeys(range(forest.n_steps), 0.0)
     for r, row in enumerate(rewards):
@@ -99,9 +99,9 @@ def test_equals_a_loop(forest: Forest, discount: float, seed: int) -> None:
             for _, x in other
             if x is not None
         ]
-        alone = [0.0 if x is None else standardised(x, peers, 1, 1e-6) for _, x in row]
+        single_rows = [0.0 if x is None else standardised(x, peers, 1, 1e-6) for _, x in row]
         for t, (s, _) in enumerate(row):
-            expected[s] = math.fsum(discount ** (k - t) * alone[k] for k in range(t, len(row)))
+            expected[s] = math.fsum(discount ** (k - t) * single_rows[k] for k in range(t, len(row)))
     assert actual.tolist() == pytest.approx([expected[s] for s in of], abs=1e-9)
 
 

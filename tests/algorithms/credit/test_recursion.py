@@ -40,9 +40,9 @@ def test_the_recursion_equals_a_loop_over_each_chain(rows) -> None:
     counted = torch.tensor([r[1] for r in rows], dtype=torch.bool)
     following = next_in(chain, counted)
     expected = []
-    for i, (c, here, *_) in enumerate(rows):
+    for i, (c, local_value, *_) in enumerate(rows):
         later = [j for j in range(i + 1, len(rows)) if rows[j][0] == c and rows[j][1]]
-        expected.append(later[0] if here and later else -1)
+        expected.append(later[0] if local_value and later else -1)
     assert following.tolist() == expected
     delta, coefficient = torch.tensor([r[2] for r in rows], dtype=F64), torch.tensor([r[3] for r in rows], dtype=F64)
     actual = linear_recursion(delta, coefficient, following)
@@ -64,8 +64,8 @@ def test_a_row_does_not_depend_on_the_rest_of_the_batch() -> None:
     generator = torch.Generator().manual_seed(0)
     delta = torch.randn(300, generator=generator, dtype=F64)
     chain = torch.tensor([0] * 7 + [1] * 293)
-    alone = linear_recursion(delta[:7], 0.97, next_in(chain[:7]))
-    assert torch.equal(linear_recursion(delta, 0.97, next_in(chain))[:7], alone)
+    single_linear_recursion = linear_recursion(delta[:7], 0.97, next_in(chain[:7]))
+    assert torch.equal(linear_recursion(delta, 0.97, next_in(chain))[:7], single_linear_recursion)
 
 
 def test_rows_of_a_chain_need_not_stand_together() -> None:

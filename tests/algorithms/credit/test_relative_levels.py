@@ -190,21 +190,28 @@ def test_turn_levels_equal_a_loop(forest: Forest, over: str, last: bool, discoun
     n = forest.n_trajectories
     rewards: list[list[float]] = []
     for r in range(n):
-        own = [x for x, o in zip(forest.step_reward.tolist(), forest.step_trajectory.tolist(), strict=True) if o == r]
-        if own and all(math.isnan(x) for x in own):
-            own[-1] = float(forest.outcome[r])
-        rewards.append([0.0 if math.isnan(x) else x for x in own])
-    later = [[sum(discount**k * x for k, x in enumerate(own[t:])) for t in range(len(own))] for own in rewards]
-    whole = [sum(own) for own in rewards] if over == "rewards" else forest.outcome.tolist()
+        own_step_rewards = [
+            x for x, o in zip(forest.step_reward.tolist(), forest.step_trajectory.tolist(), strict=True) if o == r
+        ]
+        if own_step_rewards and all(math.isnan(x) for x in own_step_rewards):
+            own_step_rewards[-1] = float(forest.outcome[r])
+        rewards.append([0.0 if math.isnan(x) else x for x in own_step_rewards])
+    later = [
+        [sum(discount**k * x for k, x in enumerate(own_step_rewards[t:])) for t in range(len(own_step_rewards))]
+        for own_step_rewards in rewards
+    ]
+    full_totals = (
+        [sum(own_step_rewards) for own_step_rewards in rewards] if over == "rewards" else forest.outcome.tolist()
+    )
     target = []
     for r in range(n):
         peers = [q for q in range(n) if forest.group[q] == forest.group[r] and bool(forest.compared[q])]
         for t in range(len(rewards[r])):
             fine = 0.0
             if last or t + 1 < len(rewards[r]):
-                there = [q for q in peers if t < len(later[q]) and (last or t + 1 < len(later[q]))]
-                fine = z(later[r][t], [later[q][t] for q in there], 1e-6)
-            target.append(0.7 * z(whole[r], [whole[q] for q in peers], 1e-6) + 0.4 * fine)
+                remote_peers = [q for q in peers if t < len(later[q]) and (last or t + 1 < len(later[q]))]
+                fine = z(later[r][t], [later[q][t] for q in remote_peers], 1e-6)
+            target.append(0.7 * z(full_totals[r], [full_totals[q] for q in peers], 1e-6) + 0.4 * fine)
     expected = [target[s] for s in forest.path_step.tolist()]
     assert actual.tolist() == pytest.approx(expected, abs=1e-6)
 

@@ -105,17 +105,17 @@ def loop(forest: Forest, temperature: float = 1.0, bound: float = 1.0, scale: bo
         ways[r] = numbers
     right = {}
     for r in range(forest.n_trajectories):
-        known = float(forest.success[r])
-        right[r] = 1.0 if (known >= 1 if known == known else float(forest.outcome[r]) > 0) else -1.0
+        known_value = float(forest.success[r])
+        right[r] = 1.0 if (known_value >= 1 if known_value == known_value else float(forest.outcome[r]) > 0) else -1.0
 
     def value(p: int, r: int, number: int) -> float:
         token, won, lost, any_one = int(forest.path_token[p]), 0.0, 0.0, False
         for other, way in ways.items():
             if forest.group[other] != forest.group[r] or not bool(forest.compared[other]):
                 continue
-            for q, own in way:
+            for q, own_value in way:
                 if int(forest.path_token[q]) == token:
-                    w = max((own + 2) / (way[-1][1] + 2), 0.1)
+                    w = max((own_value + 2) / (way[-1][1] + 2), 0.1)
                     any_one = True
                     won += w * (right[other] > 0)
                     lost += w * (right[other] < 0)

@@ -395,10 +395,10 @@ def test_sums_signs_shifts_and_groups_of_one_label(rows, shift):
     assert bool((actual[right] >= 0).all() and (actual[~right] <= 0).all())
     assert pairwise_auc(lp + shift, right, g).tolist() == pytest.approx(actual.tolist(), abs=1e-9)
     for k in range(3):
-        own = g == k
-        assert float(actual[own].sum()) == pytest.approx(0.0, abs=1e-9)
-        if bool(right[own].all()) or not bool(right[own].any()):
-            assert bool((actual[own] == 0).all())
+        is_own = g == k
+        assert float(actual[is_own].sum()) == pytest.approx(0.0, abs=1e-9)
+        if bool(right[is_own].all()) or not bool(right[is_own].any()):
+            assert bool((actual[is_own] == 0).all())
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     assert pairwise_auc(lp[order], right[order], g[order]).tolist() == pytest.approx(actual[order].tolist(), abs=1e-12)
 

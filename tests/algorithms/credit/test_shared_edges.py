@@ -78,22 +78,22 @@ def test_what_makes_edges_equal():
 @given(SEEDS, st.integers(0, 2))
 def test_it_agrees_with_a_loop(seed, history):
     forest = wandering(seed)
-    own = {}
+    own_values = {}
     for row, value in zip(forest.path_step.tolist(), GroupRelative()(forest, {}, 0).tolist(), strict=True):
-        own[row] = value
+        own_values[row] = value
     keys, members = {}, {}
     for walk in walks_of(forest):
         names = [m.state for m in walk.moves]
         for t, move in enumerate(walk.moves):
-            if move.after is None or move.row not in own:
+            if move.after is None or move.row not in own_values:
                 continue
             key = (walk.group, t < history, *names[max(t - history, 0) : t + 1], move.action, move.after)
             keys[move.row] = key, walk.compared
             if walk.compared:
-                members.setdefault(key, []).append(own[move.row])
-    expected = dict(own)
+                members.setdefault(key, []).append(own_values[move.row])
+    expected = dict(own_values)
     for row, (key, compared) in keys.items():
-        among = members.get(key, []) + ([] if compared else [own[row]])
+        among = members.get(key, []) + ([] if compared else [own_values[row]])
         expected[row] = sum(among) / len(among)
     actual = SharedEdges(history=history)(forest, {}, 0)
     assert actual.tolist() == pytest.approx([expected[s] for s in forest.path_step.tolist()], abs=1e-9)

@@ -39,9 +39,9 @@ def test_gigpo_card(grow: Grow) -> None:
     scaled = anchor_state_credit()(forest, {}, 0) - anchor_state_credit(step_weight=0.0)(forest, {}, 0)
     assert scaled.tolist() == pytest.approx([1.154700, 0, -0.577350, -0.577350, 0], abs=1e-6)
     # the episode level over two trajectories: 5 / std(10, 0) = 5 / 7.071068
-    whole = anchor_state_credit()(forest, {}, 0)
+    full_value = anchor_state_credit()(forest, {}, 0)
     expected = [0.707107 + 1.154700, 0.707107, -0.707107 - 0.577350, -0.707107 - 0.577350, -0.707107]
-    assert whole.tolist() == pytest.approx(expected, abs=2e-6)
+    assert full_value.tolist() == pytest.approx(expected, abs=2e-6)
 
 
 def gigpo_by_hand(rows: list, discount: float, weight: float, scaled: bool) -> list[float]:
@@ -111,8 +111,8 @@ def test_gigpo_without_step_weight_or_repeated_states_is_grpo(grow: Grow) -> Non
 def test_equal_states_of_two_groups_do_not_meet(grow: Grow) -> None:
     # T13: bucketed by state alone, the second task's returns would move the first one's
     other = [("b", 50.0, [1, 1], {"states": ["s0", "s2"], "step_rewards": [25.0, 25.0]})]
-    alone, both = grow(CARD), grow(CARD + other)
-    assert torch.equal(anchor_state_credit()(both, {}, 0)[:5], anchor_state_credit()(alone, {}, 0))
+    single_value, both = grow(CARD), grow(CARD + other)
+    assert torch.equal(anchor_state_credit()(both, {}, 0)[:5], anchor_state_credit()(single_value, {}, 0))
     assert not anchor_state_credit()(both, {}, 0)[5:].any()  # T14: a group of one has no raw score
 
 
@@ -155,8 +155,8 @@ def test_the_card_over_steps(grow):
 
 
 def test_a_lone_trajectory_and_a_state_met_once(grow):
-    alone = [("b", 10.0, [1, 1], {"states": ["s0", "s1"], "step_rewards": [0.0, 10.0]})]
-    forest = grow(alone)
+    single_values = [("b", 10.0, [1, 1], {"states": ["s0", "s1"], "step_rewards": [0.0, 10.0]})]
+    forest = grow(single_values)
     assert anchor_state_credit()(forest, {}, 0).tolist() == [0.0, 0.0]
     assert anchor_state_credit(scale="none", single="raw")(forest, {}, 0).tolist() == [10.0, 10.0]
     assert anchor_state_credit(single="raw")(forest, {}, 0).tolist() == pytest.approx([10 / (1 + 1e-6)] * 2)
@@ -220,8 +220,10 @@ def test_anchor_states_agree_with_a_loop(seed, history, scaled, raw):
 @given(SEEDS)
 def test_defaults_are_what_they_were(seed):
     forest = wandering(seed)
-    named = anchor_state_credit(unit="trajectory", single="zero", single_state="zero", step_weight=1.0, discount=0.95)
-    assert torch.equal(anchor_state_credit()(forest, {}, 0), named(forest, {}, 0))
+    listed_state_credit = anchor_state_credit(
+        unit="trajectory", single="zero", single_state="zero", step_weight=1.0, discount=0.95
+    )
+    assert torch.equal(anchor_state_credit()(forest, {}, 0), listed_state_credit(forest, {}, 0))
 
 
 @given(SEEDS)
@@ -301,8 +303,8 @@ def loop(forest, history, alpha, offset, ignore, scaled) -> list[float]:
                 members = groups.get((walk.group, *names[t - h : t + 1]), [])
                 a = z(worth[move.row], members, walk.compared, scaled, 0, 1e-6)
                 equal = bool(members) and max(members) - min(members) <= 1e-12 * max(map(abs, members))
-                alone = len(members) < (2 if walk.compared else 1)
-                if alone or (ignore == "equal" and equal and a == 0):
+                is_alone = len(members) < (2 if walk.compared else 1)
+                if is_alone or (ignore == "equal" and equal and a == 0):
                     continue
                 weight = (h + offset) ** alpha
                 top, bottom = top + weight * a, bottom + weight
@@ -369,11 +371,11 @@ def test_the_method_and_its_settings():
     m = gxpo.method("hgpo", {"credit.history": 4})
     assert m.credit == HistoryGroups(history=4) and m.requires == ("states",)
     assert math.isclose(gxpo.method("hgpo@paper").keys["objective.kl.coef"].value, 0.01)
-    for wrong, said in (
+    for wrong, message in (
         ({"ignore": "all"}, "credit.ignore is 'all'; it is one of equal, zero, none"),
         ({"scale": "mean"}, "credit.scale is 'mean'; it is one of std, none"),
         ({"history": -1}, "credit.history is -1; it is 0 or more"),
         ({"offset": 0}, "credit.offset is 0; it is 1 or more"),
     ):
-        with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
+        with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
             HistoryGroups(**wrong)

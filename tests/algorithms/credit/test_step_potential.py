@@ -65,20 +65,20 @@ def test_shaping_without_a_spread_or_members() -> None:
 
 def probed(rng: random.Random, forest: Forest) -> tuple[dict[str, torch.Tensor], dict[tuple[int, int], Any]]:
     """Signals, equal over each (step, segment), and the same by segment; some are not known."""
-    known: dict[tuple[int, int], Any] = {}
+    known_values: dict[tuple[int, int], Any] = {}
     rows = []
     for p in range(forest.n_entries):
         key = (int(forest.path_step[p]), int(forest.segment[forest.path_token[p]]))
         value = (rng.choice([0.05, 0.5, 0.99, math.nan]), rng.choice([0.2, 1.0]))
-        rows.append(known.setdefault(key, value) if key[1] >= 0 else (math.nan, math.nan))
+        rows.append(known_values.setdefault(key, value) if key[1] >= 0 else (math.nan, math.nan))
     table = torch.tensor(rows, dtype=F64).reshape(-1, 2)
-    return {"belief_after": table[:, 0], "answer_confidence": table[:, 1]}, known
+    return {"belief_after": table[:, 0], "answer_confidence": table[:, 1]}, known_values
 
 
 @settings(max_examples=40, deadline=None)
 @given(forest=forests(), seed=st.integers(0, 999), alpha=st.sampled_from([0.0, 0.5]), xi=st.sampled_from([0.0, 0.5]))
 def test_equals_a_loop(forest: Forest, seed: int, alpha: float, xi: float) -> None:
-    signals, known = probed(random.Random(seed), forest)
+    signals, known_value = probed(random.Random(seed), forest)
     actual = gxpo.method("spae", {"credit.alpha": alpha, "credit.xi": xi}).advantages(forest, signals)
     outcome, scored = forest.outcome.tolist(), forest.scored.tolist()
     f: dict[int, float] = {}
@@ -87,19 +87,19 @@ def test_equals_a_loop(forest: Forest, seed: int, alpha: float, xi: float) -> No
     for r in range(forest.n_trajectories):
         if not scored[r]:
             continue
-        saturated, before, seen = 0, None, {}
+        saturated, before, seen_counts = 0, None, {}
         for p in forest.path_of(r).tolist():
             key = (int(forest.path_step[p]), int(forest.segment[forest.path_token[p]]))
             if key[1] < 0:
                 continue
-            if key not in seen:
-                b, c = known[key]
+            if key not in seen_counts:
+                b, c = known_value[key]
                 phi = 1.5 * b * c + 0.5 * b - c
                 moved = phi - before if before is not None else 0.0 * phi
-                seen[key] = (1 - alpha * (1 - math.exp(-saturated)), moved)
+                seen_counts[key] = (1 - alpha * (1 - math.exp(-saturated)), moved)
                 segments.append((moved, bool(forest.compared[r])))
                 before, saturated = phi, saturated + int(phi > 0.9)
-            f[p], change[p] = seen[key][0], (seen[key][1], bool(forest.compared[r]))
+            f[p], change[p] = seen_counts[key][0], (seen_counts[key][1], bool(forest.compared[r]))
     counted = [x for x, enters in segments if enters and not math.isnan(x)]
     flat = not counted or max(counted) - min(counted) <= 1e-12 * max(map(abs, counted))
 

@@ -91,9 +91,11 @@ def test_equals_a_loop_on_any_forest(forest, seed, discount) -> None:
             paid[steps[-1]] = float(forest.outcome[r])
         turns: list[dict[str, Any]] = []
         for s in steps:
-            own = [p for p in forest.path_of(r).tolist() if int(forest.path_step[p]) == s and forest.path_trainable[p]]
-            if own:
-                turns.append({"own": own, "r": 0.0})
+            own_paths = [
+                p for p in forest.path_of(r).tolist() if int(forest.path_step[p]) == s and forest.path_trainable[p]
+            ]
+            if own_paths:
+                turns.append({"own": own_paths, "r": 0.0})
             if turns and paid[s] == paid[s]:
                 turns[-1]["r"] += paid[s]
         for t, after in zip(turns, [*turns[1:], None], strict=False):

@@ -43,7 +43,7 @@ def chains(*rows: tuple[float | None, list[float], list[float | None]], **fields
         }
         for i, (outcome, p, _) in enumerate(rows)
     )
-    return valued(forest, [NAN if x is None else x for _, _, own in rows for x in own])
+    return valued(forest, [NAN if x is None else x for _, _, own_value in rows for x in own_value])
 
 
 def valued(forest: Forest, values: list[float]) -> Forest:
@@ -90,14 +90,14 @@ def loop(forest: Forest, best_of: int, confident: float) -> list[float]:
     better = lambda v: 1 - (1 - v) ** best_of  # noqa: E731
     out = [0.0] * forest.n_entries
     for r in range(forest.n_trajectories):
-        end, held = better(float(forest.outcome[r])), []
+        end, held_values = better(float(forest.outcome[r])), []
         for p in reversed(forest.path_of(r).tolist()):
-            held.append(p)
+            held_values.append(p)
             value = float(forest.extras[VALUE][forest.path_token[p]])
             if value == value:
-                for q in held:
+                for q in held_values:
                     out[q] = end - better(value)
-                end, held = better(value), []
+                end, held_values = better(value), []
     for p, logprob in enumerate(forest.path_behaviour_logprob.tolist()):
         if math.exp(logprob) > confident:
             out[p] = 0.0
@@ -151,9 +151,9 @@ def test_values_of_a_signal() -> None:
 def test_whitening_leaves_out_confident_tokens() -> None:
     forest = chains((1.0, [0.5, 0.95, 0.5, 0.6], [0.5, None, 0.75, 0.25]), (0.0, [0.5], [0.25]))
     # .25, (masked), -.5, .75, and -.25
-    kept = [0.25, -0.5, 0.75, -0.25]
-    mean, spread = statistics.fmean(kept), math.sqrt(statistics.variance(kept) + 1e-8)
-    white = [(x - mean) / spread for x in kept]
+    kept_values = [0.25, -0.5, 0.75, -0.25]
+    mean, spread = statistics.fmean(kept_values), math.sqrt(statistics.variance(kept_values) + 1e-8)
+    white = [(x - mean) / spread for x in kept_values]
     actual = ValueDelta(confident=0.9, whiten="token")(forest, {}, 0).tolist()
     assert actual == pytest.approx([white[0], 0.0, *white[1:]], abs=1e-9)
 
@@ -274,10 +274,10 @@ def test_pieces_agree_with_a_loop_and_add_up(seed):
             end = int(forest.path_token[int(pieces.last[k])])
             through = [float(forest.outcome[o]) for o in same if end in tokens[o]]
             after = sum(through) / len(through) if through and k != mine[-1] else outcome
-            own = credit[int(pieces.first[k]) : int(pieces.last[k]) + 1].tolist()
-            assert own == pytest.approx([after - before] * len(own), abs=1e-9)
+            own_credit = credit[int(pieces.first[k]) : int(pieces.last[k]) + 1].tolist()
+            assert own_credit == pytest.approx([after - before] * len(own_credit), abs=1e-9)
             assert float(target[int(pieces.last[k])]) == pytest.approx(after, abs=1e-9)
-            total, before = total + own[0], after
+            total, before = total + own_credit[0], after
         if mine:
             assert total == pytest.approx(outcome - mean, abs=1e-9)
     assert int(target.isfinite().sum()) == len(pieces.first)

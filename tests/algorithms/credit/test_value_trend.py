@@ -62,9 +62,9 @@ def test_it_agrees_with_a_loop(accs, decay, lookahead) -> None:
     for r, acc in enumerate(accs):
         value += [NAN, *(x for a in acc for x in (a, NAN))]
         trajectory += [r] * (1 + 2 * len(acc))
-        own = loop(acc, decay, lookahead, 1e-5)
-        later = [sum(own[j:]) for j in range(len(own))] + [0.0] * (len(acc) > 0)
-        expected += [sum(own), *(x for y in later for x in (y, y))]
+        own_loop = loop(acc, decay, lookahead, 1e-5)
+        later = [sum(own_loop[j:]) for j in range(len(own_loop))] + [0.0] * (len(acc) > 0)
+        expected += [sum(own_loop), *(x for y in later for x in (y, y))]
     actual = trend_return(torch.tensor(value, dtype=F64), torch.tensor(trajectory), decay, lookahead)
     assert actual.tolist() == pytest.approx(expected, abs=1e-12)
 

@@ -108,17 +108,17 @@ def loop(forest, form: str) -> list[float]:
             right = verdict >= 1 if verdict == verdict else walk.outcome > 0
             for i, move in enumerate(walk.moves):
                 after = "SUCCESS" if right and i == len(walk.moves) - 1 else move.after and ("state", move.after)
-                here = names.setdefault(("state", move.state), len(names))
-                there = None if after is None else names.setdefault(after, len(names))
-                ways.append((move.row, here, there))
-                if walk.compared and there is not None:
-                    edges.append((here, there))
+                local_setdefault = names.setdefault(("state", move.state), len(names))
+                remote_setdefault = None if after is None else names.setdefault(after, len(names))
+                ways.append((move.row, local_setdefault, remote_setdefault))
+                if walk.compared and remote_setdefault is not None:
+                    edges.append((local_setdefault, remote_setdefault))
         d = dijkstra(edges, [0], len(names))
         far = max(x for x in d if x < float("inf")) + 1
         d = [min(x, far) for x in d]
-        for row, here, there in ways:
-            hops = far if there is None else d[there]
-            out[row] = 10 * 0.1 ** (hops - d[here] + 1 if form == "progress" else hops)
+        for row, local_setdefault, remote_setdefault in ways:
+            hops = far if remote_setdefault is None else d[remote_setdefault]
+            out[row] = 10 * 0.1 ** (hops - d[local_setdefault] + 1 if form == "progress" else hops)
     return out
 
 
@@ -127,10 +127,10 @@ def test_it_agrees_with_a_loop(seed, form):
     forest = wandering(seed)
     part = graph_distance_credit(form=form, scale="none", step_weight=2.0)
     expected = loop(forest, form)
-    own = part.parts[1]
-    (worth, _), state = own.values(forest, {}), own.states(forest)
-    known = state >= 0
-    assert worth[known].tolist() == pytest.approx([w for w, k in zip(expected, known.tolist(), strict=True) if k])
+    own_part = part.parts[1]
+    (worth, _), state = own_part.values(forest, {}), own_part.states(forest)
+    is_known = state >= 0
+    assert worth[is_known].tolist() == pytest.approx([w for w, k in zip(expected, is_known.tolist(), strict=True) if k])
     places: dict[tuple, list[float]] = {}
     walks = walks_of(forest)
     for walk in walks:
@@ -241,8 +241,8 @@ def test_both_equal_loops(forest: Forest, scores: list[float]) -> None:
     paid = [2 * outcome[r[p]] - (score[p] < 0.5) for p in range(len(r))]
     for p in range(len(r)):
         peers = [q for q in range(len(r)) if forest.group[r[q]] == forest.group[r[p]] and t[q] and compared[r[q]]]
-        known = [score[q] for q in peers if not math.isnan(score[q])]
-        target = 0.5 * standard(score[p], known, 1e-8) if t[p] and not math.isnan(score[p]) else 0.0
+        known_scores = [score[q] for q in peers if not math.isnan(score[q])]
+        target = 0.5 * standard(score[p], known_scores, 1e-8) if t[p] and not math.isnan(score[p]) else 0.0
         assert z[p] == pytest.approx(target, abs=1e-6)
         target = standard(paid[p], [paid[q] for q in peers], 1e-6) if t[p] else 0.0
         assert penalised[p] == pytest.approx(target, abs=1e-6)

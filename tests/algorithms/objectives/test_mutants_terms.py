@@ -41,8 +41,7 @@ from gxpo.algorithms.objectives.sequence_losses import (
     straight_through,
 )
 from gxpo.algorithms.objectives.sequence_score import labels, log_sum_exp, over_groups, weighted
-from gxpo.algorithms.objectives.uniform_value import UniformValue
-from gxpo.algorithms.objectives.value import ValueRegression
+from gxpo.algorithms.objectives.value import UniformValue, ValueRegression
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import PolicyTokens
 

@@ -14,7 +14,7 @@ from tests.algorithms.objectives import labelled_groups as groups
 from torch import Tensor
 
 from gxpo.algorithms.objectives import evaluate
-from gxpo.algorithms.objectives.uniform_value import UniformValue, next_value, uniform_value
+from gxpo.algorithms.objectives.value import UniformValue, next_value, uniform_value
 from gxpo.base.errors import ConfigError, MissingSignal
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import PolicyTokens

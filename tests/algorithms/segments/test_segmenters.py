@@ -37,18 +37,18 @@ def test_a_delimiter_ends_the_segment_before():
 
 def test_a_delimiter_inside_a_token_of_several_characters():
     pieces = ["a", "b.\n", "c", "d."]
-    own = Action([0, 1, 2, 3], [0.0] * 4, None, lambda ids: "".join(pieces[i] for i in ids))
-    assert own.starts == [0, 1, 4, 5]
-    assert segments.Delimiter(".\n").begins(own) == [2]
-    assert segments.Delimiter(".").begins(own) == [2]  # the rest of the token that ends a segment belongs to it
+    own_action = Action([0, 1, 2, 3], [0.0] * 4, None, lambda ids: "".join(pieces[i] for i in ids))
+    assert own_action.starts == [0, 1, 4, 5]
+    assert segments.Delimiter(".\n").begins(own_action) == [2]
+    assert segments.Delimiter(".").begins(own_action) == [2]  # the rest of the token that ends a segment belongs to it
 
 
 def test_tokens_that_are_no_whole_characters():
     def bytes_of(ids):  # token 1 is the second half of what token 0 begins
         return {(0,): "?", (1,): "?", (0, 1): "e", (0, 1, 2): "e.", (2,): "."}[tuple(ids)] if ids else ""
 
-    own = Action([0, 1, 2], [0.0] * 3, None, bytes_of)
-    assert own.text == "e." and own.starts == [0, 1, 1]
+    own_action = Action([0, 1, 2], [0.0] * 3, None, bytes_of)
+    assert own_action.text == "e." and own_action.starts == [0, 1, 1]
 
 
 def test_a_pattern_begins_segments_and_keeps_its_distance():
@@ -60,19 +60,19 @@ def test_a_pattern_begins_segments_and_keeps_its_distance():
 
 def test_spans_are_labelled_by_pattern():
     part = segments.Spans((r"<s>(.*?)</s>", r"<a>(.*?)</a>"))
-    own = action("<s>k</s>x<a>go</a>")
-    assert part.labels(own) == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0]
-    assert part.begins(own) == [3, 4, 12, 14]
-    whole = segments.Spans((r"b", r"[abc]+"))  # the earlier pattern has the tokens of both
-    assert whole.labels(action("abcd")) == [2, 1, 2, 0]
+    own_action = action("<s>k</s>x<a>go</a>")
+    assert part.labels(own_action) == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0]
+    assert part.begins(own_action) == [3, 4, 12, 14]
+    full_spans = segments.Spans((r"b", r"[abc]+"))  # the earlier pattern has the tokens of both
+    assert full_spans.labels(action("abcd")) == [2, 1, 2, 0]
 
 
 def test_cuts_before_every_nth_unlikely_token():
     # probabilities .5 .95 .6 .99 .7 .95 .4 .97 with threshold 0.9: tokens 0, 2, 4, 6 are unlikely
     p = [0.5, 0.95, 0.6, 0.99, 0.7, 0.95, 0.4, 0.97]
-    own = action(logprob=[math.log(x) for x in p])
-    assert segments.Surprising(threshold=0.9, interval=1).begins(own) == [0, 2, 4, 6]
-    assert segments.Surprising(threshold=0.9, interval=2).begins(own) == [0, 4]
+    own_action = action(logprob=[math.log(x) for x in p])
+    assert segments.Surprising(threshold=0.9, interval=1).begins(own_action) == [0, 2, 4, 6]
+    assert segments.Surprising(threshold=0.9, interval=2).begins(own_action) == [0, 4]
     assert segments.surprising([math.nan, -5.0], threshold=0.9, interval=5) == [1]
 
 
@@ -130,8 +130,8 @@ def test_entropies_are_the_learners():
             assert names == ("entropy",)
             return {"entropy": torch.arange(forest.n_entries, dtype=torch.float64)}
 
-    alone = forest_with_fork().select(torch.tensor([0]))
-    forest = segments.EntropySegments(segments=2, quantile=0.6)(alone, SegmentTools(decode, Learner()))
+    single_forest = forest_with_fork().select(torch.tensor([0]))
+    forest = segments.EntropySegments(segments=2, quantile=0.6)(single_forest, SegmentTools(decode, Learner()))
     assert numbers(forest, 0) == [0, 0, 0, 0, 1, 0, 0, 0]  # 0..4: two are at least 3; 5..7: one is at least 7
     with pytest.raises(ValueError, match="needs the policy's entropies"):
         segments.EntropySegments()(forest_with_fork(), SegmentTools(decode))

@@ -116,13 +116,13 @@ def test_of_any_forest_it_is_the_models_own_at_every_boundary(seed: int, at: str
     answers = by_task(forest)
     expected = torch.full((3, forest.n_entries), math.nan, dtype=F64)
     for r in range(forest.n_trajectories):
-        own = units(forest, r, at)
+        own_units = units(forest, r, at)
         answer = answers[r]
         if answer is None:
             continue
-        for k, entries in enumerate(own):
-            if k + 1 < len(own):
-                after = written(forest, own[k + 1][0])
+        for k, entries in enumerate(own_units):
+            if k + 1 < len(own_units):
+                after = written(forest, own_units[k + 1][0])
             else:
                 last = int(forest.token[forest.path_token[entries[-1]]])
                 after = written(forest, entries[-1]) + ([] if last == SILENT else [last])
@@ -140,8 +140,8 @@ def test_gains_telescope_and_order_does_not_matter() -> None:
     for r in range(forest.n_trajectories):
         firsts = [entries[0] for entries in units(forest, r, "turn")]
         if firsts:
-            whole = actual["belief_after"][firsts[-1]] - actual["belief_before"][firsts[0]]
-            assert float(gain[firsts].sum()) == pytest.approx(float(whole), abs=1e-12)
+            full_belief = actual["belief_after"][firsts[-1]] - actual["belief_before"][firsts[0]]
+            assert float(gain[firsts].sum()) == pytest.approx(float(full_belief), abs=1e-12)
     order = torch.arange(forest.n_trajectories).flip(0)
     again = AnswerBelief().compute(forest.select(order), {}, tools(lambda f: ["ab"] * f.n_trajectories))
     for name, x in actual.items():
@@ -150,8 +150,15 @@ def test_gains_telescope_and_order_does_not_matter() -> None:
 
 def attempt(i: int, actions: list[list[int]], **fields: Any) -> dict[str, Any]:
     turns = [{"observation": [7, 8], "action": a, "logprob": [-1.0] * len(a)} for a in actions]
-    own = {"schema": "gxpo.rollouts/1", "group": "g", "id": f"t{i}", "task": "q", "prompt": [2, 3], "turns": turns}
-    return own | {"reward": 1.0} | fields
+    own_fields = {
+        "schema": "gxpo.rollouts/1",
+        "group": "g",
+        "id": f"t{i}",
+        "task": "q",
+        "prompt": [2, 3],
+        "turns": turns,
+    }
+    return own_fields | {"reward": 1.0} | fields
 
 
 def test_what_forks_share_is_asked_once_and_stored_once() -> None:
@@ -163,18 +170,21 @@ def test_what_forks_share_is_asked_once_and_stored_once() -> None:
     forest = Forest.from_records([attempt(0, [[4, 5], [4], [5, 5, 5]]), {**other, "fork": fork, "turns": [second]}])
     LEARNER.__dict__["read"] = []
     AnswerBelief(cue="a").compute(forest, {}, tools(lambda f: ["bc"] * 2))
-    (asked,) = LEARNER.__dict__["read"]
-    assert asked.n_trajectories == 5 and asked.n_tokens == forest.n_tokens + 5 * 3
+    (requests,) = LEARNER.__dict__["read"]
+    assert requests.n_trajectories == 5 and requests.n_tokens == forest.n_tokens + 5 * 3
 
 
 def test_cuts_inside_a_node_keep_every_context() -> None:
     """One node of four tokens, asked after each of them and twice after the second."""
     forest = Forest.from_completions([[2, 3]], [[[4, 5, 6, 7], [8]]], [1.0, 0.0])
     at = torch.tensor([2, 3, 3, 5, 1])  # tokens 4, 5, 5, 7, and the prompt's last
-    made = probes(forest, at, [[9], [10], [11], [12], [13, 14]], torch.zeros(5, dtype=torch.int64))
-    contexts = [made.context(int(made.parent[made.last_action[i]])) for i in range(5)]
+    built_probes = probes(forest, at, [[9], [10], [11], [12], [13, 14]], torch.zeros(5, dtype=torch.int64))
+    contexts = [built_probes.context(int(built_probes.parent[built_probes.last_action[i]])) for i in range(5)]
     assert contexts == [[2, 3, 4], [2, 3, 4, 5], [2, 3, 4, 5], [2, 3, 4, 5, 6, 7], [2, 3]]
-    assert made.token[made.path_token].tolist() == [9, 10, 11, 12, 13, 14] and made.n_nodes == 2 + 1 + 2 + 5
+    assert (
+        built_probes.token[built_probes.path_token].tolist() == [9, 10, 11, 12, 13, 14]
+        and built_probes.n_nodes == 2 + 1 + 2 + 5
+    )
     nothing = probes(forest, torch.tensor([-1]), [[9]], torch.zeros(1, dtype=torch.int64))
     assert int(nothing.parent[nothing.last_action[0]]) == -1
 
@@ -189,13 +199,13 @@ def test_a_silent_end_is_left_out_and_only_at_the_end() -> None:
 
 
 def test_no_probe_follows_a_unit_that_is_the_answer() -> None:
-    forest, own = random_forest(1), tools(lambda f: ["ab"] * f.n_trajectories)
-    asked = AnswerBelief(at="segment").compute(forest, {}, own)
-    actual = AnswerBelief(at="segment", answered=True).compute(forest, {}, own)
-    assert torch.allclose(actual["belief_before"], asked["belief_before"], equal_nan=True, atol=1e-12)
+    forest, own_tools = random_forest(1), tools(lambda f: ["ab"] * f.n_trajectories)
+    asked_answer_belief = AnswerBelief(at="segment").compute(forest, {}, own_tools)
+    actual = AnswerBelief(at="segment", answered=True).compute(forest, {}, own_tools)
+    assert torch.allclose(actual["belief_before"], asked_answer_belief["belief_before"], equal_nan=True, atol=1e-12)
     for r in range(forest.n_trajectories):
         for k, entries in enumerate(cut := units(forest, r, "segment")):
-            expected = asked["belief_after"] if k + 1 < len(cut) else asked["belief_before"]
+            expected = asked_answer_belief["belief_after"] if k + 1 < len(cut) else asked_answer_belief["belief_before"]
             assert torch.allclose(actual["belief_after"][entries], expected[entries], atol=1e-12)
 
 
@@ -203,17 +213,19 @@ def test_no_probe_follows_a_unit_that_is_the_answer() -> None:
 def test_cue_and_answer_are_encoded_together() -> None:
     """ "is " is [5, 6], "is 85" is [5, 9]: what is asked for is the 9 after the 5."""
     table = {"is ": [5, 6], "is 85": [5, 9]}
-    seen: list[Forest] = []
+    seen_forests: list[Forest] = []
 
     def outputs(forest: Forest, names: Any) -> dict[str, torch.Tensor]:
-        seen.append(forest)
+        seen_forests.append(forest)
         logprob = torch.tensor([0.1, 0.5, 0.1, 0.25], dtype=F64).log()
         return {"logprob": logprob, "entropy": torch.tensor([9.0, 0.1, 9.0, 0.2], dtype=F64)}
 
-    given = SimpleNamespace(outputs=outputs)
-    own: Any = SimpleNamespace(learner=given, decode=str, encode=table.__getitem__, answers=lambda f: ["85"])
-    actual = AnswerBelief(cue="is ").compute(Forest.from_completions([[2]], [[[3]]], [1.0]), {}, own)
-    assert seen[0].token[seen[0].path_token].tolist() == [5, 9, 5, 9]
+    given_simple_namespace = SimpleNamespace(outputs=outputs)
+    own_simple_namespace: Any = SimpleNamespace(
+        learner=given_simple_namespace, decode=str, encode=table.__getitem__, answers=lambda f: ["85"]
+    )
+    actual = AnswerBelief(cue="is ").compute(Forest.from_completions([[2]], [[[3]]], [1.0]), {}, own_simple_namespace)
+    assert seen_forests[0].token[seen_forests[0].path_token].tolist() == [5, 9, 5, 9]
     expected = {"belief_before": 0.5, "belief_after": 0.25, "answer_confidence": math.exp(-0.2)}
     assert {name: float(x) for name, x in actual.items()} == pytest.approx(expected)
 
@@ -221,10 +233,10 @@ def test_cue_and_answer_are_encoded_together() -> None:
 def test_without_an_answer_nothing_is_known_and_nothing_is_read() -> None:
     forest = Forest.from_completions([[2], [2, 3]], [[[4, 5]], [[6]]], [1.0, 0.0])
     LEARNER.__dict__["read"] = []
-    part, own = AnswerBelief(cue="a"), tools(lambda f: [None, ""])
-    actual = part.compute(forest, {}, own)
+    part, own_tools = AnswerBelief(cue="a"), tools(lambda f: [None, ""])
+    actual = part.compute(forest, {}, own_tools)
     assert all(bool(x.isnan().all()) and x.shape == (3,) for x in actual.values()) and not LEARNER.__dict__["read"]
-    assert part.learn(forest, actual, own) == {"belief_unknown": 1.0}
+    assert part.learn(forest, actual, own_tools) == {"belief_unknown": 1.0}
     empty = Forest.from_records([])
     assert part.compute(empty, {}, tools(lambda f: []))["belief_after"].shape == (0,)
 

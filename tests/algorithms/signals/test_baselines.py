@@ -43,16 +43,16 @@ row = st.tuples(st.sampled_from("ab"), st.sampled_from([None, 0.0, 0.5, 1.0]), s
 def test_it_equals_a_loop(rows: list[tuple[str, float | None, str]], paired: bool) -> None:
     actual = RolloutBaseline(paired=paired).compute(grown(rows), {}, TOOLS)["baseline"].tolist()
     for i, (g, r, origin) in enumerate(rows):
-        own = 0.0 if r is None else r
+        own_value = 0.0 if r is None else r
         if origin == "baseline":
-            assert actual[i] == own
+            assert actual[i] == own_value
             continue
-        beside = [q for h, q, o in rows if h == g and o == "baseline"]
+        adjacent_rows = [q for h, q, o in rows if h == g and o == "baseline"]
         if paired:
             place = sum(h == g and o == "policy" for h, _, o in rows[:i])
-            beside = beside[place : place + 1]
-        known = [q for q in beside if q is not None]
-        assert actual[i] == pytest.approx(sum(known) / len(known) if known else own)
+            adjacent_rows = adjacent_rows[place : place + 1]
+        known_values = [q for q in adjacent_rows if q is not None]
+        assert actual[i] == pytest.approx(sum(known_values) / len(known_values) if known_values else own_value)
 
 
 def test_what_an_earlier_step_measured_goes_first() -> None:

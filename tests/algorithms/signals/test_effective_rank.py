@@ -104,13 +104,13 @@ def two(seed: int) -> tuple[Forest, Any]:
 def test_the_first_step_has_no_bonus_and_then_the_average_moves() -> None:
     part, target = EffectiveRank(stride=2, rate=0.25, scale=2.0), None
     for seed in range(3):
-        forest, own = two(seed)
-        actual = part.compute(forest, {}, own)["bonus"]
-        rows = [own.learner.states[forest.path_token[forest.path_of(r)]] for r in range(3)]
+        forest, own_value = two(seed)
+        actual = part.compute(forest, {}, own_value)["bonus"]
+        rows = [own_value.learner.states[forest.path_token[forest.path_of(r)]] for r in range(3)]
         mine = torch.tensor([rank_dynamics(x, 2) for x in rows], dtype=F64)
         expected = torch.zeros(3).double() if target is None else 2 * rank_bonus(mine, target)
         assert torch.allclose(actual, expected, atol=1e-12)
-        figures = part.learn(forest, {}, own)
+        figures = part.learn(forest, {}, own_value)
         assert list(figures.values()) == pytest.approx(mine[0].tolist()), "the scored one with tokens alone"
         target = mine[0] if target is None else target + 0.25 * (mine[0] - target)
     assert list(figures) == ["effective_rank", "rank_velocity", "rank_acceleration"]
@@ -128,12 +128,12 @@ def test_an_average_that_begins_at_0_has_only_extreme_deviations() -> None:
 def test_a_resumed_run_goes_on_exactly() -> None:
     first, second = EffectiveRank(stride=2), EffectiveRank(stride=2)
     for seed in range(2):
-        forest, own = two(seed)
-        first.compute(forest, {}, own)
-        first.learn(forest, {}, own)
+        forest, own_value = two(seed)
+        first.compute(forest, {}, own_value)
+        first.learn(forest, {}, own_value)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    forest, own = two(5)
-    assert torch.equal(*(p.compute(forest, {}, own)["bonus"] for p in (first, second)))
+    forest, own_value = two(5)
+    assert torch.equal(*(p.compute(forest, {}, own_value)["bonus"] for p in (first, second)))
     with pytest.raises(CheckpointError, match="effective_rank holds"):
         second.load_state_dict({"means": []})
     bad: list[dict[str, Any]] = [{"stride": 1}, {"rate": 0.0}, {"rate": 1.5}]

@@ -32,13 +32,13 @@ def test_each_signal_is_selected_on_its_own_axis(seed, data):
     forest = strategies.random_forest(seed, vocab=23, groups=2, max_turns=3)
     n = forest.n_trajectories
     rows = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=n, unique=True))
-    held, sub = labelled(forest).select(forest, torch.tensor(rows)), forest.select(rows)
-    assert held["of_trajectories"].tolist() == rows
+    held_labelled, sub = labelled(forest).select(forest, torch.tensor(rows)), forest.select(rows)
+    assert held_labelled["of_trajectories"].tolist() == rows
     old = torch.tensor(rows)
-    assert torch.equal(held["of_steps"], 1000 * old[sub.step_trajectory] + sub.step_turn)
-    assert torch.equal(held["of_entries"], 1000 * old[sub.path_trajectory] + sub.step_turn[sub.path_step])
-    assert torch.equal(held["of_tokens"][:, 0], sub.token) and held["a_number"] == 3.5
-    assert torch.equal(forest.token[held["of_tokens"][:, 1]], sub.token)
+    assert torch.equal(held_labelled["of_steps"], 1000 * old[sub.step_trajectory] + sub.step_turn)
+    assert torch.equal(held_labelled["of_entries"], 1000 * old[sub.path_trajectory] + sub.step_turn[sub.path_step])
+    assert torch.equal(held_labelled["of_tokens"][:, 0], sub.token) and held_labelled["a_number"] == 3.5
+    assert torch.equal(forest.token[held_labelled["of_tokens"][:, 1]], sub.token)
 
 
 def test_a_signal_of_the_wrong_length_is_refused_with_its_name():

@@ -76,8 +76,8 @@ def test_divergence_equals_a_loop(rows, ended):
         torch.tensor(sizes, dtype=torch.float64),
     )
     for k in range(3):
-        own = [lp for c, lp in rows if c == k]
-        members = own + [[-math.log(3)] * 3] * (sizes[k] - len(own))
+        own_rows = [lp for c, lp in rows if c == k]
+        members = own_rows + [[-math.log(3)] * 3] * (sizes[k] - len(own_rows))
         assert float(actual[k]) == pytest.approx(by_hand(members), rel=1e-9, abs=1e-9)
 
 
@@ -105,10 +105,10 @@ def test_the_signal_equals_the_models_own_distributions(at_once):
         assert [x for x, t in zip(got, trained, strict=True) if not t] == [0.0] * trained.count(False)
         for place, x in enumerate(x for x, t in zip(got, trained, strict=True) if t):
             members = []
-            for _, other, own in answers[g]:
-                after = said([1, 2, *other], own.get("sampling", {}).get("temperature", 1.0))
-                kept = [i for i, t in enumerate(own.get("trainable", [True] * len(other))) if t]
-                members.append(after[1 + kept[place]] if place < len(kept) else uniform)
+            for _, other, own_value in answers[g]:
+                after = said([1, 2, *other], own_value.get("sampling", {}).get("temperature", 1.0))
+                kept_values = [i for i, t in enumerate(own_value.get("trainable", [True] * len(other))) if t]
+                members.append(after[1 + kept_values[place]] if place < len(kept_values) else uniform)
             past = all(m is uniform for m in members)
             assert x == pytest.approx(0.0 if past else by_hand(members), rel=1e-4, abs=1e-6)
 
@@ -176,9 +176,9 @@ def test_it_does_not_depend_on_how_trajectories_are_stored():
 def test_chunks_change_nothing(monkeypatch):
     forest = random_forest(3)
     hidden = torch.randn(forest.n_tokens, 5, generator=torch.Generator().manual_seed(0))
-    whole = mean_hidden(forest, hidden)
+    full_mean_hidden = mean_hidden(forest, hidden)
     monkeypatch.setattr(module, "CHUNK", 2)
-    assert torch.allclose(mean_hidden(forest, hidden), whole, atol=1e-14)
+    assert torch.allclose(mean_hidden(forest, hidden), full_mean_hidden, atol=1e-14)
     assert mean_hidden(Forest.from_records([]), torch.zeros(0, 5)).shape == (0, 5)
 
 

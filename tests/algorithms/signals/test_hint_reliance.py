@@ -7,7 +7,7 @@ from tests.learning.llamas import clean_llama
 
 import gxpo
 from gxpo.algorithms.signals import SignalTools
-from gxpo.algorithms.signals.hint_reliance import HintReliance
+from gxpo.algorithms.signals.policy_outputs import HintReliance
 from gxpo.learning.torch import TorchLearner
 
 PLAIN, HINTED = (5, 6), (5, 6, 7, 8)

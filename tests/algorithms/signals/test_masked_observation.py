@@ -82,12 +82,12 @@ def test_what_stands_in_the_place():
     hidden = hidden_tokens(forest, 0.5, 3, 1)
     blank = mask_tokens(forest, hidden, "blank", BLANK, 3, 1)
     assert bool((blank.token[hidden] == BLANK).all()) and torch.equal(blank.token[~hidden], forest.token[~hidden])
-    drawn = mask_tokens(forest, hidden, "random", BLANK, 3, 1)
+    drawn_mask_tokens = mask_tokens(forest, hidden, "random", BLANK, 3, 1)
     output = {int(t) for t in forest.token[(forest.kind != ACTION)[forest.token_node]]}
-    ids = drawn.token[hidden].tolist()
-    assert torch.equal(drawn.token[~hidden], forest.token[~hidden]) and set(ids) <= output
+    ids = drawn_mask_tokens.token[hidden].tolist()
+    assert torch.equal(drawn_mask_tokens.token[~hidden], forest.token[~hidden]) and set(ids) <= output
     assert len(set(ids)) > 0.9 * len(output)  # each as often as any other, however often it is shown
-    assert not torch.equal(drawn.token, mask_tokens(forest, hidden, "random", BLANK, 3, 2).token)
+    assert not torch.equal(drawn_mask_tokens.token, mask_tokens(forest, hidden, "random", BLANK, 3, 2).token)
 
 
 def test_the_signal_is_what_the_policy_says_of_the_masked_text():

@@ -47,12 +47,12 @@ def test_features_equal_a_loop(seed):
     hidden = noise(forest.n_entries, 3, seed=seed)
     single, pair, follows = span_features(hidden, spans.first, spans.last, spans.trajectory, spans.piece)
     for k in range(len(spans.first)):
-        own = hidden[int(spans.first[k]) : int(spans.last[k]) + 1]
+        own_hidden = hidden[int(spans.first[k]) : int(spans.last[k]) + 1]
         before = k > 0 and int(spans.trajectory[k]) == int(spans.trajectory[k - 1])
-        both = hidden[int(spans.first[k - 1]) : int(spans.last[k]) + 1] if before else own
+        both = hidden[int(spans.first[k - 1]) : int(spans.last[k]) + 1] if before else own_hidden
         assert bool(follows[k]) == before
-        assert single[k].tolist() == pytest.approx([*own.mean(0).tolist(), *own[-1].tolist()], abs=1e-9)
-        assert pair[k].tolist() == pytest.approx([*both.mean(0).tolist(), *own[-1].tolist()], abs=1e-9)
+        assert single[k].tolist() == pytest.approx([*own_hidden.mean(0).tolist(), *own_hidden[-1].tolist()], abs=1e-9)
+        assert pair[k].tolist() == pytest.approx([*both.mean(0).tolist(), *own_hidden[-1].tolist()], abs=1e-9)
 
 
 def test_a_step_is_labelled_by_what_came_of_it():
@@ -90,8 +90,8 @@ def told(seed: int) -> tuple[Forest, torch.Tensor]:
     forest = tree(*((f"t{i}", r, [2, 2, 2], None, f"g{i // 6}") for i, r in enumerate(right)))
     table = 0.1 * noise(forest.n_tokens, 2, seed=seed)
     for r, success in enumerate(right):
-        own = forest.path_token[forest.path_of(r)]
-        table[own[2:], 0] += 2.0 * success - 1.0
+        own_path_token = forest.path_token[forest.path_of(r)]
+        table[own_path_token[2:], 0] += 2.0 * success - 1.0
     return forest, table.float()
 
 

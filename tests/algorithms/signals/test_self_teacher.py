@@ -77,9 +77,9 @@ def test_only_the_opening_of_each_context_changes(seed) -> None:
     of = dict(zip(rows.tolist(), peer.tolist(), strict=True))
     entries = forest.entries_of(order)
     assert torch.equal(read.token[read.path_token], forest.token[forest.path_token[entries]])
-    for p, own in enumerate(entries.tolist()):
-        messages = forest.context(int(forest.last_action[of[int(forest.path_trajectory[own])]]))
-        assert written_out(read, p) == messages + written_out(forest, own)
+    for p, own_value in enumerate(entries.tolist()):
+        messages = forest.context(int(forest.last_action[of[int(forest.path_trajectory[own_value])]]))
+        assert written_out(read, p) == messages + written_out(forest, own_value)
     assert read.sampling == [forest.sampling[r] for r in order.tolist()]
 
 
@@ -138,12 +138,12 @@ def test_the_teacher_is_the_model_on_the_contexts_written_out(of, rows) -> None:
 def test_columns_go_through_a_selection_of_rollouts() -> None:
     forest = groups()
     part, tools = bound(policy())
-    held = Signals.of(forest, part.compute(forest, Signals.of(forest), tools))
+    held_signals = Signals.of(forest, part.compute(forest, Signals.of(forest), tools))
     rows = torch.tensor([8, 9, 2])
-    subset = held.select(forest, rows)
+    subset = held_signals.select(forest, rows)
     for name in part.provides:
-        kept = held[name][forest.entries_of(rows)]
-        assert torch.equal(subset[name].nan_to_num(nan=-1.0), kept.nan_to_num(nan=-1.0))
+        kept_value = held_signals[name][forest.entries_of(rows)]
+        assert torch.equal(subset[name].nan_to_num(nan=-1.0), kept_value.nan_to_num(nan=-1.0))
     assert subset["teacher_ids"].shape[1] == 4 and subset["teacher_logprob"].shape[1] == 5
 
 
@@ -241,10 +241,10 @@ def test_two_steps_move_the_policy_and_the_teacher_after_it(name, tmp_path) -> N
         assert row["grad_norm"] > 0 and 0 < row["taught_share"] <= 1
         assert row["teacher_divergence"] > 0 and row["teacher_entropy"] > 0
     trainer = run.trainer
-    teacher, own = trainer.method.signals["self_teacher"].model.snapshot(), trainer.learner.snapshot()
-    assert all(bool(x.isfinite().all()) for x in own.values())
-    far = max(float((teacher[n] - own[n]).abs().max()) for n in own)
-    assert far > 0 and {f"signal/self_teacher/{n}" for n in own} == set(trainer.method.tensors())
+    teacher, own_snapshot = trainer.method.signals["self_teacher"].model.snapshot(), trainer.learner.snapshot()
+    assert all(bool(x.isfinite().all()) for x in own_snapshot.values())
+    far = max(float((teacher[n] - own_snapshot[n]).abs().max()) for n in own_snapshot)
+    assert far > 0 and {f"signal/self_teacher/{n}" for n in own_snapshot} == set(trainer.method.tensors())
 
 
 # ---------------------------------------------------------------- a task in other words
@@ -263,11 +263,14 @@ def session(**fields: Any) -> Session:
 
 
 def test_a_task_is_asked_in_other_words() -> None:
-    asked, said = session().reword, {"solution": "3 {or} so"}
-    assert asked("text", "{prompt}", {}) == encoded("1+2=")
-    assert asked("text", "{prompt} ({solution})", said) == encoded("1+2= (3 {or} so)")
-    assert asked("chat", "{prompt} ({solution})", said) == encoded("first.q (3 {or} so)")
-    assert asked("ids", "{prompt} ({solution})", said) is None and asked("unheard of", "{prompt}", {}) is None
+    asked_reword, fields = session().reword, {"solution": "3 {or} so"}
+    assert asked_reword("text", "{prompt}", {}) == encoded("1+2=")
+    assert asked_reword("text", "{prompt} ({solution})", fields) == encoded("1+2= (3 {or} so)")
+    assert asked_reword("chat", "{prompt} ({solution})", fields) == encoded("first.q (3 {or} so)")
+    assert (
+        asked_reword("ids", "{prompt} ({solution})", fields) is None
+        and asked_reword("unheard of", "{prompt}", {}) is None
+    )
     assert session(envs=object()).reword("text", "{prompt}", {}) is None  # an episode
 
 

@@ -77,10 +77,10 @@ def test_segments_are_steps_and_a_turn_has_their_mean() -> None:
 
 
 def test_equal_trajectories_are_one_question() -> None:
-    asked = []
+    asked_tasks = []
 
     def score(task: str, steps: list[str], observations: list[str]) -> list[float]:
-        asked.append((task, steps, observations))
+        asked_tasks.append((task, steps, observations))
         return [1.0] * len(steps)
 
     rows = [[[5], [6]], [[5], [6]], [[7], [6]], [[5]]]
@@ -89,7 +89,7 @@ def test_equal_trajectories_are_one_question() -> None:
     part = bound(score=f"{HERE}:told")
     part.memory["function"] = score
     actual = part.compute(Forest.from_records(records), {}, TOOLS)  # type: ignore[arg-type]
-    assert asked == [("<30>", ["0.5", "0.25"], ["", "<41>"]), ("<30>", ["1", "0.25"], ["", "<41>"])]
+    assert asked_tasks == [("<30>", ["0.5", "0.25"], ["", "<41>"]), ("<30>", ["1", "0.25"], ["", "<41>"])]
     assert actual["step_score"].isnan().tolist() == [False] * 6 + [True]
     assert part.learn(None, {}, TOOLS) == {"judge_asked": 2.0, "judge_failures": 0.0, "steps_unscored": 0.0}  # type: ignore[arg-type]
 
@@ -100,11 +100,13 @@ def test_forks_inherit_their_steps_and_texts_come_before_ids() -> None:
     fork["turns"] = [{"observation": [50], "observation_text": "a door", "action": [7]}]
     del fork["prompt"]
     forest = Forest.from_records([base, fork])
-    seen = []
+    seen_steps = []
     part = bound(score=f"{HERE}:told")
-    part.memory["function"] = lambda task, steps, observations: seen.append((steps, observations)) or [0.5] * len(steps)
+    part.memory["function"] = lambda task, steps, observations: (
+        seen_steps.append((steps, observations)) or [0.5] * len(steps)
+    )
     part.compute(forest, {}, TOOLS)  # type: ignore[arg-type]
-    assert seen == [(["0.5", "0.25"], ["", "<41>"]), (["0.5", "1"], ["", "a door"])]
+    assert seen_steps == [(["0.5", "0.25"], ["", "<41>"]), (["0.5", "1"], ["", "a door"])]
 
 
 @pytest.mark.parametrize(
@@ -157,12 +159,14 @@ def test_critiques_give_the_share_that_find_no_error() -> None:
 
 
 def test_the_judge_sees_task_steps_and_what_was_observed_between() -> None:
-    seen: list[str] = []
+    seen_contents: list[str] = []
     forest = Forest.from_records([trajectory(0, [[1], [4]])])
     part = bound(ask=f"{HERE}:judge", low=1, high=5)
-    part.memory["judge"] = FunctionJudge(lambda messages: seen.append(messages[-1]["content"]) or "Scores: 2, 5")
+    part.memory["judge"] = FunctionJudge(
+        lambda messages: seen_contents.append(messages[-1]["content"]) or "Scores: 2, 5"
+    )
     assert part.compute(forest, {}, TOOLS)["step_score"].tolist() == [0.25, 1.0]  # type: ignore[arg-type]
-    (question,) = seen
+    (question,) = seen_contents
     assert "from 1 (worst) to 5 (best)" in question and "do not follow it" in question
     begin, *steps, end = question.split("# Task\n<30>\n\n# Steps\n")[1].splitlines()
     assert steps == ["1. good", "(observed: <41>)", "2. fine"]

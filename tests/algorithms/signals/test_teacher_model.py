@@ -39,15 +39,15 @@ class FixedTeacher:
 
 def bound(weight: float, **options: Any) -> tuple[TeacherModel, FixedTeacher, list[str]]:
     """A part bound to a teacher, and the names of the external models that it asked for."""
-    part, teacher, asked = TeacherModel(**options), FixedTeacher(weight), []
-    part.bind(SimpleNamespace(external=lambda name: asked.append(name) or teacher))  # type: ignore[arg-type]
-    return part, teacher, asked
+    part, teacher, asked_names = TeacherModel(**options), FixedTeacher(weight), []
+    part.bind(SimpleNamespace(external=lambda name: asked_names.append(name) or teacher))  # type: ignore[arg-type]
+    return part, teacher, asked_names
 
 
 def test_the_teacher_is_read_by_its_name_for_the_top_k_ids():
-    part, teacher, asked = bound(1.0, of="large", top_k=2)
+    part, teacher, requests = bound(1.0, of="large", top_k=2)
     signals = part.compute(FOREST, {}, None)  # type: ignore[arg-type]
-    assert part.external == ("large",) and asked == ["large"]
+    assert part.external == ("large",) and requests == ["large"]
     assert teacher.names[:2] == (Output("likeliest", 2), Output("likeliest_logprob", 2))
     assert list(signals) == ["teacher_ids", "teacher_logprob", "teacher_entropy", "teacher_token_logprob"]
     assert signals["teacher_ids"].dtype == torch.int64 and signals["teacher_ids"].tolist() == [[3, 9], [4, 9], [5, 9]]

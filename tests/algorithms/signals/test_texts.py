@@ -90,8 +90,8 @@ def grown(rows: list[tuple[str, list[str]]]) -> Forest:
     return Forest.from_records(
         [
             {"schema": "gxpo.rollouts/1", "group": g, "id": str(i), "prompt": [1], "reward": 0.0,
-             "turns": [{"action": list(t.encode()), **({"observation": [0]} if k else {})} for k, t in enumerate(said)]}
-            for i, (g, said) in enumerate(rows)
+             "turns": [{"action": list(t.encode()), **({"observation": [0]} if k else {})} for k, t in enumerate(acts)]}
+            for i, (g, acts) in enumerate(rows)
         ]
     )  # fmt: skip
 

@@ -66,8 +66,8 @@ def test_card_of_two_rollouts() -> None:
 
 def test_of_several_the_mean_of_the_others() -> None:
     """Estimates [.1, .2, .6], the fourth not asked: its own is out, and it is measured against the three."""
-    asked = torch.tensor([True, True, True, False])
-    actual = cross_fitted(column(0.1, 0.2, 0.6, 9.0), column(1, 1, 1, 1), torch.zeros(4).long(), asked)
+    requests = torch.tensor([True, True, True, False])
+    actual = cross_fitted(column(0.1, 0.2, 0.6, 9.0), column(1, 1, 1, 1), torch.zeros(4).long(), requests)
     assert actual.tolist() == pytest.approx([0.4, 0.35, 0.15, 0.3])
 
 

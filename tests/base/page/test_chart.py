@@ -67,7 +67,9 @@ def test_a_long_series_is_thinned_but_keeps_its_extremes() -> None:
     points = [(s, math.sin(s / 500)) for s in range(20_000)]
     points[7001] = (7001, 9.0)
     root = chart({"a": points})
-    drawn = line(next(root.iter(f"{SVG}polyline")))
-    assert len(drawn) <= 1000 and [x for x, _ in drawn] == sorted(x for x, _ in drawn)
-    assert min(y for _, y in drawn) == pytest.approx(44 + (10 - 9) / 12 * (260 - 36 - 44), abs=0.2)  # axis: -2 to 10
+    drawn_line = line(next(root.iter(f"{SVG}polyline")))
+    assert len(drawn_line) <= 1000 and [x for x, _ in drawn_line] == sorted(x for x, _ in drawn_line)
+    assert min(y for _, y in drawn_line) == pytest.approx(
+        44 + (10 - 9) / 12 * (260 - 36 - 44), abs=0.2
+    )  # axis: -2 to 10
     assert not list(root.iter(f"{SVG}circle"))

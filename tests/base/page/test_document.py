@@ -27,12 +27,12 @@ def test_data_comes_back_as_it_was() -> None:
 
 def test_policy_lets_only_the_pages_own_script_run() -> None:
     script = "document.title='x'"
-    whole = page("t", paragraph("b"), script)
+    full_page = page("t", paragraph("b"), script)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}'" in whole and "default-src 'none'" in whole
-    assert f"<script>{script}</script>" in whole
+    assert f"script-src 'sha256-{digest}'" in full_page and "default-src 'none'" in full_page
+    assert f"<script>{script}</script>" in full_page
     assert "script-src 'none'" in page("t", paragraph("b"))
-    assert not re.search(r"https?:|url\(|@import", whole)
+    assert not re.search(r"https?:|url\(|@import", full_page)
     for bad in ("'</SCRIPT>'", "'<!--'"):
         with pytest.raises(ValueError, match=r"data\(\)"):
             page("t", "b", bad)

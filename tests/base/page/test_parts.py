@@ -20,14 +20,16 @@ def test_every_part_escapes() -> None:
         + key_figures([(HOSTILE, HOSTILE, HOSTILE)]) + table([HOSTILE], [[HOSTILE]], caption=HOSTILE)
         + section(HOSTILE, HOSTILE, folded(HOSTILE, HOSTILE)) + paragraph(HOSTILE) + data("d", [HOSTILE])
     )  # fmt: skip
-    whole = page(HOSTILE, body)
-    assert "<img" not in whole and "<script>" not in whole and "<!--" not in whole and "\x00" not in whole
-    assert whole.count("</script>") == 1
-    whole.encode("utf-8")
+    full_page = page(HOSTILE, body)
+    assert (
+        "<img" not in full_page and "<script>" not in full_page and "<!--" not in full_page and "\x00" not in full_page
+    )
+    assert full_page.count("</script>") == 1
+    full_page.encode("utf-8")
 
 
 def test_tables_have_captions_number_columns_and_row_headings() -> None:
-    whole = table(["name", "value"], [["a", 1], ["b", 2]], numbers=["value"], caption="c")
-    assert "<caption>c</caption>" in whole and '<th scope=col class="n">value</th>' in whole
-    assert '<td>a</td><td class="n">1</td>' in whole and 'class="scroll"' in whole
+    full_table = table(["name", "value"], [["a", 1], ["b", 2]], numbers=["value"], caption="c")
+    assert "<caption>c</caption>" in full_table and '<th scope=col class="n">value</th>' in full_table
+    assert '<td>a</td><td class="n">1</td>' in full_table and 'class="scroll"' in full_table
     assert "<th scope=row>a</th><td>1</td>" in table(["", ""], [["a", 1]])

@@ -16,8 +16,8 @@ TRAINERS = sorted(trainers())
 def test_every_key_has_a_name_that_the_doctor_knows(name):
     one = trainer(name)
     used = {*one.keys.values(), *(n for n, _, _ in one.formulas), *(n for _, n in one.evaluations)}
-    known = {*NAMES, *(f"eval/{n}" for n in NAMES), "eval/picture_kl"}
-    assert used <= known and "reward" in used and "lr" in used
+    known_names = {*NAMES, *(f"eval/{n}" for n in NAMES), "eval/picture_kl"}
+    assert used <= known_names and "reward" in used and "lr" in used
     assert {operation for _, operation, _ in one.formulas} <= set(OPERATIONS)
 
 
@@ -31,10 +31,10 @@ def test_settings_and_lines_are_of_names_that_there_are(name):
 
 @pytest.mark.parametrize("name", sorted({*TRAINERS} - {"unknown"}))
 def test_a_trainers_own_keys_are_no_keys_of_another(name):
-    own = {key for key in trainer(name).keys if trainer(name).own_keys.match(key)}
+    own_keys = {key for key in trainer(name).keys if trainer(name).own_keys.match(key)}
     shared = {"reward_std"}  # TRL's and gxpo's, which is told by two of its own
     for other in {*TRAINERS} - {name, "unknown"}:
-        assert not (own - shared) & set(trainer(other).keys), other
+        assert not (own_keys - shared) & set(trainer(other).keys), other
 
 
 def test_keys_of_each_trainer_as_its_source_writes_them():

@@ -16,9 +16,9 @@ from gxpo.parts.protocols import TimeStep
 
 
 def module(name: str, **content: Any) -> ModuleType:
-    made = ModuleType(name)
-    vars(made).update(content)
-    return made
+    built_module = ModuleType(name)
+    vars(built_module).update(content)
+    return built_module
 
 
 # textworld-express: rooms in a row, a coin in the last; the Java side speaks JSON.
@@ -102,9 +102,9 @@ class Corridor:
     def step(self, action: int) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         self.step_count += 1
         self.agent_pos = (self.agent_pos[0] + (action == 2), 0)
-        there = self.agent_pos[0] == self.length
-        reward = 1 - 0.9 * self.step_count / self.max_steps if there else 0
-        return self._view(), reward, there, self.step_count >= self.max_steps, {}
+        is_there = self.agent_pos[0] == self.length
+        reward = 1 - 0.9 * self.step_count / self.max_steps if is_there else 0
+        return self._view(), reward, is_there, self.step_count >= self.max_steps, {}
 
     def close(self) -> None:
         pass
@@ -159,8 +159,8 @@ class GameState:
         self.role_mapping = {0: "Player 0", 1: "Player 1"}
 
     def tell(self, text: str, kind: Kind = Kind.GAME_BOARD, sender: int = -1) -> None:
-        for heard in self.observations.values():
-            heard.append((sender, text, kind))
+        for received_observation in self.observations.values():
+            received_observation.append((sender, text, kind))
 
     def over(self, rewards: dict[int, float], reason: str) -> None:
         self.done, self.rewards = True, rewards
@@ -180,9 +180,9 @@ class Game:
     state: GameState
 
     def get_observation(self) -> tuple[int, list[Any]]:
-        heard = self.state.observations[self.state.current_player_id]
+        received_observation = self.state.observations[self.state.current_player_id]
         self.state.observations[self.state.current_player_id] = []
-        return self.state.current_player_id, heard
+        return self.state.current_player_id, received_observation
 
     def close(self) -> tuple[Any, Any]:
         return self.state.rewards, self.state.game_info

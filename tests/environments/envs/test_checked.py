@@ -142,8 +142,8 @@ def test_a_picture_travels_in_json_and_arrives_as_its_reference() -> None:
     text = to_json(checked(shown(RED)))
     arrived, again = from_fields(json.loads(text)), from_fields(json.loads(text))
     assert arrived == again != from_fields(json.loads(to_json(checked(shown(RED[:, ::-1])))))
-    image, said = arrived.observation[0]["content"]
-    assert said == {"type": "text", "text": "colour?"} and arrived.observation[1] == {"role": "user", "content": "n"}
+    image, message = arrived.observation[0]["content"]
+    assert message == {"type": "text", "text": "colour?"} and arrived.observation[1] == {"role": "user", "content": "n"}
     pixels = PICTURES.pixels(image["image"])
     assert pixels.tolist() == [[[255, 0, 0], [1, 2, 3]]] and pixels.dtype == np.uint8
     assert image["image"] == "sha256:" + hashlib.sha256(png(RED)).hexdigest() + ".png"

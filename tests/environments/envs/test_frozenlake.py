@@ -69,13 +69,13 @@ def test_the_dynamics_are_gymnasiums(seed: int, slippery: bool, actions: list[in
     place, _ = direct.reset(seed=0)
     for turn, action in enumerate(actions):
         direct.unwrapped.np_random = np.random.Generator(np.random.Philox(np.random.SeedSequence((2, turn, seed))))
-        there, reward, terminated, _, _ = direct.step(action)
+        remote_value, reward, terminated, _, _ = direct.step(action)
         text = env.step(LETTERS[action])
         rows = text.state.split("\n")
         actual = [(r, c) for r, row in enumerate(rows) for c, tile in enumerate(row) if tile in "@X*"]
-        assert actual == [divmod(there, size)]
+        assert actual == [divmod(remote_value, size)]
         if not slippery:
-            assert (text.action_error == "illegal") == (there == place)
+            assert (text.action_error == "illegal") == (remote_value == place)
         else:
             assert text.action_error is None
         assert (text.reward, text.done and not text.truncated) == (reward, terminated)
@@ -84,7 +84,7 @@ def test_the_dynamics_are_gymnasiums(seed: int, slippery: bool, actions: list[in
         )
         if text.done:
             return
-        place = there
+        place = remote_value
 
 
 def test_ice_is_slippery_to_both_sides_alike():
@@ -155,9 +155,9 @@ def test_the_expert_on_slippery_ice_has_the_best_chances(picture: str, turns: in
         return max(value(r, c, action, left) for action in LETTERS) if left else 0.0
 
     for r, c in [(r, c) for r in range(3) for c in range(3) if rows[r][c] == "."]:
-        here = [list(row) for row in rows]
-        here[r][c] = "@"
-        env = at("\n".join(map("".join, here)), turn=12 - turns, size=3, slippery=True)
+        local_rows = [list(row) for row in rows]
+        local_rows[r][c] = "@"
+        env = at("\n".join(map("".join, local_rows)), turn=12 - turns, size=3, slippery=True)
         assert value(r, c, env.expert(), turns) == pytest.approx(best(r, c, turns), abs=1e-4)
 
 
@@ -222,8 +222,8 @@ def test_pixels_change_nothing_but_what_is_seen(seed: int, actions: list[str], s
     for text, picture in steps:
         fields = [{**vars(step), "observation": None} for step in (text, picture)]
         assert fields[0] == fields[1]
-        note, _, asked = seen(picture)[1].rpartition("\n")
-        assert asked == ("Which way?" if style == "chat" else ">")
+        note, _, requests = seen(picture)[1].rpartition("\n")
+        assert requests == ("Which way?" if style == "chat" else ">")
         assert style == "bare" or str(text.observation).startswith(note)
 
 

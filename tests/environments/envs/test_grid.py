@@ -35,20 +35,26 @@ scripts = st.lists(st.sampled_from(["L", "D", "R", "U", "P", "O", "left", "jump"
 
 def play(env: GridWorld, script: list[str]) -> list[TimeStep]:
     """What the world says to each action, until it is over."""
-    said: list[TimeStep] = []
+    steps: list[TimeStep] = []
     for action in script:
-        if said and said[-1].done:
+        if steps and steps[-1].done:
             break
-        said.append(env.step(action))
-    return said
+        steps.append(env.step(action))
+    return steps
 
 
 def test_the_tiles_next_to_a_tile():
     # abc
     # def
     picture = "abc\ndef"
-    there = {move: tile_ahead(picture, picture.index("e"), move) for move in ("left", "right", "up", "down")}
-    assert {move: picture[at] for move, at in there.items() if at is not None} == {"left": "d", "right": "f", "up": "b"}
+    remote_tile_aheads = {
+        move: tile_ahead(picture, picture.index("e"), move) for move in ("left", "right", "up", "down")
+    }
+    assert {move: picture[at] for move, at in remote_tile_aheads.items() if at is not None} == {
+        "left": "d",
+        "right": "f",
+        "up": "b",
+    }
     assert [tile_ahead(picture, picture.index("c"), move) for move in ("right", "up")] == [None, None]
     assert [tile_ahead(picture, picture.index("d"), move) for move in ("left", "down")] == [None, None]
 
@@ -108,8 +114,8 @@ def test_a_restored_episode_goes_on_with_its_turn(kind: type[GridWorld], options
 def test_bare_observations_are_functions_of_the_state(world, seed: int, script: list[str]):
     kind, options = world
     env = kind(style="bare", **options)
-    for said in [env.reset(seed), *play(env, script)]:
-        assert said.observation == f"{said.state}\n>"
+    for said_reset in [env.reset(seed), *play(env, script)]:
+        assert said_reset.observation == f"{said_reset.state}\n>"
     assert env.instructions == ""
 
 
@@ -117,12 +123,12 @@ def test_bare_observations_are_functions_of_the_state(world, seed: int, script: 
 def test_what_is_not_possible_changes_nothing(world, seed: int, script: list[str]):
     kind, options = world
     env = kind(style="bare", **options)
-    state, known = env.reset(seed).state, {name[0].upper() for name in env.actions} | {"left"}
+    state, known_uppers = env.reset(seed).state, {name[0].upper() for name in env.actions} | {"left"}
     for turns, action in enumerate(script, 1):
         legal = env.legal()
         text = env.step(action)
         expected = None if action in legal or (action == "left" and "L" in legal) else "illegal"
-        assert text.action_error == (expected if action in known else "malformed")
+        assert text.action_error == (expected if action in known_uppers else "malformed")
         if text.action_error is not None:
             assert text.state == state and text.reward == (-0.1 if options.get("shaped") else 0)
         elif not options.get("slippery"):

@@ -51,18 +51,18 @@ def answers() -> None:
 
 @pytest.mark.parametrize("slippery", [False, True])
 def test_episodes_are_gymnasiums_own(slippery: bool) -> None:
-    own = gymnasium.make("FrozenLake-v1", is_slippery=slippery)
+    own_gymnasium = gymnasium.make("FrozenLake-v1", is_slippery=slippery)
     env = Lake(kwargs={"is_slippery": slippery})
     assert env.max_turns == 100
     for seed in range(12):
         chance = random.Random(seed)
-        observation, _ = own.reset(seed=seed)
+        observation, _ = own_gymnasium.reset(seed=seed)
         step = env.reset(seed)
         assert step == TimeStep(f"row {observation // 4}, column {observation % 4}", str(observation))
         total, over = 0.0, False
         while not over:
             action = chance.randrange(4)
-            observation, reward, terminated, truncated, _ = own.step(action)
+            observation, reward, terminated, truncated, _ = own_gymnasium.step(action)
             step = env.step(f"I think <action>{MOVES[action]}</action>")
             total, over = total + float(reward), terminated or truncated
             assert (step.state, step.reward, step.done) == (str(observation), float(reward), over)

@@ -107,21 +107,21 @@ def test_actions_agree_with_coordinates(seed: int, size: int, script: list[str])
     picture = env.reset(seed).state
     (agent,), (key,), (door,), (goal,) = (where(picture, symbol) for symbol in "@KDG")
     floor = set(where(picture, ".@G"))
-    held, locked = False, True
+    is_held, locked = False, True
     for action in script:
-        before = (agent, held, key, locked)
+        before = (agent, is_held, key, locked)
         if action == "P" and key in beside(agent):
-            held, key = True, None
+            is_held, key = True, None
             floor.add(before[2])
-        elif action == "O" and held and locked and door in beside(agent):
-            held, locked = False, False
+        elif action == "O" and is_held and locked and door in beside(agent):
+            is_held, locked = False, False
             floor.add(door)
-        elif action in "LDRU" and (there := beside(agent)["LDRU".index(action)]) in floor:
-            agent = there
+        elif action in "LDRU" and (remote_value := beside(agent)["LDRU".index(action)]) in floor:
+            agent = remote_value
         text = env.step(action)
         assert where(text.state, "@&*") == [agent]
-        assert ("&" in text.state, "K" in text.state, "D" in text.state) == (held, key is not None, locked)
-        assert (text.action_error == "illegal") == (before == (agent, held, key, locked))
+        assert ("&" in text.state, "K" in text.state, "D" in text.state) == (is_held, key is not None, locked)
+        assert (text.action_error == "illegal") == (before == (agent, is_held, key, locked))
         assert len(where(text.state, "#")) == size - 1
         assert (text.success is True) == (agent == goal)
         if text.done:
@@ -139,10 +139,10 @@ def test_the_expert_takes_a_shortest_way(seed: int, size: int):
     def steps(start: tuple[int, int], closed: str) -> dict[tuple[int, int], int]:
         actual, queue = {start: 0}, [start]
         for place in queue:
-            for there in beside(place):
-                if tiles.get(there, "#") not in closed and there not in actual:
-                    actual[there] = actual[place] + 1
-                    queue.append(there)
+            for remote_value in beside(place):
+                if tiles.get(remote_value, "#") not in closed and remote_value not in actual:
+                    actual[remote_value] = actual[place] + 1
+                    queue.append(remote_value)
         return actual
 
     to_key = steps(agent, "#DK")

@@ -126,13 +126,13 @@ def test_tools_are_called_with_what_was_called(workers: int) -> None:
 def test_pictures_are_seen_from_any_process(workers: int) -> None:
     with pool("Screens", workers) as envs:
         first, twin = envs.reset({"a": 7, "b": 7}).values()
-        said = envs.step({"a": Reply("go")})["a"]
+        said_step = envs.step({"a": Reply("go")})["a"]
     (message,) = first.observation
     image, text = message["content"]
     assert text == {"type": "text", "text": "n=7"}
     assert PICTURES.pixels(image["image"]).tolist() == [[[7] * 3] * 3] * 2
-    assert first == twin != said  # 31 * 7 + ord("g") + ord("o") + 1 = 432 = 256 + 176
-    assert PICTURES.pixels(said.observation[0]["content"][0]["image"]).tolist() == [[[176] * 3] * 3] * 2
+    assert first == twin != said_step  # 31 * 7 + ord("g") + ord("o") + 1 = 432 = 256 + 176
+    assert PICTURES.pixels(said_step.observation[0]["content"][0]["image"]).tolist() == [[[176] * 3] * 3] * 2
 
 
 def test_pictures_are_played_again_where_a_process_was_killed() -> None:
@@ -145,13 +145,13 @@ def test_pictures_are_played_again_where_a_process_was_killed() -> None:
 
 def test_gxpos_own_worlds_stay_and_others_leave_the_process() -> None:
     trusted = EnvSource.of_module(f"{HERE}:Wild", trusted=True)
-    for source, here in ((trusted, True), (EnvSource.of_module(f"{HERE}:Wild"), False)):
+    for source, is_here in ((trusted, True), (EnvSource.of_module(f"{HERE}:Wild"), False)):
         with EnvPool(source) as envs:
             envs.reset({"a": 1})
             step = envs.step(say({"a": "where"}))["a"]
             assert isinstance(step, TimeStep)
-            assert (step.observation == str(os.getpid())) is here
-            if not here:
+            assert (step.observation == str(os.getpid())) is is_here
+            if not is_here:
                 assert step.info["torch"] is False
 
 

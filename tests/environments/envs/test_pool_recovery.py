@@ -264,22 +264,22 @@ def test_a_closed_pool_leaves_no_process_and_may_be_used_again() -> None:
 # ---------------------------------------------------------------- many episodes
 def play(envs: EnvPool, plans: dict[str, list[str]], batch: int) -> dict[str, list[object]]:
     """Every episode's steps, `batch` episodes at a time; episodes end as they come."""
-    seen: dict[str, list[object]] = {}
+    seen_steps: dict[str, list[object]] = {}
     waiting = list(plans)
     under_way: dict[str, int] = {}
     while waiting or under_way:
         fresh, waiting = waiting[: batch - len(under_way)], waiting[batch - len(under_way) :]
         for name, step in envs.reset({name: int(name) for name in fresh}).items():
-            seen[name] = [step]
+            seen_steps[name] = [step]
         under_way |= dict.fromkeys(fresh, 0)
         steps = envs.step({name: Reply(plans[name][turn]) for name, turn in under_way.items()})
         for name, step in steps.items():
-            seen[name].append(step)
+            seen_steps[name].append(step)
             under_way[name] += 1
             if isinstance(step, EnvFailure) or step.done or under_way[name] == len(plans[name]):
                 del under_way[name]
         envs.finish([name for name in steps if name not in under_way])
-    return seen
+    return seen_steps
 
 
 @pytest.mark.slow
@@ -289,11 +289,11 @@ def test_results_do_not_depend_on_processes_or_other_episodes() -> None:
         str(seed): [chance.choice(["left", "right", "", "raise", "stop", "none", "go"]) for _ in range(6)]
         for seed in range(60)
     }
-    seen = []
+    seen_plays = []
     for workers, batch in ((0, 60), (1, 60), (3, 7)):
         with pool("Wild", workers) as envs:
-            seen.append((play(envs, plans, batch), envs.counts))
-    assert seen[0] == seen[1] == seen[2]
+            seen_plays.append((play(envs, plans, batch), envs.counts))
+    assert seen_plays[0] == seen_plays[1] == seen_plays[2]
 
 
 @pytest.mark.slow
@@ -303,7 +303,7 @@ def test_five_percent_crashes_and_two_percent_hangs_stay_alone() -> None:
     fate = {name: "die" if int(name) % 20 == 3 else "sleep" if int(name) % 50 == 7 else "on" for name in names}
     plans = {name: ["left", "right", fate[name], "stop"] for name in names}
     with pool("Wild", 4, timeout=HANG) as envs:
-        seen = play(envs, plans, batch=200)
+        seen_play = play(envs, plans, batch=200)
         assert envs.counts["died"] == 10 and envs.counts["timeout"] == 4
         assert envs.counts["raised"] == envs.counts["nonsense"] == 0
         assert "step: took longer than 1.5 s" in envs.messages["timeout"]
@@ -311,9 +311,9 @@ def test_five_percent_crashes_and_two_percent_hangs_stay_alone() -> None:
         expected = play(calm, {name: ["left", "right", "on", "stop"] for name in names}, batch=200)
     for name in names:
         if fate[name] == "on":
-            assert seen[name] == expected[name]
+            assert seen_play[name] == expected[name]
         else:
-            assert seen[name][:3] == expected[name][:3]
-            assert [getattr(step, "kind", None) for step in seen[name][3:]] == [
+            assert seen_play[name][:3] == expected[name][:3]
+            assert [getattr(step, "kind", None) for step in seen_play[name][3:]] == [
                 "died" if fate[name] == "die" else "timeout"
             ]

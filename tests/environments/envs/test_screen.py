@@ -50,13 +50,13 @@ def plain(step: TimeStep) -> tuple[Any, ...]:
 
 def play(env: ScreenWorld, script: list[str]) -> list[tuple[Any, ...]]:
     """What the world says to each action, until it is over."""
-    said: list[tuple[Any, ...]] = []
+    said_texts: list[tuple[Any, ...]] = []
     for action in script:
         step = env.step(action)
-        said.append(plain(step))
+        said_texts.append(plain(step))
         if step.done:
             break
-    return said
+    return said_texts
 
 
 @given(worlds, seeds, seeds, scripts)
@@ -184,8 +184,8 @@ def test_a_pool_shows_what_the_world_shows():
     with envs.EnvPool(envs.source("buttons", {"style": "bare"}), workers=1) as pool:
         (message,) = pool.reset({"a": 5})["a"].observation
     pixels, text = seen(Buttons(style="bare").reset(5))
-    image, said = message["content"]
-    assert (PICTURES.pixels(image["image"]) == pixels).all() and said["text"] == text
+    image, said_text = message["content"]
+    assert (PICTURES.pixels(image["image"]) == pixels).all() and said_text["text"] == text
 
 
 @pytest.mark.parametrize("kind", [Zoom, Buttons])

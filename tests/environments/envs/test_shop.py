@@ -275,17 +275,17 @@ def test_without_partial_pay_only_a_full_match_pays():
     """The same purchases, at random: what pays a part with `partial` pays nothing without, a full match pays 1."""
     pays = []
     for seed in range(40):
-        whole, strict = Shop(style="bare"), Shop(style="bare", partial=False)
+        full_shop, strict = Shop(style="bare"), Shop(style="bare", partial=False)
         dice = random.Random(seed)
-        whole.reset(seed), strict.reset(seed)
+        full_shop.reset(seed), strict.reset(seed)
         done = False
         while not done:
-            action = dice.choice(whole.legal())
-            one, other = whole.step(action), strict.step(action)
+            action = dice.choice(full_shop.legal())
+            one, other = full_shop.step(action), strict.step(action)
             done = one.done
             assert (one.observation, one.state, one.success) == (other.observation, other.state, other.success)
         pays.append((one.reward, other.reward, one.success))
     assert all(strict == float(bool(success)) for _, strict, success in pays)
-    assert any(0 < whole < 1 and strict == 0 for whole, strict, _ in pays)
+    assert any(0 < full_shop < 1 and strict == 0 for full_shop, strict, _ in pays)
     with pytest.raises(ConfigError, match="partial"):
         Shop(partial="no")  # type: ignore[arg-type]  # that is what is refused

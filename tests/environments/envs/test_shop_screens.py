@@ -46,15 +46,15 @@ def test_in_bare_style_exactly_the_legal_characters_are_possible():
     for seed in range(2):
         step = shop.reset(seed)
         while not step.done:
-            here, possible = shop.snapshot(), set()
+            local_snapshot, possible = shop.snapshot(), set()
             for character in string.printable:
-                shop.restore(here)
+                shop.restore(local_snapshot)
                 result = shop.step(character)
                 if result.action_error is None:
                     possible.add(character)
                 else:
                     assert (result.state, result.observation) == (step.state, step.observation)
-            shop.restore(here)
+            shop.restore(local_snapshot)
             assert possible == set(shop.legal())
             step = shop.step(chance.choice(shop.legal()))
 

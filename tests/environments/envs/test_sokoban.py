@@ -41,10 +41,12 @@ class Warehouse:
     def move(self, agent, boxes, name):
         """Where agent and boxes are after a move; the same where it is not possible."""
         (r, c), (dr, dc) = agent, STEPS[name]
-        there, beyond = (r + dr, c + dc), (r + 2 * dr, c + 2 * dc)
-        if there not in self.floor or (there in boxes and (beyond not in self.floor or beyond in boxes)):
+        remote_values, beyond = (r + dr, c + dc), (r + 2 * dr, c + 2 * dc)
+        if remote_values not in self.floor or (
+            remote_values in boxes and (beyond not in self.floor or beyond in boxes)
+        ):
             return agent, boxes
-        return there, (boxes - {there} | {beyond} if there in boxes else boxes)
+        return remote_values, (boxes - {remote_values} | {beyond} if remote_values in boxes else boxes)
 
     def shortest(self) -> int | None:
         """Moves of a shortest solution, by breadth first over single moves."""

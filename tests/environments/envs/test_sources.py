@@ -22,9 +22,9 @@ def refused(name: str, options: Mapping[str, object], match: str, workers: int =
 
 
 def test_names() -> None:
-    own = source("sokoban", {"boxes": 1})
-    assert own is not None and own.trusted and own.options == {"boxes": 1}
-    assert own.module == "gxpo_worlds.sokoban" and own.kind == "Sokoban"
+    own_source = source("sokoban", {"boxes": 1})
+    assert own_source is not None and own_source.trusted and own_source.options == {"boxes": 1}
+    assert own_source.module == "gxpo_worlds.sokoban" and own_source.kind == "Sokoban"
     other = source("minigrid:BabyAI-GoToLocal-v0", {"size": 3})
     assert other is not None and not other.trusted and other.options == {"id": "BabyAI-GoToLocal-v0", "size": 3}
     assert set(WORLDS).isdisjoint(ADAPTERS)

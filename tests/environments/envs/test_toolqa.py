@@ -46,14 +46,14 @@ def test_the_expert_is_always_right(style: str, hops: int, kind: str):
     env = ToolQA(style=style, kinds=[kind], hops=[hops])
     looked_up = {"calculator": 1, "table": hops + (hops > 1), "retrieval": hops, "mixed": hops + 1}[kind]
     for seed in range(40):
-        step, turns, seen = env.reset(seed), 0, ""
+        step, turns, seen_text = env.reset(seed), 0, ""
         while not step.done:
             action = env.expert()
             step, turns = env.step(action), turns + 1
             assert step.action_error is None
-            seen += step.observation if style == "bare" else step.observation[0]["content"]
+            seen_text += step.observation if style == "bare" else step.observation[0]["content"]
         assert step.success and step.reward == 1.0 and turns == looked_up + 1
-        assert step.info["expected"] in seen  # the answer stood in what the tools said
+        assert step.info["expected"] in seen_text  # the answer stood in what the tools said
         assert (step.info["kind"], step.info["hops"]) == (kind, hops)
         assert env.expert() is None
 
@@ -181,8 +181,8 @@ def test_a_state_is_the_set_of_results():
 
 def wander(env: ToolQA, chance: random.Random) -> str:
     """The expert's call, a useless one, a wrong one or nothing."""
-    made = json.dumps({"name": "calculator", "arguments": {"expression": f"{chance.randint(0, 3)}+1"}})
-    useless = f"<tool_call>{made}</tool_call>"
+    built_text = json.dumps({"name": "calculator", "arguments": {"expression": f"{chance.randint(0, 3)}+1"}})
+    useless = f"<tool_call>{built_text}</tool_call>"
     expert = env.expert()
     assert expert is not None
     return chance.choice([expert, expert, useless, "<tool_call>{}</tool_call>", "I wonder."])

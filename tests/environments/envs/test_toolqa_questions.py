@@ -128,7 +128,7 @@ class Reader:
 @pytest.mark.parametrize("kind", ["retrieval", "mixed"])
 @pytest.mark.parametrize(("hops", "corpus"), [(1, 0), (2, 0), (3, 0), (3, 5)])
 def test_answers_and_hops_are_those_of_a_reader_of_the_passages(kind: str, hops: int, corpus: int):
-    env, asked = ToolQA(kinds=[kind], hops=[hops], corpus=corpus), set()
+    env, asked_questions = ToolQA(kinds=[kind], hops=[hops], corpus=corpus), set()
     for seed in range(120):
         question = env.reset(seed).observation.removeprefix("Question: ")
         reader = Reader(corpus)
@@ -136,8 +136,8 @@ def test_answers_and_hops_are_those_of_a_reader_of_the_passages(kind: str, hops:
         assert reader.read == hops
         end = env.step(f"<answer>{expected}</answer>")
         assert (end.reward, end.success, end.done) == (1.0, True, True)
-        asked.add(question)
-    assert len(asked) > 100
+        asked_questions.add(question)
+    assert len(asked_questions) > 100
 
 
 def test_what_is_compared_is_not_the_same_thing_twice():

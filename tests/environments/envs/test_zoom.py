@@ -30,12 +30,12 @@ def shown(step) -> np.ndarray:
 
 
 def test_the_digit_is_ten_pixels_high_and_stands_on_its_plate():
-    whole = picture(Hidden(7, 100, 40))
-    assert whole.shape == (256, 256, 3)
-    rows, columns = np.nonzero(bright(whole))
+    full_picture = picture(Hidden(7, 100, 40))
+    assert full_picture.shape == (256, 256, 3)
+    rows, columns = np.nonzero(bright(full_picture))
     # 6 x 10 in the middle of 16 x 16: 5 to the right and 3 down of its corner
     assert (columns.min(), columns.max(), rows.min(), rows.max()) == (105, 110, 43, 52)
-    font = bright(whole)[43:53:2, 105:111:2]
+    font = bright(full_picture)[43:53:2, 105:111:2]
     assert ["".join("#" if x else "." for x in row) for row in font] == SEVEN
 
 
@@ -53,9 +53,9 @@ def test_the_plate_is_seen_from_afar_and_the_digit_is_not():
     for x, y in ((0, 0), (97, 203), (240, 240)):
         pixels = shown(at(8, x, y)._time_step(None))
         dark = pixels.astype(int)[:, :, 1] < 90
-        there = np.argwhere(dark | bright(pixels))
-        assert len(there) == 4  # 2 x 2 of the pixels at 4, 12, 20, ...
-        assert abs(there.mean(axis=0) * 8 + 4 - (y + 8, x + 8)).max() <= 4.5
+        remote_argwhere = np.argwhere(dark | bright(pixels))
+        assert len(remote_argwhere) == 4  # 2 x 2 of the pixels at 4, 12, 20, ...
+        assert abs(remote_argwhere.mean(axis=0) * 8 + 4 - (y + 8, x + 8)).max() <= 4.5
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_crops_are_in_pixels_of_the_whole_picture():
 
 
 def test_a_digit_ends_it():
-    for said, success in (("7", True), ("3", False), ("<action>7</action>", True)):
-        step = at(7, 10, 10).step(said)
+    for message, success in (("7", True), ("3", False), ("<action>7</action>", True)):
+        step = at(7, 10, 10).step(message)
         assert (step.done, step.success, step.truncated, step.reward) == (True, success, False, None)
         assert step.state.startswith("0,0,256,256=")
 
@@ -162,5 +162,5 @@ def test_turns_note_the_looks_that_were_taken():
     env = Zoom(style="bare", max_turns=9)
     assert env.reset(0).info == {}
     box = {"x": 0, "y": 200, "w": 10, "h": 56}  # (-10, 200, 20, 100), clipped
-    noted = [env.step(said).info["calls"] for said in ("crop(-10,200,20,100)", "crop(0,200,10,56)", "look", "7")]
+    noted = [env.step(message).info["calls"] for message in ("crop(-10,200,20,100)", "crop(0,200,10,56)", "look", "7")]
     assert noted == [[{"name": "crop", "arguments": box}]] * 2 + [[], []]  # the second shows nothing new, and is a look

@@ -127,11 +127,11 @@ def test_plans_of_two_groups_with_one_number_are_two():
 def test_a_loop_gives_the_same(rows):
     actual = plan_success(torch.tensor([s for s, _ in rows]), torch.tensor([p for _, p in rows]), weight=1.0)
     for (_, plan), value in zip(rows, actual.tolist(), strict=True):
-        known = [s for s, p in rows if p == plan and not math.isnan(s)]
-        if plan < 0 or not known:
+        known_rows = [s for s, p in rows if p == plan and not math.isnan(s)]
+        if plan < 0 or not known_rows:
             assert value == 0
         else:
-            assert value == pytest.approx(sum(known) / len(known))
+            assert value == pytest.approx(sum(known_rows) / len(known_rows))
 
 
 def test_an_infinite_weight_is_refused():

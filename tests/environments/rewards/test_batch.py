@@ -35,8 +35,8 @@ def scored(spec, texts, *, source=NO_SCORER, chat=False, step=0, **columns):
     with RewardSet.make(spec, source=source) as rewards:
         rewards.at(step, 10)
         out = rewards.score(forest_of(texts), texts, tasks(texts, chat=chat, **columns))
-        named = {k: out.components[:, i].tolist() for i, k in enumerate(out.component_names)}
-        return out.outcome.tolist(), named, rewards
+        listed_components = {k: out.components[:, i].tolist() for i, k in enumerate(out.component_names)}
+        return out.outcome.tolist(), listed_components, rewards
 
 
 def length(completions, **kwargs):
@@ -52,19 +52,25 @@ def code_only(completions, kind, **kwargs):
 
 
 def test_all_rollouts_come_at_once_with_their_columns():
-    seen = {}
+    seen_records = {}
 
     def reward(prompts, completions, completion_ids, answer, level, **others):
-        seen.update(locals())
+        seen_records.update(locals())
         return torch.tensor([1.0, 2.0])
 
-    outcome, named, _ = scored(reward, ["ab", "c"], level=[3, 5], step=7)
-    assert outcome == [1.0, 2.0] and named == {"reward": [1.0, 2.0]}
-    assert seen["prompts"] == ["2+2=", "2+2="] and seen["completions"] == ["ab", "c"]
-    assert seen["completion_ids"] == [[97, 98], [99]] and seen["answer"] == ["4", "4"] and seen["level"] == [3, 5]
-    assert seen["others"]["kind"] == ["math", "math"] and seen["others"]["trainer_state"].global_step == 7
-    seen["others"]["log_extra"]("column", [1, 2])
-    seen["others"]["log_metric"]("name", 0.5)
+    outcome, listed_value, _ = scored(reward, ["ab", "c"], level=[3, 5], step=7)
+    assert outcome == [1.0, 2.0] and listed_value == {"reward": [1.0, 2.0]}
+    assert seen_records["prompts"] == ["2+2=", "2+2="] and seen_records["completions"] == ["ab", "c"]
+    assert (
+        seen_records["completion_ids"] == [[97, 98], [99]]
+        and seen_records["answer"] == ["4", "4"]
+        and seen_records["level"] == [3, 5]
+    )
+    assert (
+        seen_records["others"]["kind"] == ["math", "math"] and seen_records["others"]["trainer_state"].global_step == 7
+    )
+    seen_records["others"]["log_extra"]("column", [1, 2])
+    seen_records["others"]["log_metric"]("name", 0.5)
 
 
 def test_an_answer_keeps_the_type_that_it_has_in_the_data():
@@ -84,9 +90,15 @@ def test_conversations_are_messages():
 
 def test_none_leaves_a_rollout_to_the_other_rewards():
     """1 from mathematics, 5 from code, and nobody for the third; weights 1 and 0.5."""
-    outcome, named, rewards = scored([math_only, (code_only, 0.5)], ["a", "b", "c"], kind=["math", "code", "poetry"])
+    outcome, listed_value, rewards = scored(
+        [math_only, (code_only, 0.5)], ["a", "b", "c"], kind=["math", "code", "poetry"]
+    )
     assert outcome[:2] == [1.0, 2.5] and math.isnan(outcome[2])
-    assert named["math_only"][0] == 1.0 and math.isnan(named["math_only"][1]) and named["code_only"][1] == 5.0
+    assert (
+        listed_value["math_only"][0] == 1.0
+        and math.isnan(listed_value["math_only"][1])
+        and listed_value["code_only"][1] == 5.0
+    )
     assert sum(rewards.counts.values()) == 0
 
 
@@ -180,8 +192,8 @@ def test_async_batch_and_single_functions_run_concurrently():
     with RewardSet.make({one: 1.0, batch: 1.0, "correct": 1.0}, source=NO_SCORER, timeout=0.5) as rewards:
         texts = ["4", "5", "raise", "hang"]
         out = rewards.score(forest_of(texts), texts, tasks(texts))
-    named = {k: out.components[:, i].tolist() for i, k in enumerate(out.component_names)}
-    assert named["correct"][:2] == [1.0, 0.0] and out.success.tolist()[:2] == [1.0, 0.0]
+    listed_components = {k: out.components[:, i].tolist() for i, k in enumerate(out.component_names)}
+    assert listed_components["correct"][:2] == [1.0, 0.0] and out.success.tolist()[:2] == [1.0, 0.0]
     assert out.outcome.tolist()[:2] == [2.0, 1.0] and all(map(math.isnan, out.outcome.tolist()[2:]))
     assert running["most"] == 4 and rewards.counts["raised"] == rewards.counts["timeout"] == 1
 
@@ -215,8 +227,8 @@ def single(completion, answer):
 def test_functions_of_files_are_known_by_their_parameters(tmp_path):
     path = tmp_path / "my_rewards.py"
     path.write_text(FILE)
-    outcome, named, _ = scored([f"{path}:batch", f"{path}:later", f"{path}:single"], ["4", "5"])
-    assert named == {"batch": [1.0, 0.0], "later": [2.0, 2.0], "single": [3.0, 3.0]} and outcome == [6.0, 5.0]
+    outcome, listed_value, _ = scored([f"{path}:batch", f"{path}:later", f"{path}:single"], ["4", "5"])
+    assert listed_value == {"batch": [1.0, 0.0], "later": [2.0, 2.0], "single": [3.0, 3.0]} and outcome == [6.0, 5.0]
 
 
 def test_reward_that_needs_an_answer_is_refused_without_one(tmp_path):
@@ -257,8 +269,8 @@ class StandIn:
             values = {}
             for f in self.funcs:
                 try:
-                    known = {k: v for k, v in state.items() if k in inspect.signature(f).parameters}
-                    values[f.__name__] = f(**known, **({"group": len(states)} if self.has_group_rewards else {}))
+                    known_values = {k: v for k, v in state.items() if k in inspect.signature(f).parameters}
+                    values[f.__name__] = f(**known_values, **({"group": len(states)} if self.has_group_rewards else {}))
                 except Exception as error:
                     logging.getLogger("verifiers.rubrics").error(f"Error calling {f.__name__}: {error}")
                     values[f.__name__] = 0.0
@@ -304,8 +316,15 @@ def test_every_kind_of_reward_can_ask_for_the_special_tokens(tmp_path):
     path = tmp_path / "raw.py"
     names = ("raw_alone", "raw_async", "raw_batch", "raw_step")
     path.write_text("\n\n".join(inspect.getsource(globals()[name]) for name in names))
-    alone = lambda completion, completion_raw: raw_alone(completion, completion_raw)  # noqa: E731  in this process
-    forms = [alone, raw_async, raw_batch, raw_step, StandIn(raw_rubric), *(f"{path}:{name}" for name in names)]
+    single_function = lambda completion, completion_raw: raw_alone(completion, completion_raw)  # noqa: E731  in this process
+    forms = [
+        single_function,
+        raw_async,
+        raw_batch,
+        raw_step,
+        StandIn(raw_rubric),
+        *(f"{path}:{name}" for name in names),
+    ]
     wrong = []
     for form in forms:
         with RewardSet.make({form: 1.0} if isinstance(form, str) else form, source=NO_SCORER) as rewards:
@@ -404,8 +423,16 @@ def test_signature_of_an_object_in_a_file_tells_what_it_scores(tmp_path):
     for name, component in batch.items():
         actual = from_file(f"{tmp_path}/r.py:{name}")
         assert isinstance(actual.call, Batch) and actual.name == component, name
-    alone = ("single", "exact(0.5)", "exact(shift=1)", "scorer.one", "bound", "wrapped_single", "Scorer(k=2).one")
-    for name in alone:  # in the worker
+    single_texts = (
+        "single",
+        "exact(0.5)",
+        "exact(shift=1)",
+        "scorer.one",
+        "bound",
+        "wrapped_single",
+        "Scorer(k=2).one",
+    )
+    for name in single_texts:  # in the worker
         actual = from_file(f"{tmp_path}/r.py:{name}")
         assert actual.source is not None and not actual.grouped, name
     assert from_file(f"{tmp_path}/r.py:exact(0.5)").answered and from_file(f"{tmp_path}/r.py:wrapped_single").answered

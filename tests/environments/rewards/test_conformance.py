@@ -46,19 +46,19 @@ def test_it_says_how_to_install_pm4py(monkeypatch):
     monkeypatch.setitem(sys.modules, "pm4py", None)
     with pytest.raises(MissingExtra, match=r"pip install 'gxpo\[process\]'"):
         Conformance()
-    for pattern, said in (("(", "no regular expression"), ("x", "no group for the activity")):
-        with pytest.raises(ConfigError, match=said):
+    for pattern, said_text in (("(", "no regular expression"), ("x", "no group for the activity")):
+        with pytest.raises(ConfigError, match=said_text):
             Conformance(pattern=pattern)
 
 
 def test_equal_pairs_are_computed_once_against_the_tasks_events(monkeypatch):
     monkeypatch.setattr(conformance, "_pm4py", lambda: (None, None))
-    asked = []
-    monkeypatch.setattr(conformance, "conformance", lambda a, b: asked.append((a, b)) or float(len(asked)))
+    requests = []
+    monkeypatch.setattr(conformance, "conformance", lambda a, b: requests.append((a, b)) or float(len(requests)))
     part = Conformance()
     messages = [Task("t", "", None, {"events": ["add", "carry"]}), Task("u", "", None, {"solution": "add\ncarry"})]
     actual = part(FOREST, ["add\ncarry", "add\ncarry"], messages)["conformance"]
-    assert actual.tolist() == [1, 1] and asked == [(("add", "carry"), ("add", "carry"))]
+    assert actual.tolist() == [1, 1] and requests == [(("add", "carry"), ("add", "carry"))]
     assert part(FOREST, ["add\ncarry", "carry"], messages)["conformance"].tolist() == [1, 2]
     with pytest.raises(GxpoError, match="`events` or a `solution`"):
         part(FOREST, ["add", "add"], [Task("t", "", None), Task("t", "", None)])

@@ -93,8 +93,8 @@ def verdict(said, right):
 
 
 def test_numbers_as_people_write_them():
-    assert [(said, right) for said, right in RIGHT if verdict(said, right) != [1.0, 1.0]] == []
-    assert [(said, right) for said, right in WRONG if verdict(said, right) != [0.0, 0.0]] == []
+    assert [(message, right) for message, right in RIGHT if verdict(message, right) != [1.0, 1.0]] == []
+    assert [(message, right) for message, right in WRONG if verdict(message, right) != [0.0, 0.0]] == []
 
 
 def test_a_number_without_a_place_is_read_too():

@@ -24,8 +24,8 @@ def score(texts, tests=SQUARE, reward=None, spec=None, **info):
     tasks = [Task(f"t{i}", "?", None, {"tests": tests, **info}) for i in range(len(texts))]
     with RewardSet.make(spec or reward or CodeReward(wall=2.0), source=Source(None, None)) as rewards:
         forest = rewards.score(forest_of(texts), texts, tasks)
-    named = dict(zip(forest.component_names, forest.components.T.tolist(), strict=True))
-    return named, forest, rewards
+    listed_component_names = dict(zip(forest.component_names, forest.components.T.tolist(), strict=True))
+    return listed_component_names, forest, rewards
 
 
 class Plain:
@@ -36,10 +36,10 @@ class Plain:
 
     def run(self, files, stdin="", limits=SHORT):
         with fresh_directory(files) as directory:
-            command, given = [sys.executable, "-S", "main.py"], stdin.encode("utf-8", "replace")
+            command, given_encode = [sys.executable, "-S", "main.py"], stdin.encode("utf-8", "replace")
             try:
                 done = subprocess.run(
-                    command, input=given, capture_output=True, timeout=limits.wall, check=False, cwd=directory
+                    command, input=given_encode, capture_output=True, timeout=limits.wall, check=False, cwd=directory
                 )
             except subprocess.TimeoutExpired as error:
                 return Result("timeout", (error.stdout or b"").decode())
@@ -73,8 +73,12 @@ def test_program_cannot_read_hidden_tests_or_other_programs(tmp_path):
         pytest.skip("the kernel does not let this user restrict what is read")
     (tmp_path / "tests.jsonl").write_text("assert f(2) == 4")
     looks = "\nimport glob\ndef f(x):\n    found = glob.glob(%r)\n    return [open(p).read() for p in found] or 'none'"
-    with fresh_directory({"solution.py": "def f(x): return x * x"}) as beside:
-        for pattern in (f"{tmp_path}/*", f"{os.path.dirname(beside)}/gxpo-sandbox-*/solution.py", f"{beside}/*"):
+    with fresh_directory({"solution.py": "def f(x): return x * x"}) as adjacent_fresh_directory:
+        for pattern in (
+            f"{tmp_path}/*",
+            f"{os.path.dirname(adjacent_fresh_directory)}/gxpo-sandbox-*/solution.py",
+            f"{adjacent_fresh_directory}/*",
+        ):
             reads = passed(looks % pattern, ["assert f(2) == 'none'"], Local(), Limits())
             assert reads == [True], pattern
         with_leave = Local(readable=(str(tmp_path),))

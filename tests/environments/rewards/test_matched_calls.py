@@ -139,8 +139,8 @@ def test_turns_earn_their_matched_calls_and_the_answer_its_words() -> None:
     punished = MatchedCalls(unmatched=-0.5)(forest)
     assert punished.tolist() == pytest.approx([(1 + 2 / 3) / 2, -0.5, 0.0, 0.5])
     soft = MatchedCalls(matching="sinkhorn")(forest)
-    own = transported([[call_similarity(c, g) for g in GOLD] for t in turns for c in t["calls"]])
-    assert soft.tolist() == pytest.approx([(own[0] + own[1]) / 2, own[2], 0.0, 0.5])
+    own_transported = transported([[call_similarity(c, g) for g in GOLD] for t in turns for c in t["calls"]])
+    assert soft.tolist() == pytest.approx([(own_transported[0] + own_transported[1]) / 2, own_transported[2], 0.0, 0.5])
 
 
 def test_what_the_environment_paid_gives_way() -> None:
@@ -150,8 +150,8 @@ def test_what_the_environment_paid_gives_way() -> None:
 
 
 def test_episodes_without_gold_calls_are_unscored_or_refused() -> None:
-    named = episode(0, [{"calls": [GOLD[2]]}], gold_calls=GOLD)
-    forest = Forest.from_records([named, episode(1, [{}])])
+    listed_episode = episode(0, [{"calls": [GOLD[2]]}], gold_calls=GOLD)
+    forest = Forest.from_records([listed_episode, episode(1, [{}])])
     assert MatchedCalls()(forest).isnan().tolist() == [False, True]
     with pytest.raises(GxpoError, match="choose a task"):
         MatchedCalls()(Forest.from_records([episode(0, [{}])]))

@@ -29,8 +29,8 @@ def scored(spec, texts, *, source=NO_SCORER, chat=False, step=0, **columns):
     with RewardSet.make(spec, source=source) as rewards:
         rewards.at(step, 10)
         out = rewards.score(forest_of(texts), texts, tasks(texts, chat=chat, **columns))
-        named = {k: out.components[:, i].tolist() for i, k in enumerate(out.component_names)}
-        return out.outcome.tolist(), named, rewards
+        listed_components = {k: out.components[:, i].tolist() for i, k in enumerate(out.component_names)}
+        return out.outcome.tolist(), listed_components, rewards
 
 
 # ---------------------------------------------------------------- rubrics
@@ -54,8 +54,8 @@ class StandIn:
             values = {}
             for f in self.funcs:
                 try:
-                    known = {k: v for k, v in state.items() if k in inspect.signature(f).parameters}
-                    values[f.__name__] = f(**known, **({"group": len(states)} if self.has_group_rewards else {}))
+                    known_values = {k: v for k, v in state.items() if k in inspect.signature(f).parameters}
+                    values[f.__name__] = f(**known_values, **({"group": len(states)} if self.has_group_rewards else {}))
                 except Exception as error:
                     logging.getLogger("verifiers.rubrics").error(f"Error calling {f.__name__}: {error}")
                     values[f.__name__] = 0.0
@@ -74,9 +74,13 @@ def level(info, prompt):
 
 
 def test_rubric_sums_its_functions_and_an_error_costs_a_rollout():
-    outcome, named, rewards = scored(StandIn(exact, level), ["4", "5", "raise"], level=[1, 2, 3])
+    outcome, listed_value, rewards = scored(StandIn(exact, level), ["4", "5", "raise"], level=[1, 2, 3])
     assert outcome[:2] == [1.1, 0.2] and math.isnan(outcome[2])
-    assert named["rubric"][:2] == [1.1, 0.2] and named["exact"][:2] == [1.0, 0.0] and named["level"][:2] == [0.1, 0.2]
+    assert (
+        listed_value["rubric"][:2] == [1.1, 0.2]
+        and listed_value["exact"][:2] == [1.0, 0.0]
+        and listed_value["level"][:2] == [0.1, 0.2]
+    )
     assert rewards.counts["raised"] == 1 and "Error calling exact: no" in rewards.messages["raised"]
 
 

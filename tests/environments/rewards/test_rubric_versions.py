@@ -11,10 +11,12 @@ NEW = "Too kind.\n[begin rubric]\nIs it right?\n[end rubric]"
 
 
 def made(reply, **refresh):
-    asked = []
-    judge = function(lambda q: asked.append(q) or f"Score: {answer_in(q)}")
-    writer = function(lambda q: asked.append(q) or reply)
-    return judge_reward({"by": judge, "rubric": "Is it long?", "refresh": {"by": writer, "every": 2, **refresh}}), asked
+    requests = []
+    judge = function(lambda q: requests.append(q) or f"Score: {answer_in(q)}")
+    writer = function(lambda q: requests.append(q) or reply)
+    return judge_reward(
+        {"by": judge, "rubric": "Is it long?", "refresh": {"by": writer, "every": 2, **refresh}}
+    ), requests
 
 
 def scored(reward, groups):
@@ -24,15 +26,15 @@ def scored(reward, groups):
 
 
 def test_every_second_step_from_what_was_scored():
-    reward, asked = made(NEW, samples=2)
+    reward, requests = made(NEW, samples=2)
     forest, texts, tasks = scored(reward, {"g": ["1", "5", "9"]})
     assert forest.components[:, forest.component_names.index("rubric_version")].tolist() == [1, 1, 1]
     reward.observe(1, forest, texts, tasks)
-    assert len(asked) == 3
+    assert len(requests) == 3
     reward.observe(2, forest, texts, tasks)
-    assert "# Rubric\nIs it long?" in asked[-1] and "score 0.10" in asked[-1] and "score 0.90" not in asked[-1]
+    assert "# Rubric\nIs it long?" in requests[-1] and "score 0.10" in requests[-1] and "score 0.90" not in requests[-1]
     scored(reward, {"g": ["7"]})
-    assert asked[-1].startswith("Is it right?")
+    assert requests[-1].startswith("Is it right?")
     assert reward.versions == [(1, "Is it long?"), (3, "Is it right?")]
 
 
@@ -49,6 +51,6 @@ def test_a_reply_without_a_rubric_costs_the_refresh_alone():
 def test_a_resumed_judge_asks_by_the_newest_rubric():
     reward, _ = made(NEW)
     reward.observe(2, *scored(reward, {"g": ["1"]}))
-    again, asked = made(NEW)
+    again, requests = made(NEW)
     again.load_state_dict(reward.state_dict())
-    assert scored(again, {"g": ["1"]})[0].components[0, 1] == 2 and asked[0].startswith("Is it right?")
+    assert scored(again, {"g": ["1"]})[0].components[0, 1] == 2 and requests[0].startswith("Is it right?")

@@ -27,8 +27,8 @@ def test_program_reads_its_input_and_files_and_leaves_nothing():
              "beside.py": "X = 7"}  # fmt: skip
     result = LOCAL.run(files, "abc\n")
     assert (result.status, result.stderr) == ("ok", "")
-    said, place = result.stdout.rsplit(" ", 1)
-    assert said == "cba 7 ['beside.py', 'main.py']"
+    message, place = result.stdout.rsplit(" ", 1)
+    assert message == "cba 7 ['beside.py', 'main.py']"
     assert Path(place.strip()).name.startswith("gxpo-sandbox-") and not Path(place.strip()).exists()
 
 
@@ -45,10 +45,12 @@ def test_nothing_of_the_callers_environment_and_files(monkeypatch, tmp_path):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with open(tmp_path / "open", "w") as file:
         os.set_inheritable(file.fileno(), True)
-        seen = run(
+        seen_process = run(
             "import os\nprint(sorted(os.environ), len(os.listdir('/proc/self/fd')) if os.path.isdir('/proc') else 4)"
         )
-    assert seen.stdout == "['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED', 'TMPDIR'] 4\n"  # 0 1 2 and the listing's own
+    assert (
+        seen_process.stdout == "['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED', 'TMPDIR'] 4\n"
+    )  # 0 1 2 and the listing's own
 
 
 @pytest.mark.slow

@@ -82,18 +82,20 @@ def test_what_stays_is_said_once_and_counted(monkeypatch):
             raise PermissionError(1, "Operation not permitted", path)
         real(path, **keywords)
 
-    kept = []
+    kept_paths = []
     monkeypatch.setattr(scratch, "LEFT", scratch.Leftovers())
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", stuck)
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as catch_warnings:
             warnings.simplefilter("always")
             for _ in range(2):
                 with fresh_directory({"stuck": "", "main.py": ""}) as path:
-                    kept.append(path)
-    assert [os.listdir(path) for path in kept] == [["stuck"]] * 2 and scratch.LEFT.count == 2
-    assert len(said) == 1 and f"{kept[0]} can't be removed ([Errno 1] Operation not permitted" in str(said[0].message)
-    assert [remove(path) for path in kept] == [[], []]
+                    kept_paths.append(path)
+    assert [os.listdir(path) for path in kept_paths] == [["stuck"]] * 2 and scratch.LEFT.count == 2
+    assert len(catch_warnings) == 1 and f"{kept_paths[0]} can't be removed ([Errno 1] Operation not permitted" in str(
+        catch_warnings[0].message
+    )
+    assert [remove(path) for path in kept_paths] == [[], []]
 
 
 def test_files_are_counted_and_measured(directory):

@@ -28,8 +28,8 @@ def nothing(*_):
 def types(value):
     """The types of a value and of what is in it, in an order of their own."""
     inside = [*value, *value.values()] if isinstance(value, dict) else value
-    held = sorted(map(types, inside)) if isinstance(value, (dict, list, tuple, set, frozenset)) else ()
-    return f"{type(value).__name__}({', '.join(held)})"
+    held_inside = sorted(map(types, inside)) if isinstance(value, (dict, list, tuple, set, frozenset)) else ()
+    return f"{type(value).__name__}({', '.join(held_inside)})"
 
 
 @pytest.mark.slow

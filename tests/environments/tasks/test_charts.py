@@ -51,14 +51,14 @@ def test_a_chart_by_hand():
 
 @pytest.mark.parametrize("options", [{}, {"bars": 6, "tick": 3, "noise": 0}, {"scale": 2}])
 def test_charts_show_what_they_ask(options):
-    asked = Counter()
+    requests = Counter()
     scale = options.get("scale", 1)
     for task in make("charts", seed=1, options=options).draw(60, 0):
         pixels, text = seen(task)
         assert pixels.shape == (64 * scale, 64 * scale, 3)
         values = {colour: rows // (6 * scale) for colour, rows in heights(pixels).items()}
         assert values == task.info["bars"] and len(set(values.values())) == len(values)
-        asked[task.info["question"]] += 1
+        requests[task.info["question"]] += 1
         if text == "how many bars?":
             assert task.answer == str(len(values))
         elif " or " in text:
@@ -66,7 +66,7 @@ def test_charts_show_what_they_ask(options):
             assert task.answer == max(pair, key=values.__getitem__) and task.info["answers"] == pair
         else:
             assert task.answer == str(values[text.removesuffix("?")])
-    assert set(asked) == {"value", "larger", "count"} and min(asked.values()) >= 10
+    assert set(requests) == {"value", "larger", "count"} and min(requests.values()) >= 10
 
 
 def test_answers_to_charts():

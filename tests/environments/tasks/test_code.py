@@ -18,9 +18,9 @@ from gxpo.environments.tasks.code import HIDDEN, Code, NotAnExpression, evaluate
 def test_tasks_depend_on_the_seed_and_the_split_holds():
     one, other = Code(seed=3), Code(seed=4)
     assert one.draw(8, 2) == Code(seed=3).draw(8, 2) == one.draw(12, 2)[:8] and one.draw(8, 2) != other.draw(8, 2)
-    held = {t.id for t in one.held_out(40)}
-    assert len(held) == 40 and held == {t.id for t in other.held_out(40)}
-    assert not held & {t.id for step in range(20) for t in one.draw(16, step)}
+    held_outs = {t.id for t in one.held_out(40)}
+    assert len(held_outs) == 40 and held_outs == {t.id for t in other.held_out(40)}
+    assert not held_outs & {t.id for step in range(20) for t in one.draw(16, step)}
 
 
 def test_the_tests_are_hidden_and_the_answer_passes_them():

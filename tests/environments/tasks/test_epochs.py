@@ -37,24 +37,24 @@ class Mine:
     """A source of a user's, on the base of lists."""
 
     def __new__(cls, per_step: int) -> Any:
-        made = ListedTasks()
-        made.name, made.seed, made.per_step = "mine", 1, per_step
-        made.split([Task(f"t{i}", f"say {i}", "x") for i in range(7)], [Task("h", "h", "x")], 0.5)
-        return made
+        built_listed_tasks = ListedTasks()
+        built_listed_tasks.name, built_listed_tasks.seed, built_listed_tasks.per_step = "mine", 1, per_step
+        built_listed_tasks.split([Task(f"t{i}", f"say {i}", "x") for i in range(7)], [Task("h", "h", "x")], 0.5)
+        return built_listed_tasks
 
 
 def sources(folder: Path, per_step: int) -> dict[str, Any]:
     """Every kind of source that has a finite list of training tasks: seven, or eight rows of which two are held out."""
-    path, held = write(folder / "q.jsonl", rows_of(7)), write(folder / "held.jsonl", HELD)
+    path, held_path = write(folder / "q.jsonl", rows_of(7)), write(folder / "held.jsonl", HELD)
     (folder / "q.csv").write_text("id,prompt,answer\n" + "".join(f"t{i},say {i},{i}\n" for i in range(7)))
     (folder / "mine.py").write_text(
         "def rows():\n    return [{'prompt': f'say {i}', 'answer': str(i)} for i in range(8)]"
     )
-    own = {"options": {"held_out": held}, "seed": 3, "per_step": per_step}
+    own_settings = {"options": {"held_out": held_path}, "seed": 3, "per_step": per_step}
     pool = {"options": {"pool": 7}, "seed": 3, "per_step": per_step}
     return {
-        "jsonl": tasks.make(path, **own),
-        "csv": tasks.make(str(folder / "q.csv"), **own),
+        "jsonl": tasks.make(path, **own_settings),
+        "csv": tasks.make(str(folder / "q.csv"), **own_settings),
         "rows of a function": worlds.make(f"{folder}/mine.py:rows", seed=3, per_step=per_step).source,
         "object": adopt(Mine(per_step), "mine", seed=3, options={}, per_step=per_step),
         "pool of a generator": tasks.make("arithmetic", **pool),
@@ -104,9 +104,10 @@ def test_a_source_that_counts_from_0_draws_in_the_former_order(tmp_path: Path) -
 
 def train(out: Path, folder: Path, steps: int, *, watch: Any = None, **keys: Any) -> list[list[str]]:
     """The tasks of each step of a run on six tasks, two a step."""
-    path, held = write(folder / "q.jsonl", rows_of(6)), write(folder / "held.jsonl", HELD)
+    path, held_path = write(folder / "q.jsonl", rows_of(6)), write(folder / "held.jsonl", HELD)
     settings = {
-        "tasks.per_step": 2, "tasks.options.held_out": held, "rollout.group_size": 2, "eval.tasks": 1, "eval.every": 0,
+        "tasks.per_step": 2, "tasks.options.held_out": held_path,
+        "rollout.group_size": 2, "eval.tasks": 1, "eval.every": 0,
         "sampling.max_new_tokens": 2, "trainer.rollouts_every": 1, "trainer.checkpoint_every": 1, "doctor.every": 0,
         **keys,
     }  # fmt: skip
@@ -123,8 +124,8 @@ def drawn(run: Path) -> list[list[str]]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_has_every_task_in_its_first_epoch(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", tmp_path, 3)
-    assert sorted(t for step in whole for t in step) == [f"t{i}" for i in range(6)]
+    full_train = train(tmp_path / "whole", tmp_path, 3)
+    assert sorted(t for step in full_train for t in step) == [f"t{i}" for i in range(6)]
 
 
 @pytest.fixture

@@ -90,9 +90,9 @@ def test_a_share_of_the_prompts_is_held_out_for_every_seed(tmp_path):
     held_out = source.held_out(10**6)
     assert 0.17 * 450 < len(held_out) < 0.33 * 450
     assert make(path, seed=9, options={"held_out_fraction": 0.25}).held_out(10**6) == held_out
-    drawn = {t.prompt for step in range(30) for t in source.draw(32, step)}
-    assert not drawn & {t.prompt for t in held_out}
-    assert len(drawn | {t.prompt for t in held_out}) == 400
+    drawn_prompts = {t.prompt for step in range(30) for t in source.draw(32, step)}
+    assert not drawn_prompts & {t.prompt for t in held_out}
+    assert len(drawn_prompts | {t.prompt for t in held_out}) == 400
 
 
 def test_a_second_file_is_held_out(tmp_path):
@@ -155,14 +155,14 @@ def test_csv_and_parquet_hold_the_same_tasks(tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "q.parquet")
     write(tmp_path / "q.jsonl", *rows)
     held_out = write(tmp_path / "held.jsonl", {"question": "else?", "answer": "1"})
-    made = [
+    built_texts = [
         make(str(tmp_path / f"q.{kind}"), seed=0, options={"prompt": "question", "held_out": held_out}, per_step=5)
         for kind in ("csv", "parquet", "jsonl")
     ]
-    drawn = [source.draw(5, 3) for source in made]
-    assert len(drawn[0]) == 5 and {t.prompt for t in drawn[0]} <= {r["question"] for r in rows}
-    for other in drawn[1:]:
-        assert [(t.prompt, t.answer, t.info) for t in drawn[0]] == [(t.prompt, t.answer, t.info) for t in other]
+    drawn_sources = [source.draw(5, 3) for source in built_texts]
+    assert len(drawn_sources[0]) == 5 and {t.prompt for t in drawn_sources[0]} <= {r["question"] for r in rows}
+    for other in drawn_sources[1:]:
+        assert [(t.prompt, t.answer, t.info) for t in drawn_sources[0]] == [(t.prompt, t.answer, t.info) for t in other]
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def test_numpy_numbers_and_missing_pandas_values_become_plain(tmp_path):
 
 
 def test_messages_and_other_columns(tmp_path):
-    asked = [{"role": "user", "content": "why?", "tool_calls": None}]
-    (task,) = tasks(tmp_path, [{"question": asked, "truth": "so #### 4", "id": 7}], prompt="question", answer="truth",
+    chat = [{"role": "user", "content": "why?", "tool_calls": None}]
+    (task,) = tasks(tmp_path, [{"question": chat, "truth": "so #### 4", "id": 7}], prompt="question", answer="truth",
                     answer_after="####")  # fmt: skip
     assert task == Task("7", ({"role": "user", "content": "why?"},), "4", {"id": 7})
 

@@ -10,10 +10,10 @@ from gxpo.parts.protocols import Task
 
 
 def source(tasks, per_step=4, fraction=0.3):
-    made = ListedTasks()
-    made.name, made.seed, made.per_step = "listed", 0, per_step
-    made.split(tasks, None, fraction)
-    return made
+    built_listed_tasks = ListedTasks()
+    built_listed_tasks.name, built_listed_tasks.seed, built_listed_tasks.per_step = "listed", 0, per_step
+    built_listed_tasks.split(tasks, None, fraction)
+    return built_listed_tasks
 
 
 def sets(n, wide=2):
@@ -22,14 +22,16 @@ def sets(n, wide=2):
 
 @pytest.mark.filterwarnings("ignore:listed")
 def test_a_step_has_whole_sets_and_so_has_each_side():
-    made = source(sets(10))
-    training, held_out = ({t.info["same_as"] for t in side} for side in (made.training, made.held_out(99)))
+    built_source = source(sets(10))
+    training, held_out = (
+        {t.info["same_as"] for t in side} for side in (built_source.training, built_source.held_out(99))
+    )
     assert training.isdisjoint(held_out) and training | held_out == set(range(10)) and held_out
     for step in range(1, 10):
-        drawn = Counter(t.info["same_as"] for t in made.draw(4, step))
-        assert set(drawn.values()) == {2} and len({t.id for t in made.draw(4, step)}) == 4
-    assert made.draw(2, 3) == made.draw(4, 3)[:2]
-    epoch = [t.id for step in range(1, 1 + len(made.training) // 4) for t in made.draw(4, step)]
+        drawn_values = Counter(t.info["same_as"] for t in built_source.draw(4, step))
+        assert set(drawn_values.values()) == {2} and len({t.id for t in built_source.draw(4, step)}) == 4
+    assert built_source.draw(2, 3) == built_source.draw(4, 3)[:2]
+    epoch = [t.id for step in range(1, 1 + len(built_source.training) // 4) for t in built_source.draw(4, step)]
     assert len(set(epoch)) == len(epoch)
 
 

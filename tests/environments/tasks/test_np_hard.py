@@ -69,9 +69,9 @@ def test_heuristics_are_feasible_and_no_better_than_the_optimum(kind):
 
 
 def test_bad_options():
-    for options, said in (
+    for options, message in (
         ({"kind": "sat"}, "kind must be one of knapsack"),
         ({"size": 2}, "size must be from 3 to 50"),
     ):
-        with pytest.raises(TaskError, match=said):
+        with pytest.raises(TaskError, match=message):
             make("np_hard", seed=0, options=options)

@@ -21,15 +21,15 @@ def test_directions_are_degrees_from_the_right_against_the_clock():
 def test_a_share_of_the_mixture_heeds_what_is_asked():
     random = torch.Generator().manual_seed(0)
     n = 20000
-    asked = torch.randint(DIRECTIONS, (n,), generator=random)
+    asked_directions = torch.randint(DIRECTIONS, (n,), generator=random)
     uniform = torch.rand(n, 2, generator=random, dtype=torch.float64)
     normal = torch.randn(n, 2, generator=random, dtype=torch.float64)
-    exact = mixture(asked, uniform, normal, heed=0.35, spread=0.0)
+    exact = mixture(asked_directions, uniform, normal, heed=0.35, spread=0.0)
     assert torch.allclose(exact.norm(dim=1), torch.ones(n, dtype=torch.float64))
-    heeded = (exact - target(asked)).norm(dim=1) < 1e-9
+    heeded = (exact - target(asked_directions)).norm(dim=1) < 1e-9
     assert float(heeded.double().mean()) == pytest.approx(0.35, abs=0.01)
     assert float(exact[~heeded].mean(0).norm()) < 0.02  # anywhere on the circle
-    noisy = mixture(asked, uniform, normal, spread=0.12)
+    noisy = mixture(asked_directions, uniform, normal, spread=0.12)
     assert float((noisy - exact).std()) == pytest.approx(0.12, abs=0.002)
 
 
@@ -77,10 +77,10 @@ def test_final_latents_of_branches():
 
 def test_directions_are_held_out():
     source = Points(seed=1)
-    held, drawn = source.held_out(1000), [t for step in range(40) for t in source.draw(16, step)]
-    assert 60 < len(held) < 120 and len({t.id for t in held}) == len(held)
-    assert not {t.id for t in held} & {t.id for t in drawn}
-    assert all(0 <= int(t.prompt) < DIRECTIONS and t.info["degrees"] == int(t.prompt) for t in drawn)
+    held_out, drawn_values = source.held_out(1000), [t for step in range(40) for t in source.draw(16, step)]
+    assert 60 < len(held_out) < 120 and len({t.id for t in held_out}) == len(held_out)
+    assert not {t.id for t in held_out} & {t.id for t in drawn_values}
+    assert all(0 <= int(t.prompt) < DIRECTIONS and t.info["degrees"] == int(t.prompt) for t in drawn_values)
     assert source.draw(4, 3) == source.draw(8, 3)[:4] and Points(seed=2).draw(4, 3) != source.draw(4, 3)
 
 

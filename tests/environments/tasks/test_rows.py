@@ -120,5 +120,5 @@ def test_a_parquet_file_of_verl_is_read_as_it_is(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.Table.from_pylist(verl(str)), tmp_path / "t.parquet")
     source = make(str(tmp_path / "t.parquet"), seed=0)
-    asked = {t.prompt[0]["content"]: t.answer for t in (*source.training, *source.held_out(9))}
-    assert asked == {f"what is {i}+1?": str(i) for i in range(6)} and source.reward_default == "math"
+    asked_answers = {t.prompt[0]["content"]: t.answer for t in (*source.training, *source.held_out(9))}
+    assert asked_answers == {f"what is {i}+1?": str(i) for i in range(6)} and source.reward_default == "math"

@@ -40,10 +40,10 @@ def names(drawn: list[Task]) -> list[str]:
 def test_a_draw_begins_a_longer_one_and_repeats_nothing() -> None:
     source = sampled_source("variance")
     source.observe(answers(RIGHT))
-    whole = names(source.draw(5, 4))
-    assert sorted(whole) == list("abcde") and names(source.draw(2, 4)) == whole[:2]
-    assert names(source.draw(7, 4)) == whole + whole[:2]  # the list has no more
-    assert names(source.draw(5, 5)) != whole
+    full_names = names(source.draw(5, 4))
+    assert sorted(full_names) == list("abcde") and names(source.draw(2, 4)) == full_names[:2]
+    assert names(source.draw(7, 4)) == full_names + full_names[:2]  # the list has no more
+    assert names(source.draw(5, 5)) != full_names
 
 
 def test_tasks_come_in_proportion_to_their_chances() -> None:
@@ -86,10 +86,10 @@ def test_a_dropped_task_is_never_drawn(kind: str, per_step: int) -> None:
             if source.exhausted:
                 break
             left = {name for name, chance in zip(names_, chances(source), strict=True) if chance > 0}
-            drawn = names(source.draw(per_step, step))
-            assert set(drawn) <= left and len(drawn) == per_step, (kind, step)
-            assert len(set(drawn)) == min(per_step, len(left)), "each that is left once before any comes again"
-            right = {name: (8, 0, 3)[names_.index(name) % 3] for name in dict.fromkeys(drawn)}
+            drawn_names = names(source.draw(per_step, step))
+            assert set(drawn_names) <= left and len(drawn_names) == per_step, (kind, step)
+            assert len(set(drawn_names)) == min(per_step, len(left)), "each that is left once before any comes again"
+            right = {name: (8, 0, 3)[names_.index(name) % 3] for name in dict.fromkeys(drawn_names)}
             source.observe(answers(right, logprob=-1.0 - step % 3))
             if step % 4 == 0:
                 other = sampled_source(kind, Listed(names_, per_step), **options)
@@ -125,13 +125,20 @@ def test_a_run_ends_when_every_task_is_solved(tmp_path: Path, staleness: int) ->
     """Six tasks that any answer solves, four a step: all are seen after two steps, and the run ends there."""
     (tmp_path / "pays.py").write_text("def one(completion):\n    return {'correct': 1.0}\n")
     rows = [{"id": f"t{i}", "prompt": f"{i}?", "answer": "1"} for i in range(6)]
-    held = [{"id": "h", "prompt": "h?", "answer": "1"}]
+    held_fields = [{"id": "h", "prompt": "h?", "answer": "1"}]
     keys = {
         "tasks.per_step": 4, "rollout.group_size": 2, "sampling.max_new_tokens": 2, "eval.tasks": 1,
         "async.max_staleness": staleness, "doctor.every": 0,
     }  # fmt: skip
     run = gxpo.train(
-        "tiny:cold", rows, "srpo_history", 9, f"{tmp_path}/pays.py:one", eval_task=held, out=tmp_path / "run", set=keys
+        "tiny:cold",
+        rows,
+        "srpo_history",
+        9,
+        f"{tmp_path}/pays.py:one",
+        eval_task=held_fields,
+        out=tmp_path / "run",
+        set=keys,
     )
     assert run.step == 2 and "none of 6 tasks is left" in str(run.stopped)
     assert [row["tasks_left"] for row in run.metrics][:2] == [2, 0]
@@ -144,9 +151,9 @@ def test_levels_of_a_column() -> None:
     source = sampled_source("hardest", Listed("abcdef", level=[1, 1, 1, 2, 2, 2]), by="level")
     source.observe(answers({"a": 8, "b": 8, "c": 8, "d": 0, "e": 0, "f": 0}))
     assert source.arms.names == ["1", "2"] and chances(source)[1] > 0.9
-    drawn = [name for step in range(30) for name in names(source.draw(3, step))]
-    assert sum(name in "def" for name in drawn) > 80
-    hard = [name for name in drawn if name in "def"]
+    drawn_names = [name for step in range(30) for name in names(source.draw(3, step))]
+    assert sum(name in "def" for name in drawn_names) > 80
+    hard = [name for name in drawn_names if name in "def"]
     assert all(sorted(hard[i : i + 3]) == list("def") for i in range(0, 60, 3))  # each once, then again
     assert sampled_source("hardest", Listed("abc", level=["x", "y", "y"]), by="level", levels=["y"]).arms.names == ["y"]
     assert set(
@@ -159,10 +166,10 @@ def test_levels_of_an_option_of_a_source_that_generates() -> None:
     source = sampled_source("first_unmastered", level(2), level, by="digits", levels=[1, 3], window=1)
     assert all(t.id.startswith("digits=1/arithmetic/") for t in source.draw(4, 1))
     source.observe(answers({"digits=1/arithmetic/1+1": 8}))
-    drawn = source.draw(4, 2)
-    assert {len(str(t.info["a"])) for t in drawn} == {3} and source.draw(2, 2) == drawn[:2]
-    held = [t.id.split("/")[0] for t in source.held_out(5)]
-    assert held == ["digits=1", "digits=3", "digits=1", "digits=3", "digits=1"]
+    drawn_source = source.draw(4, 2)
+    assert {len(str(t.info["a"])) for t in drawn_source} == {3} and source.draw(2, 2) == drawn_source[:2]
+    held_outs = [t.id.split("/")[0] for t in source.held_out(5)]
+    assert held_outs == ["digits=1", "digits=3", "digits=1", "digits=3", "digits=1"]
 
 
 def test_a_source_of_the_users_with_a_list() -> None:

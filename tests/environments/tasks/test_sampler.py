@@ -115,6 +115,6 @@ def test_settings_that_make_no_sense_are_refused(keys: dict[str, Any], said: str
 
 
 def test_a_score_of_the_users_must_give_weights() -> None:
-    for wrong, said in ((lambda rate: rate[:1], "a weight for each of 5"), (lambda rate: -rate, "negative")):
-        with pytest.raises(TaskError, match=said):
+    for wrong, message in ((lambda rate: rate[:1], "a weight for each of 5"), (lambda rate: -rate, "negative")):
+        with pytest.raises(TaskError, match=message):
             sampled_source(wrong).draw(1, 1)

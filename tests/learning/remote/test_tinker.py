@@ -117,31 +117,31 @@ def test_a_server_whose_eps_is_fixed_is_measured_by_small_slopes(clips: bool) ->
 def test_steps_states_and_slopes_that_are_not_finite(tmp_path: Path) -> None:
     with served() as (fake, engine):
         learner, standard = RemoteLearner(engine, lr=0.01), TorchLearner(small_llama(vocab_size=64), lr=0.01)
-        given = forest(64)
+        given_forest = forest(64)
 
         def loss(x: Any) -> Tensor:
-            return (x["logprob"].sin() * torch.linspace(-1, 1, given.n_entries, dtype=torch.float64)).sum()
+            return (x["logprob"].sin() * torch.linspace(-1, 1, given_forest.n_entries, dtype=torch.float64)).sum()
 
         for _ in range(2):
-            mine, theirs = learner.step(given, loss), standard.step(given, loss)
+            mine, theirs = learner.step(given_forest, loss), standard.step(given_forest, loss)
             assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-5)
-        after = standard.outputs(given)["logprob"]
+        after = standard.outputs(given_forest)["logprob"]
         # AdamW of float32 gradients: where one is near 0, its sign is rounding
-        assert torch.allclose(learner.outputs(given)["logprob"], after, rtol=0, atol=2e-4)
+        assert torch.allclose(learner.outputs(given_forest)["logprob"], after, rtol=0, atol=2e-4)
 
-        kept = engine.fingerprint()
+        kept_fingerprint = engine.fingerprint()
         learner.save(tmp_path / "engine")
         meta = learner.meta()
-        learner.step(given, loss)
+        learner.step(given_forest, loss)
         moved = engine.fingerprint()
-        assert moved != kept
+        assert moved != kept_fingerprint
         learner.load(tmp_path / "engine", meta)
-        assert engine.fingerprint() == kept
-        learner.step(given, loss)
+        assert engine.fingerprint() == kept_fingerprint
+        learner.step(given_forest, loss)
         assert engine.fingerprint() == moved  # the moments came back, too
 
         calls = len(fake.newest.calls)
-        assert learner.step(given, lambda x: (torch.inf * x["logprob"]).sum()).nonfinite
+        assert learner.step(given_forest, lambda x: (torch.inf * x["logprob"]).sum()).nonfinite
         assert engine.fingerprint() == moved and len(fake.newest.calls) == calls
 
 
@@ -185,12 +185,16 @@ def test_samples_carry_the_servers_logprobs_and_the_version() -> None:
         for request, row in zip(requests, actual, strict=True):
             for c in row:
                 assert c.policy_version == 3 and c.finish == ("stop" if c.tokens[-1] == 9 else "length")
-                whole = torch.tensor([*request.prompt, *c.tokens])
+                full_prompts = torch.tensor([*request.prompt, *c.tokens])
                 with torch.no_grad():
-                    z = fake.newest.model(input_ids=whole[None]).logits[0].log_softmax(-1)
-                expected = z[len(request.prompt) - 1 : -1].gather(1, whole[len(request.prompt) :, None]).squeeze(1)
+                    z = fake.newest.model(input_ids=full_prompts[None]).logits[0].log_softmax(-1)
+                expected = (
+                    z[len(request.prompt) - 1 : -1].gather(1, full_prompts[len(request.prompt) :, None]).squeeze(1)
+                )
                 assert torch.allclose(torch.tensor(c.logprobs), expected, atol=1e-5)
-        assert len({asked["seed"] for asked in fake.asked}) == 3  # a stream's seed is its own; two requests share one
+        assert (
+            len({asked_fake["seed"] for asked_fake in fake.asked}) == 3
+        )  # a stream's seed is its own; two requests share one
         assert sampler.sample(requests, Sampling(max_new_tokens=5, stop_ids=(9,))) == actual
         assert len(fake.samplers) == 1  # published once
         learner = RemoteLearner(engine, lr=0.1)

@@ -48,9 +48,9 @@ class Ray:
 
 
 def engine(ray: Ray) -> Any:
-    made: Any = object.__new__(RayVerlEngine)
-    made._ray, made.timeout = ray, 5.0
-    return made
+    built_new: Any = object.__new__(RayVerlEngine)
+    built_new._ray, built_new.timeout = ray, 5.0
+    return built_new
 
 
 def test_workers_without_room_are_refused() -> None:

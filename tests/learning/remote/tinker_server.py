@@ -111,8 +111,8 @@ class Fake:
             text = pb.ForwardBackwardRequest()
             text.ParseFromString(body)
             return self._passes(text.model_id, text.loss_fn, _rows_of_proto(text), text.forward_only)
-        given = body["forward_backward_input"]
-        return self._passes(body["model_id"], given["loss_fn"], _rows(given), False)
+        given_body = body["forward_backward_input"]
+        return self._passes(body["model_id"], given_body["loss_fn"], _rows(given_body), False)
 
     def _passes(self, model: str, loss: str, rows: list[dict[str, Any]], only: bool) -> dict[str, Any]:
         return self.later("rows", lambda: self._ran(self.models[model], loss, rows, only))
@@ -208,9 +208,9 @@ def _sampled(model: Any, prompt: list[int], given: dict[str, Any]) -> tuple[list
         with torch.no_grad():
             z = model(input_ids=torch.tensor([prompt + tokens]), use_cache=False).logits[0, -1]
         heat = given["temperature"]
-        own = (z / heat if heat else z).log_softmax(-1)
-        t = int(torch.multinomial(own.exp(), 1, generator=draw)) if heat else int(own.argmax())
-        tokens, logprobs = [*tokens, t], [*logprobs, float(own[t])]
+        own_log_softmax = (z / heat if heat else z).log_softmax(-1)
+        t = int(torch.multinomial(own_log_softmax.exp(), 1, generator=draw)) if heat else int(own_log_softmax.argmax())
+        tokens, logprobs = [*tokens, t], [*logprobs, float(own_log_softmax[t])]
         if t in (given.get("stop") or ()):
             return tokens, logprobs, "stop"
     return tokens, logprobs, "length"

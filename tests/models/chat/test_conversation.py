@@ -118,8 +118,8 @@ def test_naive_retokenisation_would_change_the_action(name):
     start = len(talk.context)
     talk.act(action)
     talk.observe([NEXT])
-    whole = chat.tokenizer(decoded(chat, talk.context), add_special_tokens=False).input_ids
-    assert whole[start : start + len(action)] != action
+    full_input_ids = chat.tokenizer(decoded(chat, talk.context), add_special_tokens=False).input_ids
+    assert full_input_ids[start : start + len(action)] != action
     assert list(talk.context[start : start + len(action)]) == action
 
 
@@ -138,11 +138,11 @@ def test_random_conversations(name, seed, opening, plan, keep):
         calls = calls if kind == "call" and family.form else []
         calls = calls if family.double else calls[:1]
         thought = f"{WORD}t{content}t" if kind == "think" else None
-        written = action_text(family.form, f"{WORD}{content}", thought, calls, chat.facts.opens_reasoning)
+        saved_action_text = action_text(family.form, f"{WORD}{content}", thought, calls, chat.facts.opens_reasoning)
         if kind == "broken" and family.form not in (None, "harmony"):
             good = action_text(family.form, "", None, [("look", {"key": "there"})], False)
-            written = good[: len(good) // 2]
-        ids = spell(name, written, seed + number)
+            saved_action_text = good[: len(good) // 2]
+        ids = spell(name, saved_action_text, seed + number)
         ids += [end_of(chat)] if stops else []
         before, counted = talk.context, talk.rebuilt + talk.kept_against_template
         reply = talk.act(ids)

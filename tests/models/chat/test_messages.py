@@ -202,11 +202,11 @@ def test_messages_that_can_not_be_read_are_refused(message, words):
 
 def test_null_arguments_of_other_tools_look_like_padding():
     def called(*calls):
-        return [{"tool_calls": [{"function": {"name": name, "arguments": given}} for name, given in calls]}]
+        return [{"tool_calls": [{"function": {"name": name, "arguments": given_value}} for name, given_value in calls]}]
 
     padded = called(("weather", {"city": "a", "n": None}), ("add", {"city": None, "n": 1}))
-    written = called(("weather", {"city": "a", "unit": None}), ("weather", {"city": None, "unit": "C"}))
-    assert padded_arguments(padded) == {"city", "n"} and padded_arguments(written) == set()
+    saved_called = called(("weather", {"city": "a", "unit": None}), ("weather", {"city": None, "unit": "C"}))
+    assert padded_arguments(padded) == {"city", "n"} and padded_arguments(saved_called) == set()
 
 
 # ---------------------------------------------------------------- answers that are begun
@@ -242,8 +242,8 @@ def test_the_turn_after_it_shows_one_answer(name):
     assert [m["content"] for m in talk.messages[1:]] == ["The answer there."]
     opening = talk.observe([NEXT])
     assert not opening.rebuilt and talk.context[: len(before)] == before
-    whole = [USER, {"role": "assistant", "content": "The answer there."}, NEXT]
-    assert decoded(talk.chat, talk.context).replace("<|return|>", "<|end|>") == talk.chat.template.render(whole)
+    full_users = [USER, {"role": "assistant", "content": "The answer there."}, NEXT]
+    assert decoded(talk.chat, talk.context).replace("<|return|>", "<|end|>") == talk.chat.template.render(full_users)
 
 
 def test_a_prefilled_thought_is_read_as_a_thought():

@@ -62,8 +62,8 @@ def test_make_takes_the_tokenizers_template_if_there_is_one(tmp_path):
     assert isinstance(make(character_tokenizer()), PlainChat)
     assert isinstance(make(tokenizer_of("chatml"), template="none"), PlainChat)
     (tmp_path / "t.jinja").write_text(CHATML)
-    for given in (CHATML, tmp_path / "t.jinja", str(tmp_path / "t.jinja")):
-        chat = make(tokenizer_of("zephyr"), template=given, stop=["</s>"])
+    for given_chatml in (CHATML, tmp_path / "t.jinja", str(tmp_path / "t.jinja")):
+        chat = make(tokenizer_of("zephyr"), template=given_chatml, stop=["</s>"])
         assert isinstance(chat, TemplateChat) and chat.template.text == CHATML
 
 

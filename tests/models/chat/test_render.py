@@ -33,12 +33,12 @@ def user(content: str) -> dict[str, str]:
 
 
 def test_the_source_is_the_text_a_file_or_the_tokenizers_own(tmp_path):
-    own = SimpleNamespace(chat_template={"default": "{{ a }}", "tool_use": "{{ b }}"})
-    assert source(own, None) == "{{ a }}" and source(own, "{% x %}") == "{% x %}"
+    own_simple_namespace = SimpleNamespace(chat_template={"default": "{{ a }}", "tool_use": "{{ b }}"})
+    assert source(own_simple_namespace, None) == "{{ a }}" and source(own_simple_namespace, "{% x %}") == "{% x %}"
     (tmp_path / "chat.jinja").write_text("{{ c }}")
-    assert source(own, tmp_path / "chat.jinja") == "{{ c }}"
+    assert source(own_simple_namespace, tmp_path / "chat.jinja") == "{{ c }}"
     with pytest.raises(ModelError, match="neither Jinja text nor a readable file"):
-        source(own, tmp_path)
+        source(own_simple_namespace, tmp_path)
     with pytest.raises(ModelError, match="has no chat template"):
         source(SimpleNamespace(chat_template=None), None)
 

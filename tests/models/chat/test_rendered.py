@@ -9,11 +9,11 @@ from tests.models.chat.test_conversation import NEXT, USER, chat_of, spell
 import gxpo.models.chat
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.models.chat.markers import turns_in
+from gxpo.models.chat.messages import prompt_messages
 from gxpo.models.chat.plain import PlainChat, Tokens, decoder, raw_decoder
 from gxpo.models.chat.rendered import RenderedChat, markup_of, prompt_warnings
 from gxpo.models.chat.template import TemplateChat
 from gxpo.parts.protocols import Task
-from gxpo.sampling.rollouts.context import prompt_messages
 
 CHATML = "<|im_start|>user\nhello there<|im_end|>\n<|im_start|>assistant\n"
 
@@ -186,8 +186,8 @@ def test_check_template_tells_of_tags_that_are_special(searching):
 
 def test_special_tokens_of_families_are_markers_or_content():
     tokens = {name: chat_of(name).tokens for name in FAMILIES}
-    kept = {name: {t.text_of(i) for i in t.content} for name, t in tokens.items() if t.content}
-    assert kept == {
+    kept_contents = {name: {t.text_of(i) for i in t.content} for name, t in tokens.items() if t.content}
+    assert kept_contents == {
         "llama3": {"<|python_tag|>"},
         "mistral": {"[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"},
         "command": {"<|START_ACTION|>", "<|END_ACTION|>"},

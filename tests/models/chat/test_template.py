@@ -116,8 +116,8 @@ def test_blanks_that_an_end_token_swallows_are_not_added():
     answer = tokenizer("so", add_special_tokens=False).input_ids
     talk.act([*answer, tokenizer.convert_tokens_to_ids("<|end|>")])
     talk.observe([NEXT])
-    whole = tokenizer(talk.chat.template.render(talk.messages), add_special_tokens=False).input_ids
-    assert list(talk.context) == whole and talk.respelled == 0
+    full_input_ids = tokenizer(talk.chat.template.render(talk.messages), add_special_tokens=False).input_ids
+    assert list(talk.context) == full_input_ids and talk.respelled == 0
 
 
 def test_an_action_that_was_cut_is_closed_by_the_template():
@@ -199,10 +199,10 @@ def test_refusals_have_the_templates_words(name, messages, words):
 def test_a_refusal_leaves_the_conversation_unchanged():
     talk = chat_of("gemma").start([USER])
     talk.act(spell("gemma", "four", 0))
-    before, said = talk.context, list(talk.messages)
+    before, messages = talk.context, list(talk.messages)
     with pytest.raises(ModelError, match="roles must alternate"):
         talk.observe([NEXT, NEXT])
-    assert talk.context == before and talk.messages == said
+    assert talk.context == before and talk.messages == messages
     talk.observe([NEXT])
 
 

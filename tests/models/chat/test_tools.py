@@ -33,8 +33,8 @@ def test_answers_of_tools_as_messages_of_the_user():
 
 def test_answers_without_ids_take_those_of_the_calls_in_order():
     calls = [ToolCall("look", {}, "call00000"), ToolCall("find.all", {}, "call00001")]
-    own = {**RESULT, "tool_call_id": "mine"}
-    first, second, third = with_call_ids([RESULT, own, RESULT], calls)
+    own_settings = {**RESULT, "tool_call_id": "mine"}
+    first, second, third = with_call_ids([RESULT, own_settings, RESULT], calls)
     assert (first["tool_call_id"], first["name"]) == ("call00000", "look")
     assert (second["tool_call_id"], second["name"]) == ("mine", "find.all")
     assert third == RESULT

@@ -61,10 +61,10 @@ def alone(model, forest):
         path = forest.path_of(r)
         tokens = forest.path_token[path].tolist()
         first, nodes = forest.first_token.tolist(), forest.path(int(forest.token_node[tokens[-1]])).tolist()
-        whole = [t for n in nodes for t in range(first[n], first[n + 1]) if t <= tokens[-1]]
-        rows = model(input_ids=forest.token[whole][None], use_cache=False).logits[0].double().log_softmax(-1)
+        full_nodes = [t for n in nodes for t in range(first[n], first[n + 1]) if t <= tokens[-1]]
+        rows = model(input_ids=forest.token[full_nodes][None], use_cache=False).logits[0].double().log_softmax(-1)
         for token in tokens:
-            row = rows[whole.index(token) - 1]
+            row = rows[full_nodes.index(token) - 1]
             logprob.append(row[forest.token[token]])
             entropy.append(-(row.exp() * row).sum())
     return {"logprob": torch.stack(logprob), "entropy": torch.stack(entropy)}
@@ -91,23 +91,23 @@ def test_packed_flat_and_transformers_agree_with_a_bare_pass(name):
     assert len(expected) > 10
     model.zero_grad()
     for settings in ({}, {"layout": "flat"}, {"kernels": "transformers"}, {"tokens_per_microbatch": 12}):
-        own = learner(model, **settings)
+        own_learner = learner(model, **settings)
         fast = kind.expected == "fast" and "kernels" not in settings
-        assert (own._readout.decoder is not None) == fast
+        assert (own_learner._readout.decoder is not None) == fast
         if not settings:
-            assert own.layout == ("flat" if kind.expected == "flat" else "packed")
-        actual = own.outputs(FORKED, NAMES)
+            assert own_learner.layout == ("flat" if kind.expected == "flat" else "packed")
+        actual = own_learner.outputs(FORKED, NAMES)
         for key in NAMES:
             assert torch.allclose(actual[key], bare[key].detach(), rtol=0, atol=1e-5), (settings, key)
-        gradient = own.gradient(FORKED, loss, names=NAMES)
+        gradient = own_learner.gradient(FORKED, loss, names=NAMES)
         assert farthest({n: g for n, g in gradient.items() if n in expected}, expected) < 1e-4, settings
 
 
 def sampled(sampler, long):
     """Two prompts, of 70 (more than samples copy) or 9 tokens and of 3: completions with the sampler's log-probs."""
     prompts = [tuple(3 + (5 * i) % 28 for i in range(70 if long else 9)), (5, 6, 7)]
-    asked = [Request(p, tuple(StreamKey(0, 0, str(i), j) for j in range(3))) for i, p in enumerate(prompts)]
-    answered = sampler.sample(asked, Sampling(max_new_tokens=9))
+    requests = [Request(p, tuple(StreamKey(0, 0, str(i), j) for j in range(3))) for i, p in enumerate(prompts)]
+    answered = sampler.sample(requests, Sampling(max_new_tokens=9))
     return Forest.from_completions(
         [list(p) for p in prompts],
         [[c.tokens for c in row] for row in answered],
@@ -131,26 +131,28 @@ def test_adapters(name):
     """They train, act in the sampler, are off in the reference, and merge into the same model."""
     model, targets = made(name), ("q_proj", "v_proj") if name == "falcon-h1" else "all-linear"
     before = alone(model, FORKED)["logprob"].detach()
-    own = learner(model, lora=LoraSettings(rank=4, targets=targets), reference=True)
+    own_learner = learner(model, lora=LoraSettings(rank=4, targets=targets), reference=True)
     draw = torch.Generator().manual_seed(1)
-    own.restore({n: x + 0.1 * torch.randn(x.shape, generator=draw) for n, x in own.snapshot().items()})
-    bare = alone(own.model, FORKED)
+    own_learner.restore({n: x + 0.1 * torch.randn(x.shape, generator=draw) for n, x in own_learner.snapshot().items()})
+    bare = alone(own_learner.model, FORKED)
     assert float((bare["logprob"] - before).abs().max()) > 0.05
     loss(bare).backward()
-    expected = {n: p.grad.clone() for n, p in own.model.named_parameters() if p.grad is not None}
-    own.model.zero_grad()
+    expected = {n: p.grad.clone() for n, p in own_learner.model.named_parameters() if p.grad is not None}
+    own_learner.model.zero_grad()
     assert all("lora" in n for n in expected)
-    assert torch.allclose(own.outputs(FORKED)["logprob"], bare["logprob"].detach(), rtol=0, atol=1e-5)
-    assert torch.allclose(own.outputs(FORKED, policy="reference")["logprob"], before, rtol=0, atol=1e-5)
-    assert farthest(own.gradient(FORKED, loss, names=NAMES), expected) < 1e-4
-    forest = sampled(engine(own.model), False)
+    assert torch.allclose(own_learner.outputs(FORKED)["logprob"], bare["logprob"].detach(), rtol=0, atol=1e-5)
+    assert torch.allclose(own_learner.outputs(FORKED, policy="reference")["logprob"], before, rtol=0, atol=1e-5)
+    assert farthest(own_learner.gradient(FORKED, loss, names=NAMES), expected) < 1e-4
+    forest = sampled(engine(own_learner.model), False)
     # recurrences are computed by chunks, or token by token; adapters add a second sum to each product, which torch's
     # kernels for the oldest processors round to 1.05e-5 apart (phi3)
     close = 3e-5 if KINDS[name].expected == "flat" else 2e-5
     assert torch.allclose(
-        forest.path_behaviour_logprob, alone(own.model, forest)["logprob"].detach(), rtol=0, atol=close
+        forest.path_behaviour_logprob, alone(own_learner.model, forest)["logprob"].detach(), rtol=0, atol=close
     )
-    one = merged(copy.deepcopy(own.model))  # sums in another order, which recurrences carry on: 5e-5, in float64 0
+    one = merged(
+        copy.deepcopy(own_learner.model)
+    )  # sums in another order, which recurrences carry on: 5e-5, in float64 0
     apart = 1e-4 if KINDS[name].expected == "flat" else 2e-5
     assert torch.allclose(alone(one, FORKED)["logprob"], bare["logprob"], rtol=0, atol=apart)
 
@@ -183,11 +185,11 @@ def test_in_float64_they_agree_to_more_digits(name):
     loss(bare).backward()
     expected = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    own, close = learner(model), 1e-6 if name in SINGLE else 1e-10
-    assert own._readout.decoder is not None
-    assert torch.allclose(own.outputs(FORKED)["logprob"], bare["logprob"].detach(), rtol=0, atol=close)
-    assert torch.allclose(own.outputs(forest)["logprob"], forest.path_behaviour_logprob, rtol=0, atol=close)
-    gradient = own.gradient(FORKED, loss, names=NAMES)
+    own_learner, close = learner(model), 1e-6 if name in SINGLE else 1e-10
+    assert own_learner._readout.decoder is not None
+    assert torch.allclose(own_learner.outputs(FORKED)["logprob"], bare["logprob"].detach(), rtol=0, atol=close)
+    assert torch.allclose(own_learner.outputs(forest)["logprob"], forest.path_behaviour_logprob, rtol=0, atol=close)
+    gradient = own_learner.gradient(FORKED, loss, names=NAMES)
     assert farthest({n: gradient[n] for n in expected}, expected) < 10 * close
 
 
@@ -204,12 +206,12 @@ def test_turns_go_on_from_a_kept_cache_or_are_read_anew(name):
     model = made(name)
     sampler, prompt = engine(model), (5, 6, 7, 8, 9)
     for turn in range(3):
-        asked = Request(prompt, (StreamKey(0, turn, "a", 0),), ("a",))
-        ((said,),) = sampler.sample([asked], Sampling(max_new_tokens=5))
-        rows = model(input_ids=torch.tensor([[*prompt, *said.tokens]]), use_cache=False).logits[0].double()
-        expected = rows.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, torch.tensor(said.tokens)[:, None])
-        assert torch.allclose(torch.tensor(said.logprobs), expected[:, 0].float(), rtol=0, atol=1e-5)
-        prompt = (*prompt, *said.tokens, 10 + turn, 4)
+        asked_request = Request(prompt, (StreamKey(0, turn, "a", 0),), ("a",))
+        ((message,),) = sampler.sample([asked_request], Sampling(max_new_tokens=5))
+        rows = model(input_ids=torch.tensor([[*prompt, *message.tokens]]), use_cache=False).logits[0].double()
+        expected = rows.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, torch.tensor(message.tokens)[:, None])
+        assert torch.allclose(torch.tensor(message.logprobs), expected[:, 0].float(), rtol=0, atol=1e-5)
+        prompt = (*prompt, *message.tokens, 10 + turn, 4)
     assert (sampler.reused_tokens > 0) != (sampler.unkept > 0)
 
 

@@ -17,22 +17,22 @@ def test_this_build_has_the_kernel():
 @st.composite
 def trees(draw):
     """Chains in depth-first order, and for every token the tokens that it may see."""
-    chains, seen = [], []
+    chains, seen_records = [], []
 
     def grow(above, depth):
-        start = len(seen)
+        start = len(seen_records)
         for _ in range(draw(st.integers(1, 5))):
-            seen.append([*above, *range(start, len(seen) + 1)])
-        end, place = len(seen), len(chains)
+            seen_records.append([*above, *range(start, len(seen_records) + 1)])
+        end, place = len(seen_records), len(chains)
         chains.append(None)
         below = list(range(start, end))
         for _ in range(draw(st.integers(0, 3)) if depth < 3 else 0):
             grow([*above, *below], depth + 1)
-        chains[place] = Chain(start, end, len(seen))
+        chains[place] = Chain(start, end, len(seen_records))
 
     for _ in range(draw(st.integers(1, 2))):
         grow([], 0)
-    return chains, seen
+    return chains, seen_records
 
 
 def by_mask(qkv, cos, sin, seen, scale, cap=None):
@@ -51,10 +51,10 @@ def by_mask(qkv, cos, sin, seen, scale, cap=None):
     for i in range(n):
         heads = []
         for h in range(HEADS):
-            own = h // (HEADS // KV)
-            scores = torch.stack([q[i, h] @ k[j, own] for j in seen[i]]) * scale
+            own_heads = h // (HEADS // KV)
+            scores = torch.stack([q[i, h] @ k[j, own_heads] for j in seen[i]]) * scale
             scores = scores if cap is None else cap * (scores / cap).tanh()
-            heads.append(scores.softmax(0) @ torch.stack([v[j, own] for j in seen[i]]))
+            heads.append(scores.softmax(0) @ torch.stack([v[j, own_heads] for j in seen[i]]))
         rows.append(torch.cat(heads))
     return torch.stack(rows)
 
@@ -62,14 +62,14 @@ def by_mask(qkv, cos, sin, seen, scale, cap=None):
 @settings(max_examples=25, deadline=None)
 @given(trees(), st.integers(0, 1000))
 def test_blocks_equal_a_softmax_over_what_each_token_sees(tree, seed):
-    chains, seen = tree
+    chains, seen_value = tree
     generator = torch.Generator().manual_seed(seed)
-    qkv = torch.randn(len(seen), (HEADS + 2 * KV) * SIZE, generator=generator, dtype=torch.float64)
-    angle = torch.randn(len(seen), SIZE // 2, generator=generator, dtype=torch.float64).repeat(1, 2)
-    slope = torch.randn(len(seen), HEADS * SIZE, generator=generator, dtype=torch.float64)
+    qkv = torch.randn(len(seen_value), (HEADS + 2 * KV) * SIZE, generator=generator, dtype=torch.float64)
+    angle = torch.randn(len(seen_value), SIZE // 2, generator=generator, dtype=torch.float64).repeat(1, 2)
+    slope = torch.randn(len(seen_value), HEADS * SIZE, generator=generator, dtype=torch.float64)
     a, b = qkv.clone().requires_grad_(), qkv.clone().requires_grad_()
     actual = TreeAttention.apply(a, angle.cos(), angle.sin(), Plan.of(chains), Heads(HEADS, SIZE, 0.7))
-    expected = by_mask(b, angle.cos(), angle.sin(), seen, 0.7)
+    expected = by_mask(b, angle.cos(), angle.sin(), seen_value, 0.7)
     assert torch.allclose(actual, expected, rtol=0, atol=1e-12)
     (actual * slope).sum().backward()
     (expected * slope).sum().backward()
@@ -80,15 +80,15 @@ def test_blocks_equal_a_softmax_over_what_each_token_sees(tree, seed):
 @given(trees(), st.integers(1, 9), st.sampled_from([0, 2, 4, SIZE]), st.sampled_from([None, 1.5]))
 def test_windows_partial_rotation_and_capped_scores(tree, window, turning, cap):
     """A token sees the last `window` of what leads to it; positions turn the first numbers of a head alone."""
-    chains, seen = tree
-    position, generator = torch.tensor([len(each) - 1 for each in seen]), torch.Generator().manual_seed(window)
-    qkv = torch.randn(len(seen), (HEADS + 2 * KV) * SIZE, generator=generator, dtype=torch.float64)
-    angle = torch.randn(len(seen), turning // 2, generator=generator, dtype=torch.float64).repeat(1, 2)
-    slope = torch.randn(len(seen), HEADS * SIZE, generator=generator, dtype=torch.float64)
+    chains, seen_value = tree
+    position, generator = torch.tensor([len(each) - 1 for each in seen_value]), torch.Generator().manual_seed(window)
+    qkv = torch.randn(len(seen_value), (HEADS + 2 * KV) * SIZE, generator=generator, dtype=torch.float64)
+    angle = torch.randn(len(seen_value), turning // 2, generator=generator, dtype=torch.float64).repeat(1, 2)
+    slope = torch.randn(len(seen_value), HEADS * SIZE, generator=generator, dtype=torch.float64)
     a, b = qkv.clone().requires_grad_(), qkv.clone().requires_grad_()
     plan = Plan.within(chains, window, position, torch.float64)
     actual = TreeAttention.apply(a, angle.cos(), angle.sin(), plan, Heads(HEADS, SIZE, 0.7, cap))
-    expected = by_mask(b, angle.cos(), angle.sin(), [each[-window:] for each in seen], 0.7, cap)
+    expected = by_mask(b, angle.cos(), angle.sin(), [each[-window:] for each in seen_value], 0.7, cap)
     assert torch.allclose(actual, expected, rtol=0, atol=1e-12)
     (actual * slope).sum().backward()
     (expected * slope).sum().backward()
@@ -109,8 +109,8 @@ def test_blocks_within_a_window():
 
 @pytest.mark.parametrize("kernels", [("native", "float32"), ("native", "native"), ("float32", "native")])
 def test_in_bfloat16_values_and_gradients_differ_by_rounding(kernels):
-    chains, seen = [Chain(0, 3, 8), Chain(3, 5, 5), Chain(5, 8, 8)], [[0], [0, 1], [0, 1, 2]]
-    seen += [[0, 1, 2, *range(start, i + 1)] for start, end in ((3, 5), (5, 8)) for i in range(start, end)]
+    chains, seen_values = [Chain(0, 3, 8), Chain(3, 5, 5), Chain(5, 8, 8)], [[0], [0, 1], [0, 1, 2]]
+    seen_values += [[0, 1, 2, *range(start, i + 1)] for start, end in ((3, 5), (5, 8)) for i in range(start, end)]
     draw = torch.Generator().manual_seed(0)
     qkv = torch.randn(8, (HEADS + 2 * KV) * SIZE, generator=draw).to(torch.bfloat16)
     angle = torch.randn(8, SIZE // 2, generator=draw, dtype=torch.float64).repeat(1, 2)
@@ -119,7 +119,7 @@ def test_in_bfloat16_values_and_gradients_differ_by_rounding(kernels):
     actual = TreeAttention.apply(
         a, angle.cos().float(), angle.sin().float(), Plan.of(chains), Heads(HEADS, SIZE, 0.7), kernels
     )
-    expected = by_mask(b, angle.cos(), angle.sin(), seen, 0.7)
+    expected = by_mask(b, angle.cos(), angle.sin(), seen_values, 0.7)
     (actual * slope).sum().backward()
     (expected * slope).sum().backward()
     assert actual.dtype == a.grad.dtype == torch.bfloat16

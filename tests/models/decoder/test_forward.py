@@ -55,10 +55,10 @@ def test_log_probs_and_gradients_are_those_of_transformers(name, recompute):
         names = ("logprob", "entropy")
         return learner.outputs(forest, names), learner.gradient(forest, loss, names=names), learner
 
-    own, gradients, learner = both(recompute=recompute)
+    own_value, gradients, learner = both(recompute=recompute)
     theirs, expected, other = both(kernels="transformers", recompute=recompute)
     assert learner._readout.decoder is not None and other._readout.decoder is None
-    for key, x in own.items():
+    for key, x in own_value.items():
         assert torch.allclose(x, theirs[key], rtol=0, atol=1e-5)
     for key, g in gradients.items():
         assert float((g - expected[key]).norm()) <= 1e-4 * max(1e-3, float(expected[key].norm())), key
@@ -93,7 +93,7 @@ def test_token_by_token_is_what_the_whole_gives(name, attention, weights):
     model = made(name)
     decoder = Decoder(model, choices={"sampling weights": weights})
     prompts, owner = [[3, 4, 5, 6], [7, 8]], torch.tensor([0, 0, 0, 1])
-    drawn = torch.tensor([[9, 10, 11, 12], [13, 14, 15, 16], [17, 18, 19, 20]])  # [step, sample]
+    drawn_values = torch.tensor([[9, 10, 11, 12], [13, 14, 15, 16], [17, 18, 19, 20]])  # [step, sample]
     with torch.no_grad():
         states, layers = decoder.prefill(
             torch.tensor(prompts[0] + prompts[1]), torch.tensor([0, 1, 2, 3, 0, 1]), [Chain(0, 4, 4), Chain(4, 6, 6)]
@@ -109,17 +109,17 @@ def test_token_by_token_is_what_the_whole_gives(name, attention, weights):
         branches = Branches.of(stepper, Prompts(padded, mask), owner, first, 3, attention)
 
         def whole(sample, steps):
-            rows = [[*prompts[int(owner[sample])], *drawn[:steps, sample].tolist()]]
+            rows = [[*prompts[int(owner[sample])], *drawn_values[:steps, sample].tolist()]]
             return model(torch.tensor(rows)).logits[0, -1]
 
         for sample in range(4):
             assert torch.allclose(branches.logits[sample], whole(sample, 0), atol=1e-4)
-        branches = branches.advance(drawn[0]).select(torch.tensor([0, 2, 3]))
+        branches = branches.advance(drawn_values[0]).select(torch.tensor([0, 2, 3]))
         for step in (1, 2):
             for row, sample in enumerate((0, 2, 3)):
                 assert torch.allclose(branches.logits[row], whole(sample, step), atol=1e-4)
-            branches = branches.advance(drawn[step][[0, 2, 3]])
-        kept = branches.columns(2, 2, 4)  # the second prompt's sample: two tokens of its prompt, two of its own
+            branches = branches.advance(drawn_values[step][[0, 2, 3]])
+        kept_columns = branches.columns(2, 2, 4)  # the second prompt's sample: two tokens of its prompt, two of its own
         cache = model(torch.tensor([[7, 8, 12, 16]]), use_cache=True).past_key_values
-        for (keys, values), layer in zip(kept, cache.layers, strict=True):
+        for (keys, values), layer in zip(kept_columns, cache.layers, strict=True):
             assert torch.allclose(keys, layer.keys[0], atol=1e-4) and torch.allclose(values, layer.values[0], atol=1e-4)

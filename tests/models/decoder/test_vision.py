@@ -59,9 +59,9 @@ def test_a_prefix_ending_in_a_picture_has_the_same_positions():
     vision = vision_of(MODELS["qwen2.5-vl"]())
     assert vision is not None
     ids = [5, *vision.ids(picture(1, 24, 16)), 7]
-    whole, _ = vision.positions(ids)
+    full_value, _ = vision.positions(ids)
     for n in range(1, len(ids)):
-        assert torch.equal(vision.positions(ids[:n])[0], whole[:, :n])
+        assert torch.equal(vision.positions(ids[:n])[0], full_value[:, :n])
 
 
 @pytest.mark.parametrize("family", WITH_TRIPLES)
@@ -74,15 +74,15 @@ def test_every_path_of_a_forest_has_the_positions_of_its_ids(family):
     position = vision.positions_in(forest)
     assert position.shape == (3, forest.n_tokens) and forest.n_tokens < sum(len(i) for e in actual for i, _ in e)
     parent, first = forest.parent.tolist(), forest.first_token.tolist()
-    seen = 0
+    seen_count = 0
     for leaf in range(forest.n_nodes):
         path, node = [], leaf
         while node >= 0:
             path = [*range(first[node], first[node + 1]), *path]
             node = parent[node]
         assert torch.equal(position[:, path], vision.positions(forest.token[path].tolist())[0])
-        seen += bool((forest.token[path] >= media.FIRST).any())
-    assert seen > 5
+        seen_count += bool((forest.token[path] >= media.FIRST).any())
+    assert seen_count > 5
 
 
 def test_other_models_keep_depths():

@@ -36,32 +36,32 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def model(kind: str) -> Any:
-    made = exact(MODELS[kind.partition("/")[0]]())
-    vision = vision_of(made)
+    built_exact = exact(MODELS[kind.partition("/")[0]]())
+    vision = vision_of(built_exact)
     assert vision is not None
     vision.at_once = 2  # three pictures are two runs of the tower, one picture is one
     if kind.endswith("frozen"):
         vision.freeze()
-    return made
+    return built_exact
 
 
 def forest_for(case: str, made: Any) -> tuple[Forest, list[torch.Tensor]]:
     """The forest of a case, and the action tokens of its micro-batches."""
     plain = [[([1, 7, 8, 30, 31 + n], False), ([25, 26], True)] for n in range(2)]
     actual, cuts = [*episodes(made), *plain], CASES[case]
-    kept = sorted(t for cut in cuts for t in cut)
-    forest = forest_of([actual[t] for t in kept])
-    rows = [torch.tensor([kept.index(t) for t in cut]) for cut in cuts]
+    kept_cuts = sorted(t for cut in cuts for t in cut)
+    forest = forest_of([actual[t] for t in kept_cuts])
+    rows = [torch.tensor([kept_cuts.index(t) for t in cut]) for cut in cuts]
     return forest, [torch.isin(forest.path_trajectory, r).nonzero().squeeze(1) for r in rows]
 
 
 def work(folder: Path, sharded: bool, kinds: list[str], cases: list[str]) -> None:
     out = {}
     for kind in kinds:
-        made = model(kind)
-        learner = (ShardedLearner if sharded else TorchLearner)(made, lr=0.01, reference=True, **KINDS[kind])
+        built_model = model(kind)
+        learner = (ShardedLearner if sharded else TorchLearner)(built_model, lr=0.01, reference=True, **KINDS[kind])
         for case in cases:
-            forest, cuts = forest_for(case, made)
+            forest, cuts = forest_for(case, built_model)
             w = weight(forest.n_entries)
             loss = lambda x, w=w: (x["logprob"] * w).sum()  # noqa: E731
             out[f"{kind}/{case}/logprob"] = learner.outputs(forest)["logprob"]

@@ -70,12 +70,14 @@ def test_rows_are_as_many_as_the_tower_gives(checkpoint, family):
     side = 2 if family in ("smolvlm", "idefics3") else 4
     assert vision.grid(refs[0]) == (1, side, side)
     # one after the other, as transformers' processor gives them
-    own = vision.processor.processor
+    own_processor = vision.processor.processor
     for ref, rows in zip(refs, actual, strict=True):
-        given = own(images=[media.PICTURES.pixels(ref)], return_tensors="pt", input_data_format="channels_last")
-        (alone,) = vision.model.get_image_features(**given, return_dict=True).pooler_output
-        rows = rows[:, : alone.shape[-1]]
-        assert (alone.reshape(rows.shape) - rows).abs().max() < 1e-5
+        given_value = own_processor(
+            images=[media.PICTURES.pixels(ref)], return_tensors="pt", input_data_format="channels_last"
+        )
+        (single_value,) = vision.model.get_image_features(**given_value, return_dict=True).pooler_output
+        rows = rows[:, : single_value.shape[-1]]
+        assert (single_value.reshape(rows.shape) - rows).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("family", ["smolvlm"])
@@ -142,9 +144,9 @@ def test_a_run_of_the_tiny_model_exports_its_processor(tmp_path):
 def test_our_patches_are_those_of_transformers():
     pytest.importorskip("PIL")
     pixels = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
-    own = qwen_processor()
-    own.image_mean = own.image_std = [0.5, 0.5, 0.5]
-    theirs = own(images=[pixels], return_tensors="pt", input_data_format="channels_last")
+    own_qwen_processor = qwen_processor()
+    own_qwen_processor.image_mean = own_qwen_processor.image_std = [0.5, 0.5, 0.5]
+    theirs = own_qwen_processor(images=[pixels], return_tensors="pt", input_data_format="channels_last")
     ours = PatchProcessor(4).inputs([pixels])
     assert torch.equal(ours["image_grid_thw"], theirs["image_grid_thw"])
     assert (ours["pixel_values"] - theirs["pixel_values"]).abs().max() < 1e-5
@@ -195,8 +197,10 @@ def test_other_models_with_a_tower_are_trained_on_texts(tmp_path):
     }  # fmt: skip
     tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     settings = {"vision_config": {**tower, "image_size": 8, "patch_size": 4, "model_type": "siglip_vision_model"}}
-    made = transformers.Gemma3Config(text_config=text, mm_tokens_per_image=4, image_token_index=103, **settings)
-    transformers.Gemma3ForConditionalGeneration(made).save_pretrained(tmp_path)
+    built_gemma3_config = transformers.Gemma3Config(
+        text_config=text, mm_tokens_per_image=4, image_token_index=103, **settings
+    )
+    transformers.Gemma3ForConditionalGeneration(built_gemma3_config).save_pretrained(tmp_path)
     character_tokenizer(*MORE).save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="trained on texts alone: gxpo knows pictures of llava"):
         loaded = load(str(tmp_path), task="shapes")

@@ -40,10 +40,10 @@ def task(value: int) -> Task:
 
 
 def test_a_listener_reads_the_rows_of_the_picture(sees):
-    judge, asked = LocalJudge(sees.model, sees.tokenizer), task(200)
-    prompt = prompt_of(asked, judge)
+    judge, asked_task = LocalJudge(sees.model, sees.tokenizer), task(200)
+    prompt = prompt_of(asked_task, judge)
     vision, text = vision_of(sees.model), sees.tokenizer("colour?x red", add_special_tokens=False).input_ids
-    row = [sees.tokenizer.bos_token_id, *vision.ids(asked.prompt[0]["content"][0]["image"]), *text]
+    row = [sees.tokenizer.bos_token_id, *vision.ids(asked_task.prompt[0]["content"][0]["image"]), *text]
     with torch.no_grad():
         logits = sees.model(input_ids=torch.tensor([row])).logits[0].double().log_softmax(-1)
     expected = sum(float(logits[i - 1, row[i]]) for i in range(len(row) - 3, len(row)))
@@ -61,10 +61,10 @@ def test_a_judge_sees_the_picture_of_the_policy(sees):
 
 def test_a_judge_that_reads_texts_is_told_the_picture_by_name():
     cold = load("tiny:cold", task="arithmetic")
-    judge, asked = LocalJudge(cold.model, cold.tokenizer), task(200)
+    judge, asked_task = LocalJudge(cold.model, cold.tokenizer), task(200)
     assert not judge.sees
-    assert prompt_of(asked, judge) == f"{media.label(asked.prompt[0]['content'][0]['image'])}colour?"
-    assert not any(map(media.is_row, judge._ids(Rubric(judge).question("red", asked))))
+    assert prompt_of(asked_task, judge) == f"{media.label(asked_task.prompt[0]['content'][0]['image'])}colour?"
+    assert not any(map(media.is_row, judge._ids(Rubric(judge).question("red", asked_task))))
 
 
 def test_a_judges_template_places_the_picture(sees):
@@ -121,14 +121,14 @@ def row_of(judge, text, *refs):
 
 @pytest.mark.parametrize("sizes", [[(32, 32)], [(24, 64), (32, 16)]])
 def test_log_probs_of_an_m_rope_judge_equal_transformers(qwen, sizes):
-    judge, own = qwen
+    judge, own_value = qwen
     assert judge.sees and next(judge.model.parameters()).dtype == torch.float32
     actual = {}
     for seed in (0, 10):
         refs = [picture(seed + i, *size) for i, size in enumerate(sizes)]
         row = row_of(judge, "look: " + " and ".join("*" * len(refs)) + " which? hm red", *refs)
         with torch.no_grad():
-            expected = float(own_logprobs(own, judge.model, row)[-3:].double().sum())
+            expected = float(own_logprobs(own_value, judge.model, row)[-3:].double().sum())
         actual[seed] = judge.logprob(shown(*refs), " hm ", "red")
         assert actual[seed] == pytest.approx(expected, abs=1e-5)
     assert abs(actual[0] - actual[10]) > 1e-3
@@ -136,13 +136,13 @@ def test_log_probs_of_an_m_rope_judge_equal_transformers(qwen, sizes):
 
 def test_replies_of_an_m_rope_judge_are_greedy_by_transformers(qwen, monkeypatch):
     """A checkpoint's repetition penalty, which looks up the logit of every id before, does not meet rows."""
-    judge, own = qwen
+    judge, own_value = qwen
     monkeypatch.setattr(judge.model.generation_config, "repetition_penalty", 1.3)
     refs, reply = [picture(3, 24, 64), picture(4)], []
     row = row_of(judge, "look: * and * which?\n", *refs)
     for _ in range(5):
         with torch.no_grad():
-            reply.append(int(own_logits(own, judge.model, [*row, *reply])[-1].argmax()))
+            reply.append(int(own_logits(own_value, judge.model, [*row, *reply])[-1].argmax()))
     monkeypatch.setattr(judge.model.generation_config, "eos_token_id", reply[-1])  # else the reply is cut off
     ended = reply[: reply.index(reply[-1]) + 1]
     answer = judge.ask([{"role": "user", "content": shown(*refs)}])

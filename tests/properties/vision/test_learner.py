@@ -38,15 +38,15 @@ def forest_of(found: list[list[tuple[list[int], bool]]]) -> Forest:
     records = []
 
     def told(name: str, ids: list[int]) -> dict[str, Any]:
-        written, media_at = media.to_record(ids)
-        return {name: written, "media_at": media_at}
+        saved_value, media_at = media.to_record(ids)
+        return {name: saved_value, "media_at": media_at}
 
     for n, pieces in enumerate(found):
         turns: list[dict[str, Any]] = []
         for ids, acts in pieces[1:]:
             if acts:
-                seen = turns.pop() if turns and "action" not in turns[-1] else {}
-                turns.append({**seen, "action": ids})
+                seen_pop = turns.pop() if turns and "action" not in turns[-1] else {}
+                turns.append({**seen_pop, "action": ids})
             else:
                 turns.append(told("observation", ids))
         prompt = told("prompt", pieces[0][0])
@@ -68,17 +68,17 @@ def test_packed_is_flat_is_transformers(family, kernels, monkeypatch):
     packed, flat = (TorchLearner(model, lr=0.0, layout=layout, kernels=kernels) for layout in ("packed", "flat"))
     assert packed.layout == "packed" and (packed._readout.decoder is not None) == (kernels == "auto")
     # transformers, one row a trajectory
-    own = exact(stock(model))
+    own_exact = exact(stock(model))
     messages = []
     for pieces in actual:
         ids = [i for piece, _ in pieces for i in piece]
         acts = torch.tensor([acts for piece, acts in pieces for _ in piece])
-        messages.append(own_logprobs(own, model, ids)[acts[1:]])
+        messages.append(own_logprobs(own_exact, model, ids)[acts[1:]])
     expected = torch.cat(messages)
     assert forest.n_entries == len(expected)
     w = weight(len(expected))
     (expected * w).sum().backward()
-    gradient = {name: p.grad for name, p in own.named_parameters() if p.grad is not None}
+    gradient = {name: p.grad for name, p in own_exact.named_parameters() if p.grad is not None}
     assert any("vision" in name or "visual" in name for name in gradient)
     for learner in (packed, flat):
         assert (learner.outputs(forest)["logprob"] - expected.detach()).abs().max() < 1e-10
@@ -94,11 +94,11 @@ def test_the_tower_runs_once_for_each_picture(family, monkeypatch):
     model = MODELS[family]()
     vision = vision_of(model)
     assert vision is not None
-    seen = []
+    seen_refs = []
     features = vision.features
-    monkeypatch.setattr(vision, "features", lambda refs: (seen.extend(refs), features(refs))[1])
+    monkeypatch.setattr(vision, "features", lambda refs: (seen_refs.extend(refs), features(refs))[1])
     TorchLearner(model, lr=0.0).outputs(forest_of(episodes(model)))
-    assert len(seen) == len(set(seen)) == 3
+    assert len(seen_refs) == len(set(seen_refs)) == 3
 
 
 @pytest.mark.parametrize("family", ["smolvlm", "qwen2.5-vl", "qwen3-vl"])
@@ -158,15 +158,17 @@ def test_a_bound_on_pictures_changes_no_gradient(layout, kernels, monkeypatch):
     for name, g in actual[None][1].items():
         for _, other in actual.values():
             assert (other[name] - g).norm() <= 1e-10 * max(1.0, float(g.norm())), name
-    numbers = {bound: sorted(seen) for bound, (seen, _) in actual.items()}
+    numbers = {bound: sorted(seen_value) for bound, (seen_value, _) in actual.items()}
     # one path shows three, and those of no further picture go with it
     assert numbers == {None: [5], 3: [2, 3], 2: [2, 3], 1: [1, 1, 3]}
 
 
 def test_a_bound_on_pictures_cuts_a_tree_between_its_leaves():
     model = MODELS["llava"]()
-    seen = [list(vision_of(model).ids(picture(i))) for i in range(5)]  # type: ignore[union-attr]
-    tree = [[([1, *seen[0], 9], False), ([10], True), (seen[1 + i % 4], False), ([11 + i], True)] for i in range(8)]
+    seen_ids = [list(vision_of(model).ids(picture(i))) for i in range(5)]  # type: ignore[union-attr]
+    tree = [
+        [([1, *seen_ids[0], 9], False), ([10], True), (seen_ids[1 + i % 4], False), ([11 + i], True)] for i in range(8)
+    ]
     forest = forest_of(tree)
 
     def pictures(bound):

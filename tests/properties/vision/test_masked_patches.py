@@ -35,7 +35,7 @@ def tools(step: int = 1, seed: int = 0) -> SignalTools:
 def forest_of(*pictures: np.ndarray) -> Forest:
     parts = [[{"type": "image", "image": p}, {"type": "text", "text": "row?"}] for p in pictures]
     chat = PlainChat(TOKENIZER, VISION.ids)
-    prompts = [chat.start([{"role": "user", "content": own}]).context for own in parts]
+    prompts = [chat.start([{"role": "user", "content": own_part}]).context for own_part in parts]
     return Forest.from_completions(prompts, [[[52, 2], [53, 2]] for _ in prompts], [1.0, 0.0] * len(prompts))
 
 
@@ -50,13 +50,13 @@ def hidden_cells(forest: Forest) -> dict[int, np.ndarray]:
 
 
 def test_cells_are_hidden_whole_and_the_rest_stays():
-    own = pixels(1)
-    forest = forest_of(own)
+    own_pixels = pixels(1)
+    forest = forest_of(own_pixels)
     masked = MaskedObservation().masked(forest, tools())
     (cells,) = hidden_cells(masked).values()
-    kept = ~np.kron(cells, np.ones((8, 8), dtype=bool))
+    kept_kron = ~np.kron(cells, np.ones((8, 8), dtype=bool))
     (ref,) = masked.media[0]
-    assert 0 < cells.sum() < 16 and np.array_equal(media.PICTURES.pixels(ref)[kept], own[kept])
+    assert 0 < cells.sum() < 16 and np.array_equal(media.PICTURES.pixels(ref)[kept_kron], own_pixels[kept_kron])
     text = forest.token < media.FIRST
     assert torch.equal(masked.token[text], forest.token[text])
     assert masked.token[~text].tolist() == list(media.ids(ref, 16))
@@ -65,8 +65,8 @@ def test_cells_are_hidden_whole_and_the_rest_stays():
 def test_what_is_hidden_depends_on_seed_step_and_picture_alone():
     forest = forest_of(pixels(2), pixels(3))
     first = hidden_cells(MaskedObservation().masked(forest, tools()))
-    alone = hidden_cells(MaskedObservation().masked(forest_of(pixels(3)), tools()))
-    assert np.array_equal(first[3], alone[0]) and not np.array_equal(first[0], first[3])
+    single_hidden_cells = hidden_cells(MaskedObservation().masked(forest_of(pixels(3)), tools()))
+    assert np.array_equal(first[3], single_hidden_cells[0]) and not np.array_equal(first[0], first[3])
     for other in (tools(step=2), tools(seed=1)):
         assert not np.array_equal(hidden_cells(MaskedObservation().masked(forest, other))[0], first[0])
 
@@ -78,9 +78,9 @@ def test_a_share_of_the_cells_is_hidden():
 
 
 def test_patches_of_the_authors_size_and_the_mean():
-    own = np.zeros((30, 20, 3), dtype=np.uint8)
-    own[:15] = 200
-    actual = masked_picture(own, (14, 14), 1.0, "mean", 0, 1, 5)
+    own_values = np.zeros((30, 20, 3), dtype=np.uint8)
+    own_values[:15] = 200
+    actual = masked_picture(own_values, (14, 14), 1.0, "mean", 0, 1, 5)
     assert (actual == 100).all()
     some = masked_picture(np.full((30, 20, 3), 255, dtype=np.uint8), (14, 14), 0.5, "black", 0, 1, 5)
     for y, x in ((0, 0), (0, 14), (14, 0), (14, 14), (28, 0), (28, 14)):
@@ -108,17 +108,17 @@ def test_the_masked_log_probs_are_those_of_the_masked_pictures():
 
 
 def test_dependence_on_a_picture_is_a_kl_of_distributions(monkeypatch):
-    seen = forest_of(pixels(6))
+    seen_forest = forest_of(pixels(6))
     grey = forest_of(np.broadcast_to(pixels(6).mean((0, 1)).round().astype(np.uint8), (32, 32, 3)).copy())
-    own, each = stock(LEARNER.model), []
+    own_stock, each = stock(LEARNER.model), []
     with torch.no_grad():
         for node in (1, 2):  # the two answers
-            p, q = (own_logits(own, LEARNER.model, f.context(node)).log_softmax(-1) for f in (seen, grey))
+            p, q = (own_logits(own_stock, LEARNER.model, f.context(node)).log_softmax(-1) for f in (seen_forest, grey))
             p, q = (x[-3:-1, :-1].double() for x in (p, q))  # where its two tokens are sampled, without the placeholder
             each += (p.exp() * (p - q)).sum(1).tolist()
-    assert 0.9 * np.mean(each) < picture_kl(seen, LEARNER) < np.mean(each)  # of 64 ids, the others as one
+    assert 0.9 * np.mean(each) < picture_kl(seen_forest, LEARNER) < np.mean(each)  # of 64 ids, the others as one
     monkeypatch.setattr(masked_observation, "LIKELIEST", p.shape[1])
-    assert picture_kl(seen, LEARNER) == pytest.approx(np.mean(each), rel=1e-5)
+    assert picture_kl(seen_forest, LEARNER) == pytest.approx(np.mean(each), rel=1e-5)
 
 
 def test_a_policy_depends_on_no_picture_that_is_of_one_colour():

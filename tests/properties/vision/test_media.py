@@ -106,9 +106,9 @@ def test_placeholders_stand_for_rows_in_what_is_written():
     ],
 )
 def test_places_that_do_not_fit_are_refused(media_at, why):
-    own = [[first, n, put(7) if ref == "A" else ref] for first, n, ref in media_at]
+    own_puts = [[first, n, put(7) if ref == "A" else ref] for first, n, ref in media_at]
     with pytest.raises(ValueError, match=why):
-        media.from_record([5, 9, 9, 9, 9, 6], own)
+        media.from_record([5, 9, 9, 9, 9, 6], own_puts)
 
 
 def test_a_changed_file_is_refused(tmp_path):

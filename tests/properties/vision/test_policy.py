@@ -44,15 +44,15 @@ def prompt(vision: Vision, text: str, *refs: str) -> tuple[int, ...]:
 
 def counted_runs(vision: Vision, monkeypatch) -> list[int]:
     """Numbers of pictures that go through the tower, run by run."""
-    seen: list[int] = []
+    seen_records: list[int] = []
     inputs = type(vision.processor).inputs
 
     def counting(self, pictures):
-        seen.append(len(pictures))
+        seen_records.append(len(pictures))
         return inputs(self, pictures)
 
     monkeypatch.setattr(type(vision.processor), "inputs", counting)
-    return seen
+    return seen_records
 
 
 def sampled(engine: TorchEngine, prompts: list[tuple[int, ...]], n: int = 4, length: int = 6) -> Forest:
@@ -99,12 +99,12 @@ def test_a_picture_runs_through_the_tower_once_a_group(monkeypatch):
     model = tiny_vision_model()
     vision = vision_of(model)
     a, b = picture(4), picture(5)
-    seen = counted_runs(vision, monkeypatch)
+    seen_counted_runs = counted_runs(vision, monkeypatch)
     forest = sampled(TorchEngine(model, TOKENIZER), [prompt(vision, "row?", a), prompt(vision, "column?", a, b)], n=8)
-    assert seen == [2], "one run of the tower, for the two pictures of sixteen samples"
-    seen.clear()
+    assert seen_counted_runs == [2], "one run of the tower, for the two pictures of sixteen samples"
+    seen_counted_runs.clear()
     TorchLearner(model, lr=0.0).outputs(forest)
-    assert seen == [2]
+    assert seen_counted_runs == [2]
 
 
 def test_a_frozen_tower_stays_as_it_is_and_the_text_model_learns():
@@ -208,8 +208,8 @@ def test_a_killed_run_that_replays_is_resumed_bit_for_bit(tmp_path):
         rows = [json.loads(x) for x in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         actual.append([{k: v for k, v in r.items() if not k.startswith(("time_", "memory_"))} for r in rows])
     assert actual[0] == actual[1] and len({r["weights_crc"] for r in actual[0]}) == len(actual[0]) == 4 and output
-    for whole in sorted((tmp_path / "whole" / "rollouts").glob("*.jsonl")):
-        assert whole.read_bytes() == (tmp_path / "killed" / "rollouts" / whole.name).read_bytes()
+    for full_path in sorted((tmp_path / "whole" / "rollouts").glob("*.jsonl")):
+        assert full_path.read_bytes() == (tmp_path / "killed" / "rollouts" / full_path.name).read_bytes()
 
 
 @pytest.mark.slow

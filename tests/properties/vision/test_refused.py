@@ -34,9 +34,9 @@ def test_remote_engines_run_vision_models_if_they_show_pictures():
         choose("openai", run, servers=["http://localhost:8000/v1"])
     assert choose("vllm", run, installed=lambda where: True).engine == "vllm"
     assert choose("auto", run, installed=lambda where: True).engine == "torch"
-    own = replace(run, own_pictures="NearestProcessor")
+    own_text = replace(run, own_pictures="NearestProcessor")
     with pytest.raises(ConfigError, match=r"sampling.engine=vllm can't be used here: .* gxpo's own NearestProcessor"):
-        choose("vllm", own, installed=lambda where: True)
+        choose("vllm", own_text, installed=lambda where: True)
 
 
 def test_training_engines_refuse_forests_with_pictures():
@@ -68,7 +68,7 @@ def test_placeholders_are_never_sampled(family, kernels):
     request = Request(prompt=(1, *vision.ids(picture(0)), 5), streams=tuple(replace(KEY, attempt=i) for i in range(64)))
     engine = TorchEngine(model, stop_ids=[2], kernels=kernels)
     actual = engine.sample([request], Sampling(temperature=2.0, max_new_tokens=6))
-    assert not {*vision.banned} & {t for said in actual[0] for t in said.tokens}
+    assert not {*vision.banned} & {t for said_actual in actual[0] for t in said_actual.tokens}
 
 
 @pytest.mark.parametrize("key, value", [("learner.images_per_microbatch", 2), ("learner.freeze_vision_tower", True)])

@@ -7,8 +7,9 @@ from tests.properties.vision.families import picture
 from gxpo.base import media
 from gxpo.environments.rewards.judged import prompt_of
 from gxpo.models.chat import PlainChat
+from gxpo.models.chat.messages import prompt_messages
 from gxpo.parts.protocols import EpisodeRules, Task
-from gxpo.sampling.rollouts.context import Context, prompt_messages
+from gxpo.sampling.rollouts.context import Context
 from gxpo.sampling.rollouts.graph import Graph, Role
 from gxpo.sampling.rollouts.team import TeamPolicies, Walk
 from gxpo.training.models import character_tokenizer

@@ -33,20 +33,24 @@ def test_two_turns_with_a_picture_in_each(family, kernels, keep):
     first = engine.sample(
         [Request(prompt=tuple(p), streams=streams(3), keep=k) for p, k in zip(prompts, names, strict=True)], SAMPLING
     )
-    seen = [30, *two, 31, 32]  # of every sample, behind what it said
+    seen_values = [30, *two, 31, 32]  # of every sample, behind what it said
     requests, history = [], []
     for i, prompt in enumerate(prompts):
-        for j, said in enumerate(first[i]):
-            history.append((prompt, list(said.tokens)))
+        for j, message in enumerate(first[i]):
+            history.append((prompt, list(message.tokens)))
             requests.append(
-                Request(prompt=(*prompt, *said.tokens, *seen), streams=streams(1, turn=1), keep=names[i][j : j + 1])
+                Request(
+                    prompt=(*prompt, *message.tokens, *seen_values),
+                    streams=streams(1, turn=1),
+                    keep=names[i][j : j + 1],
+                )
             )
     second = engine.sample(requests, SAMPLING)
     assert (engine.reused_tokens > 0) == keep
     forest = forest_of(
         [
-            [(prompt, False), (said, True), (seen, False), (list(more[0].tokens), True)]
-            for (prompt, said), more in zip(history, second, strict=True)
+            [(prompt, False), (message, True), (seen_values, False), (list(more[0].tokens), True)]
+            for (prompt, message), more in zip(history, second, strict=True)
         ]
     )
     sampled = [x for (i, j), more in zip([(i, j) for i in range(3) for j in range(3)], second, strict=True)

@@ -25,8 +25,8 @@ def agree(folder: Path, kinds: Sequence[str], cases: Sequence[str]) -> None:
             assert float((actual[name] - expected).double().norm()) <= 1e-10 * scale, name
     for kind in kinds:
         gradient = {n: x for n, x in one.items() if n.startswith(f"{kind}/mixed/gradient/")}
-        seen = [bool(x.any()) for n, x in gradient.items() if "vision" in n or "visual" in n]
-        assert gradient and any(seen) != kind.endswith("frozen")
+        seen_gradients = [bool(x.any()) for n, x in gradient.items() if "vision" in n or "visual" in n]
+        assert gradient and any(seen_gradients) != kind.endswith("frozen")
 
 
 @pytest.mark.slow
@@ -52,8 +52,8 @@ def test_a_killed_run_of_two_processes_is_resumed_bit_for_bit(tmp_path: Path) ->
     keys = {**KEYS, "learner.tokens_per_microbatch": 64}
 
     def command(doing: str, name: str, backend: str = "fsdp") -> list[object]:
-        given = repr({**keys, "cluster.backend": backend})
-        return [tmp_path / "script.py", doing, name, "parity.py:parity", given]
+        given_repr = repr({**keys, "cluster.backend": backend})
+        return [tmp_path / "script.py", doing, name, "parity.py:parity", given_repr]
 
     def run(doing: str, name: str, kill_at: int = -1) -> int:
         return started.ranks(2, command(doing, name), cwd=tmp_path, KILL_AT=str(kill_at)).returncode

@@ -125,11 +125,11 @@ def test_mobile_r1_pays_single_actions_and_then_episodes(tmp_path, monkeypatch):
 
     keys = {"tasks.options": options, "env.max_turns": 2, "env.context": "window", "trainer.rollouts_every": 1}
     run = two_steps("mobile_r1", "buttons", say, tmp_path / "run", monkeypatch, **keys)
-    single, whole = steps_of(run)
+    single, full_value = steps_of(run)
     # [it leads where the expert's click leads] + [it could be read]
     assert [r["reward"] for r in single] == [2.0, 1.0, 0.0, 1.0] * 2 and {len(r["turns"]) for r in single} == {1}
-    assert [r["reward"] for r in whole] == [1.0, 0.0, 0.0, 0.0] * 2
-    assert [len(r["turns"]) for r in whole] == [1, 2, 2, 1] * 2  # a click on OK ends an episode, others go on
+    assert [r["reward"] for r in full_value] == [1.0, 0.0, 0.0, 0.0] * 2
+    assert [len(r["turns"]) for r in full_value] == [1, 2, 2, 1] * 2  # a click on OK ends an episode, others go on
     assert moved(run) and [r["phase"] for r in run.metrics] == [1, 2]
 
 
@@ -138,8 +138,8 @@ def test_uav_vl_r1_asks_for_attributes_then_objects_then_space(tmp_path, monkeyp
     say = lambda key: ["red", "1", "yes", "?"][key.attempt]  # noqa: E731
     keys = {"trainer.rollouts_every": 1, "trainer.steps": 3}
     run = two_steps("uav_vl_r1", "shapes", say, tmp_path / "run", monkeypatch, **keys)
-    asked = [{r["task"].split("/")[1] for r in step} for step in steps_of(run)]
-    assert asked[0] == {"colour"} and asked[1] <= {"count", "same"} and asked[2] <= {"row", "column"}
+    asked_tasks = [{r["task"].split("/")[1] for r in step} for step in steps_of(run)]
+    assert asked_tasks[0] == {"colour"} and asked_tasks[1] <= {"count", "same"} and asked_tasks[2] <= {"row", "column"}
     for r in steps_of(run)[0]:  # a wrong colour is well-formed, and nothing else is
         right, colour = r["turns"][0]["action_text"] == r["info"]["answer"], r["turns"][0]["action_text"] == "red"
         assert r["reward"] == float(right) + float(colour)

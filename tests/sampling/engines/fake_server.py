@@ -39,10 +39,10 @@ def completion(body: dict[str, Any], how: SimpleNamespace) -> dict[str, Any]:
     with torch.no_grad():
         out = fake._one({"prompt_token_ids": body["prompt"]}, params).outputs[0]
         logits = how.model(input_ids=torch.tensor([body["prompt"] + out.token_ids])).logits[0].float()
-    own = [actual[t].logprob for t, actual in zip(out.token_ids, out.logprobs, strict=True)]
+    own_logprobs = [actual[t].logprob for t, actual in zip(out.token_ids, out.logprobs, strict=True)]
     if how.raw:
         raw = logits[len(body["prompt"]) - 1 : -1].log_softmax(-1)
-        own = [float(raw[i, t]) for i, t in enumerate(out.token_ids)]
+        own_logprobs = [float(raw[i, t]) for i, t in enumerate(out.token_ids)]
         top = [row.topk(body["logprobs"]).indices.tolist() for row in raw]
         out.logprobs = [{t: SimpleNamespace(logprob=float(raw[i, t])) for t in ids} for i, ids in enumerate(top)]
     name = (lambda t: f"token_id:{t}") if how.ids == "written" or how.ids == "both" else (lambda t: f"<{t}>")
@@ -52,7 +52,7 @@ def completion(body: dict[str, Any], how: SimpleNamespace) -> dict[str, Any]:
         "finish_reason": how.finish or out.finish_reason,
         "logprobs": {
             "tokens": [name(t) for t in out.token_ids],
-            "token_logprobs": own if how.logprobs else [None] * len(own),
+            "token_logprobs": own_logprobs if how.logprobs else [None] * len(own_logprobs),
             "top_logprobs": [{name(t): max(x.logprob, -9999.0) for t, x in row.items()} for row in out.logprobs],
         },
     }

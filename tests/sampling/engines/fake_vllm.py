@@ -76,15 +76,15 @@ class Eyes:
         for name in prompt["multi_modal_uuids"]["image"]:
             if self.named.setdefault(name, self.loads) != self.loads:
                 raise RuntimeError(f"rows of {name} are of old weights")
-        given = [
+        given_processors = [
             dict(self.processor(images=[np.asarray(i)], return_tensors="pt", input_data_format="channels_last"))
             for i in images
         ]
-        out, left = [], list(given)
+        out, left = [], list(given_processors)
         for token in ids:
             out += self._rows(left.pop(0)) if token == self.id else [token]
         several = self.kind == "smolvlm"  # the pictures of one text
-        extra = {name: torch.cat([x[name] for x in given], int(several)) for name in given[0]}
+        extra = {name: torch.cat([x[name] for x in given_processors], int(several)) for name in given_processors[0]}
         return out, extra
 
     def _rows(self, given: dict[str, Any]) -> list[int]:
@@ -144,22 +144,22 @@ class LLM:
         logits = self._forward(ids, extra)
         read = logits.log_softmax(-1)
         before = [None, *({ids[i]: SimpleNamespace(logprob=float(read[i - 1, ids[i]]))} for i in range(1, len(ids)))]
-        drawn, actual, finish = [], [], "length"
+        drawn_tokens, actual, finish = [], [], "length"
         seed = torch.Generator().manual_seed(p.seed if p.seed is not None else 0)
-        while len(drawn) < p.max_tokens and finish == "length":
-            logits = self._forward(ids + drawn, extra)[-1]
+        while len(drawn_tokens) < p.max_tokens and finish == "length":
+            logits = self._forward(ids + drawn_tokens, extra)[-1]
             for token, bias in (p.logit_bias or {}).items():
                 logits[token] += bias
             logprob = self._processed(logits, p)
             token = (
                 int(logits.argmax()) if p.temperature == 0 else int(torch.multinomial(logprob.exp(), 1, generator=seed))
             )
-            drawn.append(token)
+            drawn_tokens.append(token)
             top = logprob.topk(min(p.logprobs or 0, logprob.numel())).indices.tolist()
             actual.append({t: SimpleNamespace(logprob=float(logprob[t])) for t in (token, *top)})
-            text = self.tokenizer.decode(drawn) if p.stop else ""
+            text = self.tokenizer.decode(drawn_tokens) if p.stop else ""
             finish = "stop" if token in p.stop_token_ids or any(s in text for s in p.stop) else "length"
-        out = SimpleNamespace(token_ids=drawn, logprobs=actual, finish_reason=finish)
+        out = SimpleNamespace(token_ids=drawn_tokens, logprobs=actual, finish_reason=finish)
         return SimpleNamespace(outputs=[out], num_cached_tokens=cached, prompt_token_ids=ids, prompt_logprobs=before)
 
     def _forward(self, ids: list[int], extra: dict[str, Any]) -> Any:
@@ -181,14 +181,14 @@ class LLM:
         order = sorted(range(len(x)), key=lambda i: -x[i])
         allowed = order[: p.top_k] if p.top_k else order
         total = torch.tensor([x[i] for i in allowed]).softmax(0).tolist()
-        kept, reached = [], 0.0
+        kept_values, reached = [], 0.0
         for i, mass in zip(allowed, total, strict=True):
             if reached >= p.top_p:
                 break
-            kept.append(i)
+            kept_values.append(i)
             reached += mass
         mask = torch.full_like(logits, -torch.inf)
-        mask[kept] = torch.tensor([x[i] for i in kept])
+        mask[kept_values] = torch.tensor([x[i] for i in kept_values])
         return mask.log_softmax(-1)
 
 

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 
 def words(raw: bytes) -> int:
     """A tensor's checksum, computed in another way."""
-    whole = len(raw) // 8 * 8
-    actual = sum(int.from_bytes(raw[i : i + 8], "little") for i in range(0, whole, 8)) + sum(raw[whole:])
+    full_count = len(raw) // 8 * 8
+    actual = sum(int.from_bytes(raw[i : i + 8], "little") for i in range(0, full_count, 8)) + sum(raw[full_count:])
     return actual % (1 << 64)
 
 
@@ -48,12 +48,12 @@ def main() -> None:
             for _, _, _, start, size in header["tensors"]:
                 memory.seek(start)
                 sums.append(words(memory.read(size)))
-            held = {header["tensors"][0][0]: sums[0]}
+            held_values = {header["tensors"][0][0]: sums[0]}
             if fault == "misread" and loads == 2:
                 sums[1] += 1
             if fault == "unloaded" and loads == 2:
-                held[header["tensors"][0][0]] += 1
-            text = {"stamp": header["stamp"], "read": sums, "held": held}
+                held_values[header["tensors"][0][0]] += 1
+            text = {"stamp": header["stamp"], "read": sums, "held": held_values}
         elif header["do"] == "score":
             text = {"stamp": 1, "logprobs": json.loads(scores)}
         elif fault == "error":

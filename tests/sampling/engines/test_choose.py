@@ -21,8 +21,8 @@ def no(python):
 
 def test_auto_takes_vllm_where_it_is_installed():
     assert choose("auto", RUN, installed=yes).engine == "vllm"
-    here = choose("auto", RUN, python="/opt/vllm/bin/python", installed=yes)
-    assert (here.engine, here.why) == ("vllm", "it is installed in /opt/vllm/bin/python")
+    local_choose = choose("auto", RUN, python="/opt/vllm/bin/python", installed=yes)
+    assert (local_choose.engine, local_choose.why) == ("vllm", "it is installed in /opt/vllm/bin/python")
     away = choose("auto", RUN, installed=no)
     assert (away.engine, away.why) == ("torch", "vllm is not installed")
 

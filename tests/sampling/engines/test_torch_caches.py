@@ -48,10 +48,10 @@ def test_growing_contexts_are_sampled_as_if_prefilled_anew(sampling, batch_rows,
     model = clean_llama()
     engine = TorchEngine(model, batch_rows=batch_rows, prefill_tokens=prefill_tokens)
     without = TorchEngine(model)
-    kept = play(engine, ragged(0, 12), sampling, keep=True)
+    kept_play = play(engine, ragged(0, 12), sampling, keep=True)
     fresh = play(without, ragged(0, 12), sampling, keep=False)
-    agree(model, kept, fresh, sampling.temperature, 1e-10)
-    assert len({len(c.tokens) for e in kept for c in e.said}) > 3 and len({len(e.said) for e in kept}) > 2
+    agree(model, kept_play, fresh, sampling.temperature, 1e-10)
+    assert len({len(c.tokens) for e in kept_play for c in e.said}) > 3 and len({len(e.said) for e in kept_play}) > 2
     assert 0 < engine.prefilled_tokens < without.prefilled_tokens and engine.reused_tokens > 0
     assert engine.dropped == engine.mismatched == engine.unkept == without.reused_tokens == without.kept_tokens == 0
 
@@ -59,8 +59,8 @@ def test_growing_contexts_are_sampled_as_if_prefilled_anew(sampling, batch_rows,
 @pytest.mark.parametrize("heads", [1, 4])
 def test_grouped_queries(heads):
     model = clean_llama(num_key_value_heads=heads)
-    kept = play(TorchEngine(model), ragged(1, 6), SAMPLINGS[0], keep=True)
-    agree(model, kept, play(TorchEngine(model), ragged(1, 6), SAMPLINGS[0], keep=False), 1.0, 1e-10)
+    kept_play = play(TorchEngine(model), ragged(1, 6), SAMPLINGS[0], keep=True)
+    agree(model, kept_play, play(TorchEngine(model), ragged(1, 6), SAMPLINGS[0], keep=False), 1.0, 1e-10)
 
 
 @pytest.mark.slow
@@ -70,8 +70,8 @@ def test_samples_depend_neither_on_batches_nor_on_the_cache(seed, size, batch_ro
     model = clean_llama()
     engine = TorchEngine(model, batch_rows=batch_rows, keep_tokens=keep_tokens, prefill_tokens=prefill_tokens)
     sampling = Sampling(max_new_tokens=4)
-    kept = play(engine, ragged(seed, size, turns=3), sampling, keep=True)
-    agree(model, kept, play(TorchEngine(model), ragged(seed, size, turns=3), sampling, keep=False), 1.0, 1e-10)
+    kept_play = play(engine, ragged(seed, size, turns=3), sampling, keep=True)
+    agree(model, kept_play, play(TorchEngine(model), ragged(seed, size, turns=3), sampling, keep=False), 1.0, 1e-10)
     assert engine.kept_tokens <= keep_tokens
 
 
@@ -114,11 +114,11 @@ def test_stock_models_cache_what_their_layers_allow(build, keeps):
         torch.manual_seed(0)
         model = build().eval()
     engine, without = TorchEngine(model), TorchEngine(model)
-    kept = play(engine, ragged(2, 8), SAMPLINGS[1], keep=True)
-    agree(model, kept, play(without, ragged(2, 8), SAMPLINGS[1], keep=False), 0.7, 1e-5)
-    named = sum(len(e.said) for e in kept if e.named)
+    kept_play = play(engine, ragged(2, 8), SAMPLINGS[1], keep=True)
+    agree(model, kept_play, play(without, ragged(2, 8), SAMPLINGS[1], keep=False), 0.7, 1e-5)
+    listed_total = sum(len(e.said) for e in kept_play if e.named)
     assert (engine.reused_tokens > 0, engine.kept_tokens > 0) == (keeps, keeps)
-    assert engine.unkept == (0 if keeps else named) and without.unkept == without.kept_tokens == 0
+    assert engine.unkept == (0 if keeps else listed_total) and without.unkept == without.kept_tokens == 0
     assert keeps or engine.prefilled_tokens == without.prefilled_tokens
 
 
@@ -190,8 +190,13 @@ def test_caches_hold_no_padding():
     engine = TorchEngine(llama())
     episodes = ragged(3, 9, turns=5)
     for _ in converse(engine, episodes, SAMPLINGS[0], keep=True):
-        held = engine._prefixes._by_name.values()
-        floats = sum(x.untyped_storage().nbytes() // 4 for kept in held for layer in kept.layers for x in layer)
+        held_by_name = engine._prefixes._by_name.values()
+        floats = sum(
+            x.untyped_storage().nbytes() // 4
+            for kept_value in held_by_name
+            for layer in kept_value.layers
+            for x in layer
+        )
         assert floats == engine.kept_tokens * 2 * 2 * 2 * 8  # layers, keys and values, heads, size
         assert engine.kept_tokens == sum(
             len(e.prompts[-1]) + len(e.said[-1].tokens) - 1 for e in episodes if e.named and e.said
@@ -237,17 +242,17 @@ def test_the_same_calls_are_identical_bit_for_bit():
 
 def forwards(model, prompts, prefill_tokens):
     """Shapes of the inputs of all forward passes of a call."""
-    seen = []
+    seen_shapes = []
 
     def see(_, args, kwargs, out):
         assert out.logits.shape[1] == 1  # never the logits of a whole prompt
-        seen.append(tuple(kwargs["input_ids"].shape))
+        seen_shapes.append(tuple(kwargs["input_ids"].shape))
 
     engine = TorchEngine(model, prefill_tokens=prefill_tokens, kernels="transformers")
     hook = model.register_forward_hook(see, with_kwargs=True)
     engine.sample([ask(p, str(i)) for i, p in enumerate(prompts)], Sampling(max_new_tokens=1))
     hook.remove()
-    return seen
+    return seen_shapes
 
 
 def test_forward_passes_are_bounded():

@@ -38,9 +38,9 @@ def requests(samples=2, seed=0):
 
 @pytest.fixture(scope="module")
 def engine():
-    made = VllmEngine(llama(tie_word_embeddings=True), letters(), program=REAL)
-    yield made
-    made.close()
+    built_vllm_engine = VllmEngine(llama(tie_word_embeddings=True), letters(), program=REAL)
+    yield built_vllm_engine
+    built_vllm_engine.close()
 
 
 @pytest.mark.slow
@@ -142,12 +142,12 @@ def wrong(fault, model=None, **named):
 
 
 def test_a_correct_process_is_accepted():
-    made = wrong("none")
+    built_value = wrong("none")
     try:
-        assert [c.tokens for group in made.sample(requests(), SHORT) for c in group] == [[1]] * 6
-        assert made.prefilled_tokens == 6 and made.reused_tokens == 0
+        assert [c.tokens for group in built_value.sample(requests(), SHORT) for c in group] == [[1]] * 6
+        assert built_value.prefilled_tokens == 6 and built_value.reused_tokens == 0
     finally:
-        made.close()
+        built_value.close()
 
 
 def test_a_different_network_is_found_before_the_first_sample():
@@ -170,14 +170,14 @@ def test_a_different_network_is_found_before_the_first_sample():
     ],
 )
 def test_an_update_that_did_not_arrive_is_an_error(fault, words):
-    made = wrong(fault)
+    built_value = wrong(fault)
     try:
-        made.sample(requests(), SHORT)
-        made.policy_version = 1
+        built_value.sample(requests(), SHORT)
+        built_value.policy_version = 1
         with pytest.raises(ModelError, match=words):
-            made.sample(requests(), SHORT)
+            built_value.sample(requests(), SHORT)
     finally:
-        made.close()
+        built_value.close()
 
 
 @pytest.mark.parametrize(
@@ -193,13 +193,13 @@ def test_an_update_that_did_not_arrive_is_an_error(fault, words):
     ],
 )
 def test_failures_are_one_line_errors(fault, words):
-    made = wrong(fault)
+    built_value = wrong(fault)
     try:
         with pytest.raises(ModelError, match=words) as caught:
-            made.sample(requests(), SHORT)
+            built_value.sample(requests(), SHORT)
         assert "\n" not in str(caught.value)
     finally:
-        made.close()
+        built_value.close()
 
 
 @pytest.mark.parametrize("updated", some([False, True], [True]))
@@ -208,27 +208,27 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(updated):
     messages, model = [], llama(seed=3)
     with (
         started.forking(vllm_process),
-        contextlib.closing(VllmEngine(model, letters(), program=REAL, notify=messages.append)) as made,
+        contextlib.closing(VllmEngine(model, letters(), program=REAL, notify=messages.append)) as built_closing,
     ):
-        calm = made.sample(requests(), SHORT)
+        calm = built_closing.sample(requests(), SHORT)
         if updated:
-            made.policy_version = 1
+            built_closing.policy_version = 1
             with torch.no_grad():
                 for p in model.parameters():
                     p.mul_(1.1)
-            calm = made.sample(requests(), SHORT)
-        first = made.process.pid
+            calm = built_closing.sample(requests(), SHORT)
+        first = built_closing.process.pid
         os.kill(first, signal.SIGKILL)
-        assert made.sample(requests(), SHORT) == calm and made.process.pid != first
-        ask = made.process.ask
+        assert built_closing.sample(requests(), SHORT) == calm and built_closing.process.pid != first
+        ask = built_closing.process.ask
 
         def killed(header, *rest, **named):
             if header["do"] == "sample":
-                os.kill(made.process.pid, signal.SIGKILL)
+                os.kill(built_closing.process.pid, signal.SIGKILL)
             return ask(header, *rest, **named)
 
-        made.process.ask = killed
-        assert made.sample(requests(), SHORT) == calm
+        built_closing.process.ask = killed
+        assert built_closing.sample(requests(), SHORT) == calm
         assert [line for line in messages if "signal SIGKILL: starting another" in line] == messages[2:] and len(
             messages
         ) == 4
@@ -245,9 +245,9 @@ def test_a_failed_or_slow_start_leaves_nothing_running():
 
 def test_closing_ends_the_process_and_leaves_no_file():
     before = set(Path("/dev/shm").glob("gxpo-weights-*")) if Path("/dev/shm").exists() else set()
-    made = wrong("none")
-    process = made.process.pid
-    made.close()
+    built_value = wrong("none")
+    process = built_value.process.pid
+    built_value.close()
     for _ in range(100):
         if not Path(f"/proc/{process}").exists():
             break
@@ -256,7 +256,7 @@ def test_closing_ends_the_process_and_leaves_no_file():
         os.kill(process, 0)
     assert not Path("/dev/shm").exists() or set(Path("/dev/shm").glob("gxpo-weights-*")) <= before
     with pytest.raises(ModelError, match="was closed"):
-        made.sample(requests(), SHORT)
+        built_value.sample(requests(), SHORT)
 
 
 def test_options_that_gxpo_must_set_are_refused():

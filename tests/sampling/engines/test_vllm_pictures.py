@@ -40,9 +40,9 @@ def seeing(family, folder):
 def engine(request, tmp_path_factory):
     loaded = seeing(request.param, tmp_path_factory.mktemp(request.param))
     with started.forking(vllm_process):
-        made = VllmEngine(loaded.model, loaded.tokenizer, stop_ids=[2], program=REAL)
-    yield made
-    made.close()
+        built_vllm_engine = VllmEngine(loaded.model, loaded.tokenizer, stop_ids=[2], program=REAL)
+    yield built_vllm_engine
+    built_vllm_engine.close()
 
 
 def streams(task, n=2, turn=0):
@@ -68,23 +68,23 @@ def agrees(engine, prompt, completion):
 @pytest.mark.slow
 def test_logprobs_are_those_of_transformers_own_forward(engine):
     vision = vision_of(engine.model)
-    asked = [Request(p, streams(str(i))) for i, p in enumerate(prompts(vision))]
-    for request, group in zip(asked, engine.sample(asked, SHORT), strict=True):
+    requests = [Request(p, streams(str(i))) for i, p in enumerate(prompts(vision))]
+    for request, group in zip(requests, engine.sample(requests, SHORT), strict=True):
         assert all(agrees(engine, request.prompt, c) for c in group)
         assert len({tuple(c.tokens) for c in group}) > 1  # a fork behind the picture
 
 
 def test_an_update_of_the_tower_reaches_cached_pictures(engine):
     vision = vision_of(engine.model)
-    asked = [Request(prompts(vision)[0], streams("t"))]
-    (before,) = engine.sample(asked, SHORT)
+    requests = [Request(prompts(vision)[0], streams("t"))]
+    (before,) = engine.sample(requests, SHORT)
     with torch.no_grad():
         for name, p in engine.model.named_parameters():
             p.add_(0.3 * torch.randn_like(p) if "vision" in name or "visual" in name else 0)
     engine.policy_version += 1
-    (after,) = engine.sample(asked, SHORT)
-    assert all(agrees(engine, asked[0].prompt, c) for c in after)
-    assert not all(agrees(engine, asked[0].prompt, c) for c in before)
+    (after,) = engine.sample(requests, SHORT)
+    assert all(agrees(engine, requests[0].prompt, c) for c in after)
+    assert not all(agrees(engine, requests[0].prompt, c) for c in before)
 
 
 @pytest.mark.slow
@@ -94,8 +94,8 @@ def test_placeholders_have_no_probability(engine):
     with torch.no_grad():  # their logits would be far above all others, or far below
         head.weight[list(vision.banned)] = 50 * torch.randn(head.weight.shape[1])
     engine.policy_version += 1
-    asked = [Request(p, streams(str(i), 8)) for i, p in enumerate(prompts(vision)[1:3])]
-    for request, group in zip(asked, engine.sample(asked, SHORT), strict=True):
+    requests = [Request(p, streams(str(i), 8)) for i, p in enumerate(prompts(vision)[1:3])]
+    for request, group in zip(requests, engine.sample(requests, SHORT), strict=True):
         for c in group:
             assert not {*vision.banned} & {*c.tokens} and agrees(engine, request.prompt, c)
 
@@ -116,8 +116,8 @@ def reading_otherwise(patched, vision, *prompts):
     """Of these prompts, the other side expects another last id."""
 
     def other(prompt, vision):
-        whole = [vision.placeholder if media.is_row(token) else token for token in prompt]
-        return [*whole[:-1], whole[-1] + (prompt in prompts)]
+        full_placeholders = [vision.placeholder if media.is_row(token) else token for token in prompt]
+        return [*full_placeholders[:-1], full_placeholders[-1] + (prompt in prompts)]
 
     patched.setattr(vllm_pictures, "expanded", other)
 
@@ -188,11 +188,11 @@ def test_processors_of_gxpo_s_own_are_refused():
 
 def test_prompts_of_text_send_no_pictures(engine, monkeypatch):
     """The message of a model of texts has no word of pictures; one that sees adds the placeholders."""
-    asked = []
+    requests = []
     ask = engine.process.ask
-    monkeypatch.setattr(engine.process, "ask", lambda h, a=None, **n: (asked.append((h, a)), ask(h, a, **n))[1])
+    monkeypatch.setattr(engine.process, "ask", lambda h, a=None, **n: (requests.append((h, a)), ask(h, a, **n))[1])
     engine.sample([Request((1, 7, 8), streams("t"))], SHORT)
-    header, arrays = asked[-1]
+    header, arrays = requests[-1]
     assert set(header) == {"do", "stamp", "support", "sampling", "banned"}
     assert set(arrays) == {"tokens", "lengths", "prompt", "seeds"}
     monkeypatch.setattr(engine, "_vision", None)

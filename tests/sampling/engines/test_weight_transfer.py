@@ -40,12 +40,12 @@ def test_the_shared_file_holds_every_tensor_and_is_unlinked(dtype):
     assert shared.path is not None
     raw = shared.path.read_bytes()
     for (name, kind, shape, start, size), p in zip(header["tensors"], model.state_dict().values(), strict=True):
-        own = p.view(-1).view(torch.uint8).numpy().tobytes()
-        assert raw[start : start + size] == own and start % 64 == 0 and list(p.shape) == shape
+        own_tobytes = p.view(-1).view(torch.uint8).numpy().tobytes()
+        assert raw[start : start + size] == own_tobytes and start % 64 == 0 and list(p.shape) == shape
         assert getattr(torch, kind) == dtype
-        whole = len(own) // 8 * 8
-        words = [int.from_bytes(own[i : i + 8], "little") for i in range(0, whole, 8)]
-        assert sums[name] == (sum(words) + sum(own[whole:])) % 2**64
+        full_count = len(own_tobytes) // 8 * 8
+        words = [int.from_bytes(own_tobytes[i : i + 8], "little") for i in range(0, full_count, 8)]
+        assert sums[name] == (sum(words) + sum(own_tobytes[full_count:])) % 2**64
     shared.unlink()
     again, _ = shared.write(model)
     assert again["path"] is None and shared.path is None  # the memory stays; nobody has to open it again

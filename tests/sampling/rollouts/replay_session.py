@@ -55,11 +55,11 @@ class StepSession(ScriptedSession):
         verdict = torch.tensor([forest.action(int(s))[0] for s in _first_steps(forest)], dtype=torch.float64)
         verdict = torch.where(verdict == UNSCORED, torch.nan, verdict)
         fresh = torch.zeros(forest.n_trajectories, dtype=torch.bool).index_fill(0, torch.tensor(new), True)
-        own = {name: forest.components[:, i] for i, name in enumerate(forest.component_names)}
-        known = own.get("correct", torch.full_like(verdict, torch.nan))
+        own_components = {name: forest.components[:, i] for i, name in enumerate(forest.component_names)}
+        known_value = own_components.get("correct", torch.full_like(verdict, torch.nan))
         return forest.with_rewards(
             torch.where(fresh, verdict, forest.outcome),
-            components={"correct": torch.where(fresh, verdict, known)},
+            components={"correct": torch.where(fresh, verdict, known_value)},
             success=torch.where(fresh, verdict if self.verdicts else torch.nan, forest.success),
         )
 

@@ -85,14 +85,14 @@ def test_a_hint_stays_where_the_context_is_built_anew(world: EnvPool) -> None:
 
 
 def test_the_solution_is_the_experts_way_a_line_for_each_action(asked: EnvPool) -> None:
-    heard: list[str] = []
-    session = acting(asked, lambda text, key: heard.append(text) or "no")
+    messages: list[str] = []
+    session = acting(asked, lambda text, key: messages.append(text) or "no")
     session.score = lambda forest, texts=None: forest.with_rewards(  # type: ignore[method-assign]  # all are wrong
         torch.zeros(forest.n_trajectories), success=torch.zeros(forest.n_trajectories)
     )
     part = GrowingHint(1, fractions=[0.4, 1.0], template="{prompt}{hint}")
     forest = part.grow(seeded(session, 0), session)
-    hinted = [text for text in dict.fromkeys(heard) if "?go" in text and "no" not in text]
+    hinted = [text for text in dict.fromkeys(messages) if "?go" in text and "no" not in text]
     assert hinted == ["ask\n\nturn 0\n?go", "ask\n\nturn 0\n?go\n?go\n?go"]
     assert forest.info[0]["hint"] == 2 and session.budget.discarded == 2
 
@@ -174,7 +174,9 @@ def test_a_greedy_episode_stands_beside_the_group(world: EnvPool) -> None:
     assert said(forest, 2) == ["d", "d"] and forest.origin == ["policy", "policy", "baseline"] * 2
     assert forest.compared.tolist() == [True, True, False] * 2 and forest.weight.tolist() == [1, 1, 0] * 2
     assert not forest.path_trainable[forest.path_of(2)].any() and forest.path_trainable[forest.path_of(0)].all()
-    heats = {(how.temperature, key.attempt) for asked, how in session.engine.calls for r in asked for key in r.streams}
+    heats = {
+        (how.temperature, key.attempt) for requests, how in session.engine.calls for r in requests for key in r.streams
+    }
     assert heats == {(1.0, 0), (1.0, 1), (0.0, 2)}
     scored = session.score(forest)
     assert scored.outcome[2] == 1 and scored.outcome[0] == 0
@@ -264,13 +266,15 @@ def test_second_step_in_a_world_is_identical_after_a_kill(method: str, world: st
         "trainer.checkpoint_every": 1, "trainer.keep_checkpoints": 9, "trainer.rollouts_every": 1,
         **WORLDS[world], **keys,
     }  # fmt: skip
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    gxpo.train("tiny:cold", f"{FILE}:{world}", method, 2, out=whole, set=settings)
-    shutil.copytree(whole, cut)
+    full_path, cut = tmp_path / "whole", tmp_path / "cut"
+    gxpo.train("tiny:cold", f"{FILE}:{world}", method, 2, out=full_path, set=settings)
+    shutil.copytree(full_path, cut)
     shutil.rmtree(next((cut / "checkpoints").glob("step-*2")))
     gxpo.resume(cut)
-    assert lines(cut) == lines(whole) and len(lines(whole)) == 2
-    written = [[(run / "rollouts" / f"step-00000{n}.jsonl").read_text() for n in (1, 2)] for run in (whole, cut)]
-    assert written[0] == written[1]
-    actual = {json.loads(line).get("origin", "policy") for text in written[0] for line in text.splitlines()}
+    assert lines(cut) == lines(full_path) and len(lines(full_path)) == 2
+    saved_values = [
+        [(run / "rollouts" / f"step-00000{n}.jsonl").read_text() for n in (1, 2)] for run in (full_path, cut)
+    ]
+    assert saved_values[0] == saved_values[1]
+    actual = {json.loads(line).get("origin", "policy") for text in saved_values[0] for line in text.splitlines()}
     assert origins <= actual

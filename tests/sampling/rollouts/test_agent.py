@@ -61,8 +61,8 @@ def test_recorded_log_probs_are_the_learners(temperature):
 
 def test_tool_conversation_contexts_keep_the_sampled_ids():
     says = {1: CALL, 2: "two"}
-    forest, made = grown(two_turns, TASKS[:1], 1, say=lambda read, key: says.get(read.count("assistant"), "x"))
-    requests = made.engine.requests
+    forest, built_value = grown(two_turns, TASKS[:1], 1, say=lambda read, key: says.get(read.count("assistant"), "x"))
+    requests = built_value.engine.requests
     first = [*requests[0].prompt, *TOKENIZER(CALL, add_special_tokens=False).input_ids, END]
     assert requests[1].prompt[: len(first)] == tuple(first)
     display = TOKENIZER.decode(list(requests[1].prompt))
@@ -75,9 +75,9 @@ def test_tool_conversation_contexts_keep_the_sampled_ids():
         ("one/0/0",),
         ("one/0/0",),
         ("one/0/1",),
-    ] and "one/0/1" in made.engine.released
+    ] and "one/0/1" in built_value.engine.released
     assert forest.info[0]["agent"] == {"end": "done", "contexts": 2, "overridden": 0}
-    assert made.budget.rollouts == 1
+    assert built_value.budget.rollouts == 1
 
 
 @pytest.mark.slow
@@ -305,26 +305,26 @@ def jittery(attempt, base_url, api_key):
 
 
 def test_episodes_are_sampled_together_whatever_the_clock_says():
-    _, made = grown(jittery, group_size=3)
-    assert [len(batch) for batch in made.engine.batches] == [6, 6, 6]
+    _, built_value = grown(jittery, group_size=3)
+    assert [len(batch) for batch in built_value.engine.batches] == [6, 6, 6]
     names = [("one", 0), ("one", 1), ("one", 2), ("two", 0), ("two", 1), ("two", 2)]
-    assert [[(k.task, k.attempt) for k in batch] for batch in made.engine.batches] == [names] * 3
-    assert len({k for batch in made.engine.batches for k in batch}) == 18
+    assert [[(k.task, k.attempt) for k in batch] for batch in built_value.engine.batches] == [names] * 3
+    assert len({k for batch in built_value.engine.batches for k in batch}) == 18
 
 
 @pytest.mark.slow
 def test_equal_runs_match_in_bits_and_other_batchings_in_tokens():
-    whole, again = (grown(jittery, model=model(), sampling=Sampling(max_new_tokens=6))[0] for _ in range(2))
-    assert whole.to_records() == again.to_records()
+    full_value, again = (grown(jittery, model=model(), sampling=Sampling(max_new_tokens=6))[0] for _ in range(2))
+    assert full_value.to_records() == again.to_records()
     apart, _ = grown(jittery, model=model(), sampling=Sampling(max_new_tokens=6), patience=0.0, concurrency=1)
-    assert apart.token.tolist() == whole.token.tolist()
-    assert torch.allclose(apart.path_behaviour_logprob, whole.path_behaviour_logprob, rtol=0, atol=1e-5)
+    assert apart.token.tolist() == full_value.token.tolist()
+    assert torch.allclose(apart.path_behaviour_logprob, full_value.path_behaviour_logprob, rtol=0, atol=1e-5)
 
 
 def test_concurrent_calls_of_an_agent_are_reproducible():
     async def run(base_url, api_key):
-        asked = [asyncio.to_thread(ask, base_url, api_key, [user(x)]) for x in ("a", "b", "c")]
-        text = await asyncio.gather(*asked)
+        asked_threads = [asyncio.to_thread(ask, base_url, api_key, [user(x)]) for x in ("a", "b", "c")]
+        text = await asyncio.gather(*asked_threads)
         return {"reward": 1.0, "info": {"said": [m["content"] for m in text]}}
 
     a, b = (grown(run, TASKS[:1], 2, model=model(), sampling=Sampling(max_new_tokens=6))[0] for _ in range(2))
@@ -448,21 +448,25 @@ def test_a_command_that_hangs_is_ended_with_its_children(command, tmp_path):
 def test_mistakes_are_found_before_the_run(run, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("value = 1\ndef asks(client): ...\ndef run(base_url, api_key): ...\n")
-    given = {"model": "tiny:cold", "task": "arithmetic", "rollout": "agent", "rollout.run": run}
+    given_settings = {"model": "tiny:cold", "task": "arithmetic", "rollout": "agent", "rollout.run": run}
     with pytest.raises(ConfigError, match=says):
-        resolved = config.resolve({k: config.Stated(v, "test") for k, v in given.items()})
+        resolved = config.resolve({k: config.Stated(v, "test") for k, v in given_settings.items()})
         resolved.method.rollout.check_sampling(Sampling())
 
 
 def test_an_evaluation_is_the_agents(tmp_path):
-    seen = []
+    seen_evaluations = []
 
     def run(base_url, api_key, evaluation):
-        seen.append(evaluation)
+        seen_evaluations.append(evaluation)
         once(base_url, api_key)
         return True
 
     method = gxpo.method("grpo", {"rollout": "agent", "rollout.run": run, "rollout.group_size": 2})
     small = {"tasks.per_step": 1, "sampling.max_new_tokens": 2, "eval.tasks": 3, "eval.samples": 2}
     done = gxpo.train("tiny:cold", "arithmetic", method, steps=1, out=tmp_path / "run", set=small)
-    assert done.evaluations[0]["eval_accuracy"] == 1.0 and seen.count(True) == 12 and seen.count(False) == 2
+    assert (
+        done.evaluations[0]["eval_accuracy"] == 1.0
+        and seen_evaluations.count(True) == 12
+        and seen_evaluations.count(False) == 2
+    )

@@ -50,8 +50,8 @@ class Worded(Rollout):
         for draw in draws:
             messages = draw.attempts(1, label="told", wording=SHOUT, hidden=self.hidden, origin="hint", info={"n": 1})
             cold = Sampling(temperature=0.0, max_new_tokens=7)
-            beside = draw.attempts(1, first=1, label="beside", policy="old", sampling=cold, measured=True)
-            out += [draw.attempts(1), messages, beside]
+            adjacent_attempts = draw.attempts(1, first=1, label="beside", policy="old", sampling=cold, measured=True)
+            out += [draw.attempts(1), messages, adjacent_attempts]
         return out
 
 

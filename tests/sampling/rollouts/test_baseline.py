@@ -192,16 +192,16 @@ def test_the_reference_stays_where_it_was(tmp_path: Path) -> None:
         "rollout.baselines": 1, "learner.lora_rank": 4, "optim.lr": 0.5, "eval.tasks": 1, "eval.every": 0,
         "trainer.rollouts_every": 1, "signal.rollout_baseline.paired": False,
     }  # fmt: skip
-    said: dict[str, list[list[int]]] = {}
+    messages: dict[str, list[list[int]]] = {}
     for of in ("reference", "current"):
         out = tmp_path / of
         gxpo.train("tiny:cold", str(tmp_path / "pool.jsonl"), "aapo", 3, parity, out=out, set=keys | {"rollout.of": of})
         for path in sorted((out / "rollouts").iterdir()):
             rows = [json.loads(line) for line in path.read_text().splitlines()]
             (row,) = [r for r in rows if r.get("origin") == "baseline"]
-            said.setdefault(of, []).append(row["turns"][0]["action"])
-    assert len(said["reference"]) == 3 and all(a == said["reference"][0] for a in said["reference"])
-    assert said["current"][0] == said["reference"][0] and said["current"] != said["reference"]
+            messages.setdefault(of, []).append(row["turns"][0]["action"])
+    assert len(messages["reference"]) == 3 and all(a == messages["reference"][0] for a in messages["reference"])
+    assert messages["current"][0] == messages["reference"][0] and messages["current"] != messages["reference"]
 
 
 @pytest.mark.slow

@@ -103,9 +103,9 @@ def test_what_is_grown_depends_on_nothing_else_in_the_batch(model, steps, which)
     together = session(model, steps)
     both = kinds(PARTS[which].grow(tasks_of(together), together))
     for seed in (0, 1, 2):
-        alone = session(model, steps)
-        own = kinds(PARTS[which].grow(tasks_of(alone, (seed,)), alone))
-        assert own == {name: kind for name, kind in both.items() if f"steps/{seed}/" in name}
+        single_session = session(model, steps)
+        own_kinds = kinds(PARTS[which].grow(tasks_of(single_session, (seed,)), single_session))
+        assert own_kinds == {name: kind for name, kind in both.items() if f"steps/{seed}/" in name}
     assert len(set(together.streams)) == len(together.streams)
 
 
@@ -168,8 +168,8 @@ def test_branches_leave_turns_that_surprise_more_than_the_first(model, steps, st
         rows = (forest.step_trajectory == r).nonzero().squeeze(1).tolist()
         surprises = []
         for row in rows:
-            own = forest.path_behaviour_logprob[forest.path_step == row].tolist()[:2]
-            surprises.append(-sum(own) / len(own))
+            own_behaviour_logprob = forest.path_behaviour_logprob[forest.path_step == row].tolist()[:2]
+            surprises.append(-sum(own_behaviour_logprob) / len(own_behaviour_logprob))
         for n in range(inherited(forest)[r] + 1, len(rows)):  # turns of its own after which it went on
             if surprises[n - 1] > surprises[0]:
                 expected[info["tree"], tuple(info["path"]), n] += 1
@@ -264,10 +264,10 @@ def test_what_is_under_way_is_reserved(model):
             part = branching(group_size=99, initial=2, probability=1.0, call_budget=budget)
             forest = part.grow(tasks_of(s, (0,)), s)
             assert sum(info["calls"] for info in forest.info) <= budget
-            own = 6 - torch.tensor(inherited(forest))
+            own_count = 6 - torch.tensor(inherited(forest))
             # nobody was refused whom the budget held: the cheapest branch, of one turn, does not fit any more, or no
             # branch is left to make
-            assert int(own.sum()) == budget or int(own.sum()) >= budget - 5
+            assert int(own_count.sum()) == budget or int(own_count.sum()) >= budget - 5
 
 
 @pytest.mark.parametrize("part", [Tree, branching])

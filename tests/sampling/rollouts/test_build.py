@@ -19,21 +19,25 @@ def test_requests_of_equal_length_are_batched_and_keep_order():
     requests = [Request((7, i), (stream(session, "a", i),)) for i in range(4)]
     actual = sample_within(session, requests, [3, 5, 3, 1])
     assert [len(completion.tokens) for (completion,) in actual] == [3, 5, 3, 1]
-    assert sorted((sampling.max_new_tokens, len(own)) for sampling, own in session.calls) == [(1, 1), (3, 2), (5, 1)]
+    assert sorted((sampling.max_new_tokens, len(own_value)) for sampling, own_value in session.calls) == [
+        (1, 1),
+        (3, 2),
+        (5, 1),
+    ]
     # what is sampled depends on the request alone
-    alone = [sample_within(session, [r], [room])[0] for r, room in zip(requests, [3, 5, 3, 1], strict=True)]
-    assert actual == alone
+    single_parts = [sample_within(session, [r], [room])[0] for r, room in zip(requests, [3, 5, 3, 1], strict=True)]
+    assert actual == single_parts
 
 
 def test_action_of_pieces_joins_tokens_and_ends_as_the_last():
-    given = Completion([4, 5], [math.nan, math.nan], "stop")
+    given_completion = Completion([4, 5], [math.nan, math.nan], "stop")
     sampled = Completion([6], [-0.5], "length", np.array([[6, 2, 9]]), policy_version=3)
-    turn = action(given, sampled)
+    turn = action(given_completion, sampled)
     assert (turn["action"], turn["logprob"]) == ([4, 5, 6], [None, None, -0.5])
     assert (turn["finish"], turn["policy_version"]) == ("length", 3)
     # a token that nobody sampled has itself for a support
     assert turn["extras"]["support"].tolist() == [[4, -1, -1], [5, -1, -1], [6, 2, 9]]
-    assert action(given)["extras"] == {}
+    assert action(given_completion)["extras"] == {}
 
 
 def test_names_of_groups_attempts_and_decisions():

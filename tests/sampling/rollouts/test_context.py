@@ -8,17 +8,9 @@ from typing import Any
 import pytest
 
 from gxpo.base.errors import ModelError
+from gxpo.models.chat.messages import messages_of, opened, prompt_messages, text_of, with_system
 from gxpo.parts.protocols import ContextUpdate, EpisodeRules, Reply
-from gxpo.sampling.rollouts.context import (
-    SUMMARISE,
-    SUMMARY,
-    Context,
-    messages_of,
-    opened,
-    prompt_messages,
-    text_of,
-    with_system,
-)
+from gxpo.sampling.rollouts.context import SUMMARISE, SUMMARY, Context
 from gxpo.sampling.rollouts.wording import Wording
 
 

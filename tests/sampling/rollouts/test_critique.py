@@ -131,8 +131,8 @@ def test_a_writer_without_an_attempt_reads_the_task() -> None:
 
 
 def test_the_last_statement_is_the_verdict() -> None:
-    stated = [stated_verdict(t, "right", "wrong") for t in ("right? No, wrong", "wrong? No, right", "", "hm")]
-    assert stated == [0.0, 1.0, None, None]
+    stated_verdicts = [stated_verdict(t, "right", "wrong") for t in ("right? No, wrong", "wrong? No, right", "", "hm")]
+    assert stated_verdicts == [0.0, 1.0, None, None]
 
 
 @pytest.mark.parametrize(

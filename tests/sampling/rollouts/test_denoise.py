@@ -46,9 +46,9 @@ def test_a_sample_is_one_action_with_a_segment_for_each_step():
 
 
 def test_attempts_depend_on_their_name_alone():
-    whole, alone = grown(Denoise(3)), grown(Denoise(2), [TASKS[1]])
+    full_value, single_value = grown(Denoise(3)), grown(Denoise(2), [TASKS[1]])
     for r in range(2):
-        assert torch.allclose(latents(alone, r), latents(whole, 3 + r), atol=1e-12)
+        assert torch.allclose(latents(single_value, r), latents(full_value, 3 + r), atol=1e-12)
     twice = grown(Denoise(1), [TASKS[0], TASKS[0]])
     assert twice.group == ["s3/points/10", "s3/points/10#1"]
     assert float((latents(twice, 0) - latents(twice, 1)).abs().min()) > 1e-6
@@ -95,10 +95,10 @@ def test_branches_leave_the_ode_and_go_back_to_it():
         x, path, at = latents(TREE, r), latents(paths, 2 * task + info["seed"]), info["branched_at"]
         assert torch.allclose(x[: at + 1], path[: at + 1], atol=1e-12)
         assert float((x[at + 1] - path[at + 1]).abs().min()) > 1e-6
-        asked = torch.tensor([TASKS[task].info["degrees"]])
+        asked_degrees = torch.tensor([TASKS[task].info["degrees"]])
         for k in range(at + 1, STEPS):
             with torch.no_grad():
-                v = model.network(x[k][None], model.sigmas[k][None], asked)[0]
+                v = model.network(x[k][None], model.sigmas[k][None], asked_degrees)[0]
             assert torch.allclose(x[k + 1], x[k] - v / STEPS, atol=1e-12)
 
 
@@ -111,9 +111,9 @@ def test_branches_of_one_step_are_compared_in_one_column():
 
 
 def test_a_tree_does_not_depend_on_what_else_is_grown():
-    alone = grown(DenoiseTree(seeds=1, branches=2), [TASKS[2]])
-    for r, name in enumerate(alone.id):
-        assert torch.allclose(latents(alone, r), latents(TREE, TREE.id.index(name)), atol=1e-12)
+    single_value = grown(DenoiseTree(seeds=1, branches=2), [TASKS[2]])
+    for r, name in enumerate(single_value.id):
+        assert torch.allclose(latents(single_value, r), latents(TREE, TREE.id.index(name)), atol=1e-12)
 
 
 def test_what_a_tree_costs():
@@ -155,9 +155,9 @@ def test_held_out_tasks_are_sampled_without_branches():
 
 
 def test_settings_that_cannot_be():
-    for made in (lambda: Denoise(0), lambda: DenoiseTree(seeds=0), lambda: DenoiseTree(branches=0)):
+    for built_function in (lambda: Denoise(0), lambda: DenoiseTree(seeds=0), lambda: DenoiseTree(branches=0)):
         with pytest.raises(ConfigError, match="it is 1 or more"):
-            made()
+            built_function()
     with pytest.raises(ConfigError, match="temperature"):
         DenoiseTree().grow(TASKS, FlowSession(temperature=0.0))
     with pytest.raises(ConfigError, match="max_new_tokens=4 is too few"):

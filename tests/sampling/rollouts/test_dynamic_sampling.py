@@ -47,8 +47,8 @@ def test_it_is_the_rule_by_loops_whatever_the_order(rows: list[tuple[int, float]
         members.setdefault(group, []).append(verdict)
     expected = []
     for group, _ in rows:
-        known = [v for v in members[group] if v == v]
-        expected.append(len(set(known)) == 2 or (len(members[group]) == 1 and len(known) == 1))
+        known_members = [v for v in members[group] if v == v]
+        expected.append(len(set(known_members)) == 2 or (len(members[group]) == 1 and len(known_members) == 1))
     got = mixed(torch.tensor([v for _, v in rows]), torch.tensor([g for g, _ in rows]))
     assert got.tolist() == expected
 

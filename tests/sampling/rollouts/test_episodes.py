@@ -122,9 +122,9 @@ def test_window_shows_the_last_exchanges_after_the_instructions(model, steps):
     tokenizer = character_tokenizer()
     context = Context(PlainChat(tokenizer), WINDOW, "count")
     context.open("one")
-    for seen, said in (("two", "A"), ("three", "B"), ("four", "C")):
-        context.act([*tokenizer(said, add_special_tokens=False).input_ids, tokenizer.eos_token_id])
-        context.observe(seen)
+    for seen_text, said_text in (("two", "A"), ("three", "B"), ("four", "C")):
+        context.act([*tokenizer(said_text, add_special_tokens=False).input_ids, tokenizer.eos_token_id])
+        context.observe(seen_text)
     assert tokenizer.decode(context.ids, skip_special_tokens=True) == "count\n\ntwo\nB\nthree\nC\nfour"
 
 

@@ -52,7 +52,7 @@ def test_every_step_of_an_experts_way_is_a_prompt(doors, rules):
     way = walked(doors, 5)
     assert forest.n_trajectories == 3 * len(way) > 9
     for t, (observation, state, text) in enumerate(way):
-        before = [f"{seen}{did}" for seen, _, did in way[:t]] if rules is FULL else []
+        before = [f"{seen_value}{did}" for seen_value, _, did in way[:t]] if rules is FULL else []
         for r in range(3 * t, 3 * t + 3):
             (step,) = turns_of(forest, r)
             assert forest.group[r] == f"s1/steps/5/t{t}" and step["state"] == state
@@ -157,17 +157,17 @@ def test_an_action_may_be_compared_by_the_state_that_it_leads_to(doors):
     forest = ExpertSteps(group_size=3, steps=0, compares="state").grow(seeded(s, 5), s)
     way = walked(doors, 5)
     for t in range(len(way)):
-        for j, said in enumerate(("U", "D", "?")):
+        for j, message in enumerate(("U", "D", "?")):
             (step,) = doors.reset({"there": 5}).values()
             for _, _, text in way[: t + 1]:
                 (after,) = doors.step({"there": Reply(text)}).values()
             doors.reset({"tried": 5})
             for _, _, text in way[:t]:
                 doors.step({"tried": Reply(text)})
-            (step,) = doors.step({"tried": Reply(said)}).values()
+            (step,) = doors.step({"tried": Reply(message)}).values()
             r = 3 * t + j
             assert forest.outcome[r] == float(step.state == after.state) and forest.n_steps == forest.n_trajectories
-            assert forest.info[r]["format"] == float(said != "?")
+            assert forest.info[r]["format"] == float(message != "?")
             assert forest.step_info[r].get("action_error") == step.action_error
     assert 0 < forest.outcome.sum() < len(way) and s.budget.rollouts == forest.n_trajectories
     assert s.budget.generated_tokens == forest.n_entries

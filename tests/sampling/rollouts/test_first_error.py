@@ -126,8 +126,8 @@ def test_a_teacher_writes_the_rest_without_log_probs() -> None:
     options = {"where": "judge", "score": by_word, "keep": "right", "by": lambda task, before: f"{task.id}:{before}ok"}
     forest = CutAndRegenerate(**options).grow(tasks("a"), session)
     assert session.decode(forest.action(0)) == "good,a:good,ok" and forest.success.tolist() == [1.0]
-    known = forest.path_behaviour_logprob.isfinite().tolist()
-    assert known == [True] * 5 + [False] * 10 and len(session.calls) == 1
+    known_behaviour_logprob = forest.path_behaviour_logprob.isfinite().tolist()
+    assert known_behaviour_logprob == [True] * 5 + [False] * 10 and len(session.calls) == 1
 
 
 @pytest.mark.parametrize("rest", ["wrong", None, "", "much too long ok", 3])
@@ -174,8 +174,8 @@ def test_an_attempt_is_cut_at_its_first_phrase_and_a_text_put_there() -> None:
     assert [session.decode(forest.action(s)) for s in range(2)] == ["hm,I can,sure", "hm,no,no,ok"]
     assert forest.group == ["s60/a/0"] * 2 and forest.origin == ["policy", "correction"]
     assert forest.info[1] == {"cuts": [3]} and forest.success.tolist() == [0.0, 1.0]
-    known = forest.path_behaviour_logprob[forest.path_of(1)].isfinite().tolist()
-    assert known == [True] * 3 + [False] * 3 + [True] * 6
+    known_behaviour_logprob = forest.path_behaviour_logprob[forest.path_of(1)].isfinite().tolist()
+    assert known_behaviour_logprob == [True] * 3 + [False] * 3 + [True] * 6
     # what both share is stored once: the margin of a pair is that of what differs
     assert forest.n_tokens == len("a?") + len("hm,I can,sure~") + len("no,no,ok~") and session.budget.discarded == 1
 

@@ -92,7 +92,7 @@ def test_inherited_turns_are_stored_once_and_belong_to_both(model, world):
     )
     assert not set(of[4]) & set(of[0])
     sampled = sum(len(t["action"]) for e in play.episodes for t in e.turns[e.inherited :])
-    assert s.budget.generated_tokens == sampled == len({t for own in of for t in own})
+    assert s.budget.generated_tokens == sampled == len({t for own_value in of for t in own_value})
     assert s.budget.rollouts == 5
     assert (fork.inherited, further.inherited, again.inherited) == (2, len(fork.turns) - 1, 0)
 
@@ -100,18 +100,20 @@ def test_inherited_turns_are_stored_once_and_belong_to_both(model, world):
 def test_a_fork_goes_its_own_way_and_the_base_is_untouched(model, world):
     s = session(model, world, sampling=Sampling(max_new_tokens=2))
     with Play(s, restorable=True) as play:
-        (alone,) = play.start(TASKS[:1], ["w/3"], 1)
-        play.finish([alone])
-    expected = [t["action"] for t in alone.turns]
+        (single_value,) = play.start(TASKS[:1], ["w/3"], 1)
+        play.finish([single_value])
+    expected = [t["action"] for t in single_value.turns]
     s = session(model, world, sampling=Sampling(max_new_tokens=2))
     with Play(s, restorable=True) as play:
         (base,) = play.start(TASKS[:1], ["w/3"], 1)
         play.turn(play.running([base]))
-        (beside,) = play.fork([(base, 1, at(s, 0, 0), "w/3/0.0")])  # before the turn that the base has not taken yet
-        play.finish([beside, base])
+        (adjacent_value,) = play.fork(
+            [(base, 1, at(s, 0, 0), "w/3/0.0")]
+        )  # before the turn that the base has not taken yet
+        play.finish([adjacent_value, base])
         forest = play.forest()
     assert [t["action"] for t in base.turns] == expected
-    assert beside.turns[0] is base.turns[0] and forest.n_trajectories == 2
+    assert adjacent_value.turns[0] is base.turns[0] and forest.n_trajectories == 2
     flat = Forest.from_records([dict(r) for r in forest.to_records()])
     assert plain(flat) == plain(forest)
 

@@ -58,8 +58,8 @@ def test_the_second_half_begins_with_part_of_the_answer() -> None:
     assert forest.group == ["s60/a", "s60/a", "s60/a/hint", "s60/a/hint"]
     assert forest.origin == ["policy", "policy", "hint", "hint"]
     assert forest.info[2] == {"hint": 0.5, "hint_tokens": 5} and session.budget.discarded == 0
-    known = forest.path_behaviour_logprob.isfinite()
-    assert known[forest.path_of(2)].tolist() == [False] * 5 + [True] * 4
+    is_known = forest.path_behaviour_logprob.isfinite()
+    assert is_known[forest.path_of(2)].tolist() == [False] * 5 + [True] * 4
     assert bool(forest.path_trainable.all()) and bool(forest.compared.all())
     assert forest.success.tolist() == [1.0, 0.0, 1.0, 0.0]
 
@@ -159,7 +159,7 @@ def test_a_group_has_one_direction_which_its_prompt_states() -> None:
     forest = rollout.grow(tasks("a", "b"), session)
     assert [session.decode(r.prompt) for r in session.calls[0][0]] == ["97/-26 a?", "97/-26 b?"]
     assert [round(x, 6) for x in forest.info[3]["direction"]] == [0.965926, -0.258819]
-    drawn = again("stated_direction", "newest", 2).grow(tasks(*"abcdefgh"), session).info
-    assert all(drawn[i] == drawn[i + 1] for i in range(0, 16, 2)) and len({str(x) for x in drawn}) > 1
+    drawn_info = again("stated_direction", "newest", 2).grow(tasks(*"abcdefgh"), session).info
+    assert all(drawn_info[i] == drawn_info[i + 1] for i in range(0, 16, 2)) and len({str(x) for x in drawn_info}) > 1
     with pytest.raises(ConfigError, match=r"lacks \{second\}"):
         again("stated_direction", "newest", template="{prompt}{first}")

@@ -132,8 +132,8 @@ def test_the_second_of_two_actions_is_carried_out(steps: EnvPool) -> None:
     forest = grow(rollout, steps, lambda context, key: "a")
     assert seen(forest) == ["2 left\n>", "2 left\n>if:unknown", "1 left\n>", "1 left\n>if:unknown"]
     assert forest.success.tolist() == [1.0]
-    known = grow(rollout, steps, lambda context, key: "a", step=2)
-    assert seen(known)[1] == "2 left\n>if:1 left\n>"
+    known_value = grow(rollout, steps, lambda context, key: "a", step=2)
+    assert seen(known_value)[1] == "2 left\n>if:1 left\n>"
 
 
 def test_held_out_rehearsals_teach_the_table_nothing(steps: EnvPool) -> None:

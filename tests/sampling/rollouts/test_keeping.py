@@ -51,8 +51,11 @@ def test_all_vote_and_the_first_are_returned():
 
 def test_what_is_kept_is_what_fewer_attempts_would_have_been():
     many, few = Voting(script), Voting(script)
-    kept, alone = OversampleForVote(2, 6).grow(TASKS, many), Independent(2).grow(TASKS, few)
-    assert kept.token.tolist() == alone.token.tolist() and kept.group == alone.group
+    kept_oversample, single_independent = OversampleForVote(2, 6).grow(TASKS, many), Independent(2).grow(TASKS, few)
+    assert (
+        kept_oversample.token.tolist() == single_independent.token.tolist()
+        and kept_oversample.group == single_independent.group
+    )
     assert many.budget.generated_tokens > few.budget.generated_tokens
 
 

@@ -79,20 +79,24 @@ def test_other_columns(columns, outcomes, verdicts):
 
 def test_messages_as_data_sets_have_them():
     """With the prompt repeated or not; without a column of prompts the shared opening is the prompt."""
-    asked, messages = {"role": "user", "content": "2+3="}, {"role": "assistant", "content": "#5"}
+    asked_fields, messages = {"role": "user", "content": "2+3="}, {"role": "assistant", "content": "#5"}
     for prompt, chosen in (
-        ("2+3=", [asked, messages]),
-        ((asked,), [messages]),
-        ((asked,), [asked, messages]),
+        ("2+3=", [asked_fields, messages]),
+        ((asked_fields,), [messages]),
+        ((asked_fields,), [asked_fields, messages]),
         ("2+3=", "#5"),
     ):
-        (said, _) = answers_of(row(prompt=prompt, chosen=chosen, rejected="#6"))
-        assert said.texts == ("#5",) and said.between == ()
+        (message, _) = answers_of(row(prompt=prompt, chosen=chosen, rejected="#6"))
+        assert message.texts == ("#5",) and message.between == ()
     wrong = {**messages, "content": "#6"}
-    (task,) = tasks_of([("line 1", "d/1", {"chosen": [asked, messages], "rejected": [asked, wrong]})], COLUMNS, "d")
-    assert task.prompt == (asked,) and [x.texts for x in answers_of(task)] == [("#5",), ("#6",)]
-    (task,) = tasks_of([("line 1", "d/1", {"chosen": [asked, messages], "rejected": [asked, messages]})], COLUMNS, "d")
-    assert task.prompt == (asked,)  # equal answers are still answers
+    (task,) = tasks_of(
+        [("line 1", "d/1", {"chosen": [asked_fields, messages], "rejected": [asked_fields, wrong]})], COLUMNS, "d"
+    )
+    assert task.prompt == (asked_fields,) and [x.texts for x in answers_of(task)] == [("#5",), ("#6",)]
+    (task,) = tasks_of(
+        [("line 1", "d/1", {"chosen": [asked_fields, messages], "rejected": [asked_fields, messages]})], COLUMNS, "d"
+    )
+    assert task.prompt == (asked_fields,)  # equal answers are still answers
 
 
 def test_answers_of_several_turns():
@@ -101,8 +105,11 @@ def test_answers_of_several_turns():
     forest = Logged().grow([row(chosen=talk, rejected="9")], session())
     first = [s for s, r in enumerate(forest.step_trajectory.tolist()) if r == 0]
     assert [forest.action(s) for s in first] == [[*ids("1"), END], [*ids("3"), END]]
-    whole = forest.context(int(forest.last_action[0]))
-    assert whole[-2:] == forest.action(first[1]) and ids("2")[0] in whole[len(session().encode(row())) + 2 : -2]
+    full_context = forest.context(int(forest.last_action[0]))
+    assert (
+        full_context[-2:] == forest.action(first[1])
+        and ids("2")[0] in full_context[len(session().encode(row())) + 2 : -2]
+    )
 
 
 @pytest.mark.parametrize(
@@ -279,10 +286,16 @@ def test_what_a_run_has_sampled_trains_another(tmp_path):
 )
 @pytest.mark.filterwarnings("ignore:.*held out")
 def test_a_resumed_run_is_the_run_that_was_never_stopped(method, keys, tmp_path):
-    own = {**ROWS, **keys, "trainer.checkpoint_every": 1, "trainer.keep_checkpoints": 9, "trainer.rollouts_every": 1}
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train(method, whole, steps=4, **own)
-    shutil.copytree(whole, cut)
+    own_settings = {
+        **ROWS,
+        **keys,
+        "trainer.checkpoint_every": 1,
+        "trainer.keep_checkpoints": 9,
+        "trainer.rollouts_every": 1,
+    }
+    full_path, cut = tmp_path / "whole", tmp_path / "cut"
+    train(method, full_path, steps=4, **own_settings)
+    shutil.copytree(full_path, cut)
     for step in (3, 4):
         shutil.rmtree(next((cut / "checkpoints").glob(f"step-*{step}")))
     gxpo.resume(cut)
@@ -291,6 +304,6 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(method, keys, tmp_path)
         actual = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
         return [{k: v for k, v in x.items() if not k.startswith(("time_", "memory_"))} for x in actual]
 
-    assert lines(cut) == lines(whole) and len(lines(whole)) == 4
-    last = [records.load(run / "rollouts" / "step-000004.jsonl") for run in (whole, cut)]
+    assert lines(cut) == lines(full_path) and len(lines(full_path)) == 4
+    last = [records.load(run / "rollouts" / "step-000004.jsonl") for run in (full_path, cut)]
     assert last[0].id == last[1].id and torch.equal(last[0].token, last[1].token)

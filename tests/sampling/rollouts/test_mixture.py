@@ -28,9 +28,9 @@ def test_the_baselines_attempts_are_not_trained() -> None:
     rollout = Mixture(200, floor=0.9)
     session = AnswerSession(lambda policy, context, attempt: "2" if policy == "reference" else "3")
     forest = session.score(rollout.grow(session.asked(ADD), session))
-    own = torch.tensor([origin == "policy" for origin in forest.origin])
-    assert int(own.sum()) == 20  # a tenth, before anything is known
-    assert bool((forest.compared == own).all()) and forest.outcome[own].tolist() == [0.0] * 20
+    own_flags = torch.tensor([origin == "policy" for origin in forest.origin])
+    assert int(own_flags.sum()) == 20  # a tenth, before anything is known
+    assert bool((forest.compared == own_flags).all()) and forest.outcome[own_flags].tolist() == [0.0] * 20
     rollout.observe(forest)
     assert rollout.sums == {"policy": [0.0, 20.0], "baseline": [180.0, 180.0]} and rollout.share == pytest.approx(0.1)
     again = Mixture(200)

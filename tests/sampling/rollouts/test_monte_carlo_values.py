@@ -90,7 +90,7 @@ def test_values_come_close_to_the_exact_chance() -> None:
     session = Steps(sampling=Sampling(max_new_tokens=4), end=0.0)
     n = 1000
     forest = MonteCarloValues(group_size=3, samples=n).grow([A, B], session)
-    seen = 0
+    seen_count = 0
     for r in range(forest.n_trajectories):
         context = session.encode(A if forest.task[r] == "a" else B)
         tokens = tuple(tokens_of(forest, r))
@@ -99,8 +99,8 @@ def test_values_come_close_to_the_exact_chance() -> None:
                 continue
             truth = exact(session, context, tokens[:at], 4 - at)
             assert abs(value - truth) < 5 * math.sqrt(truth * (1 - truth) / n) + 1e-12
-            seen += 1
-    assert seen >= 8
+            seen_count += 1
+    assert seen_count >= 8
 
 
 @pytest.mark.slow
@@ -128,10 +128,10 @@ def test_values_at_segment_starts_leave_attempts_unchanged(step: int, prompt: bo
     for name in ("token", "path_token", "segment", "trainable", "compared", "weight"):
         assert torch.equal(getattr(forest, name), getattr(other, name))
     for r in range(forest.n_trajectories):
-        tokens, own = tokens_of(forest, r), values(forest, r)
+        tokens, own_value = tokens_of(forest, r), values(forest, r)
         begins = {i + 1 for i, t in enumerate(tokens[:-1]) if t == COMMA} | ({0} if prompt else set())
-        assert {i for i, x in enumerate(own) if x is not None} == begins
-        assert all(x is None or x * 4 == int(x * 4) for x in own)
+        assert {i for i, x in enumerate(own_value) if x is not None} == begins
+        assert all(x is None or x * 4 == int(x * 4) for x in own_value)
     firsts = [values(forest, r)[0] for r in range(9)]
     assert all(len(set(firsts[i : i + 3])) == 1 for i in (0, 3, 6))  # the prompt is valued once for the group
     again = Forest.from_records(forest.to_records())
@@ -141,18 +141,20 @@ def test_values_at_segment_starts_leave_attempts_unchanged(step: int, prompt: bo
 def test_value_is_the_mean_verdict_of_its_continuations() -> None:
     session = Steps()
     forest = MonteCarloValues(group_size=2, samples=3).grow([A], session)
-    known = {(r, at) for r in range(2) for at, x in enumerate(values(forest, r)) if x is not None and (r == 0 or at)}
+    known_values = {
+        (r, at) for r in range(2) for at, x in enumerate(values(forest, r)) if x is not None and (r == 0 or at)
+    }
     requested = [(key.attempt, key.path) for key in session.streams if key.path]
-    assert sorted(requested) == sorted((r, (at, k)) for r, at in known for k in range(3))
-    of = {(r, at): [] for r, at in known}
+    assert sorted(requested) == sorted((r, (at, k)) for r, at in known_values for k in range(3))
+    of = {(r, at): [] for r, at in known_values}
     for sampling, requests in session.calls[1:]:
         for request in requests:
             (r, at), prompt = (request.streams[0].attempt, request.streams[0].path[0]), session.encode(A)
-            kept = tokens_of(forest, r)[:at]
-            assert request.prompt == (*prompt, *kept) and sampling.max_new_tokens == 12 - at
+            kept_tokens = tokens_of(forest, r)[:at]
+            assert request.prompt == (*prompt, *kept_tokens) and sampling.max_new_tokens == 12 - at
             for key in request.streams:
                 ending = session.complete(request.prompt, key, sampling).tokens
-                of[r, at].append(right(session, [*kept, *ending]))
+                of[r, at].append(right(session, [*kept_tokens, *ending]))
     for (r, at), outcomes in of.items():
         assert values(forest, r)[at] == pytest.approx(sum(outcomes) / 3, abs=1e-12)
 
@@ -166,9 +168,9 @@ def test_all_states_of_one_room_are_asked_for_at_once() -> None:
 
 def test_what_a_value_is_depends_on_nothing_else_in_the_batch() -> None:
     part = MonteCarloValues(group_size=3, samples=4)
-    together, alone = part.grow([A, B], Steps()), part.grow([B], Steps())
+    together, single_part = part.grow([A, B], Steps()), part.grow([B], Steps())
     rows = [r for r in range(together.n_trajectories) if together.task[r] == "b"]
-    assert [values(together, r) for r in rows] == [values(alone, r) for r in range(alone.n_trajectories)]
+    assert [values(together, r) for r in rows] == [values(single_part, r) for r in range(single_part.n_trajectories)]
 
 
 def test_continuations_are_charged_and_are_not_in_the_forest() -> None:
@@ -176,9 +178,9 @@ def test_continuations_are_charged_and_are_not_in_the_forest() -> None:
     forest = MonteCarloValues(group_size=3, samples=4).grow([A, B], session)
     assert forest.n_trajectories == 6 and set(forest.origin) == {"policy"} and bool(forest.compared.all())
     states = sum(len(requests) for _, requests in session.calls[1:])
-    own = forest.n_entries
+    own_n_entries = forest.n_entries
     assert session.budget.discarded == 4 * states and session.budget.rollouts == 6 + 4 * states
-    assert session.budget.generated_tokens > own and int(forest.trainable.sum()) == own
+    assert session.budget.generated_tokens > own_n_entries and int(forest.trainable.sum()) == own_n_entries
 
 
 # ---------------------------------------------------------------- limits
@@ -208,14 +210,16 @@ def test_a_budget_is_never_exceeded_and_spent_in_order(step: int, budget: int) -
     for g, name in enumerate("ab"):
         rows = range(3 * g, 3 * g + 3)
         places = [[i for i, x in enumerate(values(everything, r)) if x is not None and i] for r in rows]
-        order = [(0, 0)] + [(i, own[k]) for k in range(12) for i, own in enumerate(places) if k < len(own)]
+        order = [(0, 0)] + [
+            (i, own_value[k]) for k in range(12) for i, own_value in enumerate(places) if k < len(own_value)
+        ]
         assert spent[name] <= budget and set(begun[name]) == set(order[: len(begun[name])])
         if len(begun[name]) < len(order):  # the next one might not have fitted
             assert 2 * (12 - order[len(begun[name])][1]) > budget - spent[name]
         for i, at in begun[name]:
             assert values(forest, 3 * g + i)[at] == values(everything, 3 * g + i)[at]
-        known = {(r - 3 * g, i) for r in rows for i, x in enumerate(values(forest, r)) if x is not None and i}
-        assert known == {(i, at) for i, at in begun[name] if at}
+        known_counts = {(r - 3 * g, i) for r in rows for i, x in enumerate(values(forest, r)) if x is not None and i}
+        assert known_counts == {(i, at) for i, at in begun[name] if at}
 
 
 # ---------------------------------------------------------------- answers at once
@@ -237,11 +241,11 @@ def test_answer_cue_ends_values_at_the_attempts_own_answer() -> None:
     for sampling, requests in session.calls[1:]:
         assert sampling.max_new_tokens == 2
         for request in requests:
-            kept = tokens_of(forest, request.streams[0].attempt)[: request.streams[0].path[0]]
-            assert request.prompt == (*prompt, *kept, 7)
-            value = values(forest, request.streams[0].attempt)[len(kept)]
+            kept_tokens = tokens_of(forest, request.streams[0].attempt)[: request.streams[0].path[0]]
+            assert request.prompt == (*prompt, *kept_tokens, 7)
+            value = values(forest, request.streams[0].attempt)[len(kept_tokens)]
             outcomes = [
-                right(session, [*kept, 7, *session.complete(request.prompt, k, sampling).tokens])
+                right(session, [*kept_tokens, 7, *session.complete(request.prompt, k, sampling).tokens])
                 for k in request.streams
             ]
             assert value == sum(outcomes) / 2
@@ -257,11 +261,11 @@ def test_packed_value_credit_equals_flattened_on_a_real_model() -> None:
     credit = ValueDelta()(forest, {}, 0)
     assert torch.equal(credit, ValueDelta()(forest.flatten(), {}, 0)) and float(credit.abs().max()) > 0.1
     for r in range(forest.n_trajectories):  # each stretch once
-        own = credit[forest.path_of(r)].tolist()
+        own_credit = credit[forest.path_of(r)].tolist()
         begins = [i for i, x in enumerate(values(forest, r)) if x is not None]
         first = values(forest, r)[0]
         assert first is not None
-        assert sum(own[i] for i in begins) == pytest.approx(float(forest.outcome[r]) - first, abs=1e-12)
+        assert sum(own_credit[i] for i in begins) == pytest.approx(float(forest.outcome[r]) - first, abs=1e-12)
 
 
 # ---------------------------------------------------------------- environments

@@ -38,8 +38,8 @@ class Writing(ScriptedSession):
             self.contexts.append(request.prompt)
             self.sizes.append(size)
             done = len([t for t in request.prompt if 10 <= t < END])
-            whole = [*(10 + j for j in range(int(stream.task.split("#")[0]) + stream.attempt)), END]
-            tokens = whole[done : done + size]
+            full_counts = [*(10 + j for j in range(int(stream.task.split("#")[0]) + stream.attempt)), END]
+            tokens = full_counts[done : done + size]
             finish = "stop" if tokens[-1] == END else "length"
             out.append([Completion(tokens, [-t / 100 for t in tokens], finish, policy_version=self.step - 1)])
         return out

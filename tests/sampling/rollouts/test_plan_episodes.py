@@ -218,11 +218,11 @@ def test_nothing_depends_on_what_else_is_in_the_batch(model, doors):
         s = acting(doors, model=model, step=MICRO, sampling=Sampling(max_new_tokens=3))
         return PlanExecute(blueprints=2, group_size=3).grow(seeded(s, *seeds), s)
 
-    together, alone = grown(1, 2).select(range(3, 6)), grown(2)
-    assert plain(grown(2)) == plain(alone)
+    together, single_value = grown(1, 2).select(range(3, 6)), grown(2)
+    assert plain(grown(2)) == plain(single_value)
     for column in ("token", "parent", "first_token", "trainable", "path_token"):
-        assert torch.equal(getattr(together, column), getattr(alone, column)), column
-    assert together.id == alone.id and torch.equal(together.outcome, alone.outcome)
+        assert torch.equal(getattr(together, column), getattr(single_value, column)), column
+    assert together.id == single_value.id and torch.equal(together.outcome, single_value.outcome)
 
 
 def test_held_out_tasks_are_attempted_by_plan_and_execution(model, doors):

@@ -75,9 +75,9 @@ def test_macro_trains_plans_on_what_their_greedy_executions_earn(half, plan_toke
     for r in range(8):
         task = A if r < 4 else B
         prompt = list(session.encode(task))
-        (planner, asked, plan, plan_trained), (executor, context, execution, trained) = turns(forest, r)
+        (planner, asked_values, plan, plan_trained), (executor, context, execution, trained) = turns(forest, r)
         assert (planner, executor, plan_trained, trained) == ("planner", "executor", True, False)
-        assert asked == prompt and context == prompt + plan
+        assert asked_values == prompt and context == prompt + plan
         assert 1 <= len(plan) <= plan_tokens and COMMA not in plan[:-1]
         ended = plan[-1] == END
         assert execution == ([] if ended else greedy(session, prompt + plan, 12 - len(plan)))
@@ -111,8 +111,10 @@ def test_micro_samples_executions_of_the_best_plan(half, plan_tokens):
         for r in rows:
             agent, context, execution, trained = turns(forest, r)[1]
             assert agent == "executor" and context == prompt + plans[0][2] and trained == bool(execution)
-            seen = logprobs_of(forest, r)[len(plans[0][2]) :]
-            assert seen == [float(session.table([*context, *execution[:i]])[t]) for i, t in enumerate(execution)]
+            seen_logprobs = logprobs_of(forest, r)[len(plans[0][2]) :]
+            assert seen_logprobs == [
+                float(session.table([*context, *execution[:i]])[t]) for i, t in enumerate(execution)
+            ]
             assert len(tokens_of(forest, r)) <= 12
             assert forest.outcome[r] == float(digits(plans[0][2] + execution) % 2 == 0)
     streams = session.streams
@@ -205,8 +207,8 @@ def test_templates_word_the_prompts_and_only_execution_is_judged():
     forest = part.grow([A], session)
     texts = []
     for r in range(3):
-        (_, asked, plan, _), (_, context, execution, _) = turns(forest, r)
-        assert asked == list(session.encode(Task("", "Pa?")))
+        (_, asked_values, plan, _), (_, context, execution, _) = turns(forest, r)
+        assert asked_values == list(session.encode(Task("", "Pa?")))
         assert context == list(session.encode(Task("", f"a?|{session.decode(plan)}")))
         assert len(execution) <= 12
         texts.append(session.decode(execution))

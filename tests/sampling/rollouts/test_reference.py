@@ -89,8 +89,8 @@ def test_which_row_gives_way(verdicts: list[int]) -> None:
 # ---------------------------------------------------------------- the ratio of the reference answer
 def gold_loss(logprob: torch.Tensor, forest: Forest, **policy: torch.Tensor) -> torch.Tensor:
     m = gxpo.method("gcpo_gold", {"objective.clip_low": 0.2, "objective.clip_high": 0.2})
-    given = gxpo.PolicyTokens(logprob, forest.path_behaviour_logprob, **policy)
-    (gradient,) = torch.autograd.grad(m.loss(forest, given).value, logprob)
+    given_policy_tokens = gxpo.PolicyTokens(logprob, forest.path_behaviour_logprob, **policy)
+    (gradient,) = torch.autograd.grad(m.loss(forest, given_policy_tokens).value, logprob)
     return gradient[forest.path_of(1)]
 
 
@@ -274,11 +274,11 @@ def test_a_cold_model_learns_to_write_the_worked_solutions(method: str, tmp_path
         assert ("shaped_share" in row) == (method == "luffy")
     assert run.trainer.last_step is not None
     forest = run.trainer.last_step[0]
-    given = [r for r, origin in enumerate(forest.origin) if origin == "demonstration"]
+    given_origins = [r for r, origin in enumerate(forest.origin) if origin == "demonstration"]
     eos = run.trainer.tokenizer.eos_token_id
-    assert all(forest.action(r)[-1] == eos and eos not in forest.action(r)[:-1] for r in given)
-    assert all("#" in run.trainer.tokenizer.decode(forest.action(r)) for r in given)
-    entries = torch.cat([forest.path_of(r) for r in given])
+    assert all(forest.action(r)[-1] == eos and eos not in forest.action(r)[:-1] for r in given_origins)
+    assert all("#" in run.trainer.tokenizer.decode(forest.action(r)) for r in given_origins)
+    entries = torch.cat([forest.path_of(r) for r in given_origins])
     cold = TorchLearner(load("tiny:cold", task="arithmetic").model, lr=1.0).outputs(forest)["logprob"][entries].mean()
     assert float(run.trainer.learner.outputs(forest)["logprob"][entries].mean()) > float(cold) + 0.05
 

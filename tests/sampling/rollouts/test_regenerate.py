@@ -39,8 +39,8 @@ def says(*of_attempt, anew=lambda j: "x"):
     def say(context, key):
         if key.path:
             return anew(key.path[-1])
-        own = of_attempt[key.attempt % len(of_attempt)]
-        return own[min(key.turn, len(own) - 1)]
+        own_of_attempt = of_attempt[key.attempt % len(of_attempt)]
+        return own_of_attempt[min(key.turn, len(own_of_attempt) - 1)]
 
     return say
 

@@ -46,9 +46,9 @@ def prompts() -> Any:
 
 
 def tasks(session: Any) -> list[Task]:
-    made = [Task("p", "p?"), Task("q", "q?")]
-    session.know(made)
-    return made
+    built_tasks = [Task("p", "p?"), Task("q", "q?")]
+    session.know(built_tasks)
+    return built_tasks
 
 
 class Twice(Rollout):
@@ -202,12 +202,14 @@ def test_each_episode_is_scored_once_and_keeps_its_score() -> None:
         with pool(start=2, good="a") as world:
             session = acting(world, lambda context, key: "a" if key.attempt % 2 or key.path else "z")
             session.rewards = Digits(session.rewards)
-            with warnings.catch_warnings(record=True) as said:
+            with warnings.catch_warnings(record=True) as catch_warnings:
                 warnings.simplefilter("always")
                 forest = session.score(kind().grow(seeded(session, 0, 1), session))
             plain = {**dict(zip(forest.id, forest.outcome.tolist(), strict=True))}
         if kind is DropsTheAnswer:  # it might have taken the outcomes away
-            if not any("were scored before in this step and come without an outcome" in str(w.message) for w in said):
+            if not any(
+                "were scored before in this step and come without an outcome" in str(w.message) for w in catch_warnings
+            ):
                 wrong.append("no warning")
             continue
         for name, outcome in plain.items():
@@ -251,7 +253,7 @@ class TakesAway(ReadsFirst):
             outcome=forest.outcome.masked_fill(first, torch.nan),
             success=forest.success.masked_fill(first, torch.nan),
             components=forest.components.masked_fill(first[:, None], torch.nan),
-            info=[{"failure": "not this one"} if own else {} for own in first.tolist()],
+            info=[{"failure": "not this one"} if own_value else {} for own_value in first.tolist()],
         )
 
 

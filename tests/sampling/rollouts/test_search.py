@@ -106,11 +106,11 @@ def test_children_are_drawn_by_softmax():
     part, tree = Search(), SearchTree(A, "a", "g", random.Random(0))
     children = [Node(tree.root, (k,), visits=2, value=v) for k, v in enumerate((1.0, 0.0, -1.0))]
     tree.root.visits = 1  # ln 1 = 0: no bonus
-    drawn = [part._chosen(children, tree.root, tree.draws).path[0] for _ in range(2000)]
+    drawn_paths = [part._chosen(children, tree.root, tree.draws).path[0] for _ in range(2000)]
     total = sum(math.exp(q) for q in (0.5, 0.0, -0.5))
     for k, q in enumerate((0.5, 0.0, -0.5)):
         p = math.exp(q) / total
-        assert abs(drawn.count(k) - 2000 * p) < 5 * math.sqrt(2000 * p * (1 - p))
+        assert abs(drawn_paths.count(k) - 2000 * p) < 5 * math.sqrt(2000 * p * (1 - p))
 
 
 def test_plain_search_goes_down_from_the_root():
@@ -167,8 +167,8 @@ def test_tokens_have_their_contexts_logprob_and_are_stored_once(step, options):
             context.append(token)
         assert END not in tokens[:-1] and len(tokens) <= limit
         assert bool(forest.truncated[r]) == (tokens[-1] != END)
-        own = forest.path_token[forest.path_of(r)]
-        assert forest.segment[own].tolist() == [i // chunk for i in range(len(tokens))]
+        own_path_token = forest.path_token[forest.path_of(r)]
+        assert forest.segment[own_path_token].tolist() == [i // chunk for i in range(len(tokens))]
     assert all(1 <= forest.group.count(g) <= part.terminals for g in set(forest.group))
     stored = int((forest.kind[forest.token_node] == ACTION).sum())
     spent = {g: i["tree_tokens"] for g, i in zip(forest.group, forest.info, strict=True)}
@@ -185,17 +185,17 @@ def test_tokens_have_their_contexts_logprob_and_are_stored_once(step, options):
 def test_values_of_the_forest_are_those_of_the_search():
     """Everything that was backed up is in the forest: the credit's values are the nodes'."""
     part, session = Search(terminals=6, width=3, chunks=4, greedy=True), TreeSession(step=1)
-    kept: list[SearchTree] = []
+    kept_trees: list[SearchTree] = []
     settle = Search._settle
 
     class Seen(Search):
         def _settle(self, tree, node, grower):
             settle(self, tree, node, grower)
-            kept.append(tree)
+            kept_trees.append(tree)
 
     forest = Seen(**dataclasses.asdict(part)).grow([A], session)
     value = SearchValue(temperature=1.0, scale=False)(forest, {}, 0)
-    tree = kept[-1]
+    tree = kept_trees[-1]
     sign = forest.success * 2 - 1
     mean = float(sign.mean())
     for r, leaf in enumerate(tree.leaves):
@@ -209,10 +209,12 @@ def test_values_of_the_forest_are_those_of_the_search():
 def test_what_a_tree_is_depends_on_nothing_else_in_the_batch():
     for options in ({}, PLAIN):
         part = Search(terminals=5, width=3, chunks=4, **options)
-        together, alone = part.grow([A, B], TreeSession()), part.grow([B], TreeSession())
+        together, single_part = part.grow([A, B], TreeSession()), part.grow([B], TreeSession())
         rows = [r for r in range(together.n_trajectories) if together.task[r] == "b"]
-        assert [tokens_of(together, r) for r in rows] == [tokens_of(alone, r) for r in range(alone.n_trajectories)]
-        assert [together.id[r] for r in rows] == alone.id
+        assert [tokens_of(together, r) for r in rows] == [
+            tokens_of(single_part, r) for r in range(single_part.n_trajectories)
+        ]
+        assert [together.id[r] for r in rows] == single_part.id
 
 
 def test_all_trees_expand_together():
@@ -332,10 +334,10 @@ def test_snapshots_and_replayed_actions_lead_to_one_forest(world):
 
 def test_turns_of_siblings_form_a_group_under_their_parent(world):
     forest, session = searched(world, trains="siblings", **PLAIN)
-    whole, _ = searched(world, **PLAIN)
+    full_value, _ = searched(world, **PLAIN)
     through = {
         (task, *info["path"][:depth])
-        for task, info in zip(whole.task, whole.info, strict=True)
+        for task, info in zip(full_value.task, full_value.info, strict=True)
         for depth in range(1, len(info["path"]) + 1)
     }
     rows = list(zip(forest.task, forest.info, forest.group, strict=True))
@@ -414,10 +416,10 @@ class Kept(TreeSession):
 
     def score(self, forest: Forest, texts: Sequence[str] | None = None) -> Forest:
         message = [self.decode(tokens_of(forest, r)) for r in range(forest.n_trajectories)]
-        own = torch.tensor([float(self.right(text)) for text in message], dtype=torch.float64)
+        own_messages = torch.tensor([float(self.right(text)) for text in message], dtype=torch.float64)
         keep = forest.scored
         return forest.with_rewards(
-            torch.where(keep, forest.outcome, own), success=torch.where(keep, forest.success, own)
+            torch.where(keep, forest.outcome, own_messages), success=torch.where(keep, forest.success, own_messages)
         )
 
 

@@ -63,7 +63,7 @@ def test_a_group_begins_in_one_state_of_the_experts_way(doors: EnvPool, rules: E
         begins[at] += 1
         for r in range(3):
             first = turns_of(forest, r)[0]
-            before = [f"{seen}{did}" for seen, _, did in way[:at]] if rules is FULL else []
+            before = [f"{seen_value}{did}" for seen_value, _, did in way[:at]] if rules is FULL else []
             assert first["state"] == way[at][1] and first["context"] == "".join([*before, way[at][0]])
             assert first["said"] == "U" and first["trained"] == [True]
     assert len(begins) > 3 and max(begins) < len(way)
@@ -75,20 +75,20 @@ def test_from_its_place_on_the_policy_acts_and_is_paid_alone(steps: EnvPool, tmp
     teacher = gxpo.method("grpo", {"rollout.group_size": 2}).rollout.grow(seeded(session, 0), session)
     teacher = session.score(teacher)
     (tmp_path / "step-1.jsonl").write_text("\n".join(json.dumps(r) for r in teacher.to_records()))
-    part, seen = SnapshotStart(2, teacher=str(tmp_path)), set()
+    part, seen_records = SnapshotStart(2, teacher=str(tmp_path)), set()
     for step in range(1, 9):
         s = acting(steps, lambda text, key: "z", step=step, rules=EpisodeRules(20))
         forest = s.score(part.grow(seeded(s, 0, 2), s))
         at = forest.info[0]["begins"]
-        seen.add(at)
-        own = [t for r in (0, 1) for t in turns_of(forest, r)]
-        assert [t["said"] for t in own] == ["z"] * 2 * (4 - at) and forest.success.tolist() == [1.0] * 4
-        assert [t["state"] for t in own[: 4 - at]] == [str(n) for n in range(4 - at, 0, -1)]
+        seen_records.add(at)
+        own_values = [t for r in (0, 1) for t in turns_of(forest, r)]
+        assert [t["said"] for t in own_values] == ["z"] * 2 * (4 - at) and forest.success.tolist() == [1.0] * 4
+        assert [t["state"] for t in own_values[: 4 - at]] == [str(n) for n in range(4 - at, 0, -1)]
         assert forest.info[2]["begins"] == 0 and "way" not in forest.info[2]  # of seed 2 there is no way
         if at:
             assert forest.info[0]["way"] in ("s1/steps/0/0", "s1/steps/0/1")
-            assert own[0]["context"].endswith(f"{4 - at} left\n>") and "abcd"[at - 1] in own[0]["context"]
-    assert seen == {0, 1, 2, 3}
+            assert own_values[0]["context"].endswith(f"{4 - at} left\n>") and "abcd"[at - 1] in own_values[0]["context"]
+    assert seen_records == {0, 1, 2, 3}
 
 
 def test_turns_count_from_there(steps: EnvPool) -> None:
@@ -111,10 +111,10 @@ def test_own_successes_are_stored_if_they_began_at_the_start(steps: EnvPool) -> 
         s = acting(steps, lambda text, key: "ab"[key.attempt], step=step)
         forest = s.score(part.grow(seeded(s, 0), s))
         part.observe(forest)
-        whole = [r["id"] for r in part.buffer.of("steps/0")]
+        full_buffers = [r["id"] for r in part.buffer.of("steps/0")]
         assert all(record["info"]["begins"] == 0 for record in part.buffer.of("steps/0"))
         if step == 1:
-            assert whole == ["s1/steps/0/0", "s1/steps/0/1"]
+            assert full_buffers == ["s1/steps/0/0", "s1/steps/0/1"]
     other = SnapshotStart(2, teacher="own", max_stored=3)
     other.load_state_dict(json.loads(json.dumps(part.state_dict())))
     s, t = (acting(steps, lambda text, key: "z", step=6) for _ in range(2))

@@ -214,10 +214,10 @@ def test_episodes_have_stages_too() -> None:
             assert forest.group == sorted(forest.group) and len(set(forest.id)) == forest.n_trajectories
             for group in set(forest.group):
                 rows = [r for r, name in enumerate(forest.group) if name == group]
-                known = {r["id"] for r in part.buffer.of(forest.task[rows[0]])}
+                known_buffers = {r["id"] for r in part.buffer.of(forest.task[rows[0]])}
                 first = [float(forest.success[r]) for r in rows[:2]]
                 assert len(rows) == (2 if 1.0 in first else 4)
-                assert "replay" not in [forest.origin[r] for r in rows] or known
+                assert "replay" not in [forest.origin[r] for r in rows] or known_buffers
     # instances with an odd seed need four turns and have three: none of them ever succeeds, and nothing is stored
     stored = [len(part.buffer.of(f"steps/{seed}")) for seed in range(6)]
     assert stored[1::2] == [0, 0, 0] and 1 <= max(stored) <= 8

@@ -63,15 +63,15 @@ def test_candidates_are_turns_under_the_prefix_that_was_taken(model, steps, cont
     rows = defaultdict(list)
     for r, info in enumerate(forest.info):
         rows[forest.task[r], info["chain"], info["turn"]].append(r)
-    for (task, chain, turn), own in rows.items():
-        assert {int(forest.prompt_node[r]) for r in own} == {int(forest.prompt_node[own[0]])}  # stored once
+    for (task, chain, turn), own_value in rows.items():
+        assert {int(forest.prompt_node[r]) for r in own_value} == {int(forest.prompt_node[own_value[0]])}  # stored once
         following = rows.get((task, chain, turn + 1))
         if following is None or context == "window":
             continue
-        prefix = forest.context(int(forest.prompt_node[own[0]]))
+        prefix = forest.context(int(forest.prompt_node[own_value[0]]))
         longer = forest.context(int(forest.prompt_node[following[0]]))
         assert longer[: len(prefix)] == prefix
-        behind = [r for r in own if longer[len(prefix) :][: len(tokens_of(forest, r))] == tokens_of(forest, r)]
+        behind = [r for r in own_value if longer[len(prefix) :][: len(tokens_of(forest, r))] == tokens_of(forest, r)]
         assert behind and all(forest.info[r]["end"] is None for r in behind[:1])
 
 
@@ -81,9 +81,11 @@ def test_environments_stand_where_the_taken_steps_lead(model, steps):
     for task in set(forest.task):
         text = steps.reset({"again": int(task.split("/")[1])})["again"]
         turn = 0
-        while own := [r for r in range(forest.n_steps) if forest.task[r] == task and forest.info[r]["turn"] == turn]:
-            assert {forest.state_names[int(forest.step_state[r])] for r in own} == {text.state}
-            best = max(own, key=lambda r: float(forest.outcome[r]))  # the first of the best
+        while own_values := [
+            r for r in range(forest.n_steps) if forest.task[r] == task and forest.info[r]["turn"] == turn
+        ]:
+            assert {forest.state_names[int(forest.step_state[r])] for r in own_values} == {text.state}
+            best = max(own_values, key=lambda r: float(forest.outcome[r]))  # the first of the best
             assert not text.done
             text = steps.step({"again": Reply(s.decode(forest.action(best)))})["again"]
             assert text.state == forest.final_state[best] and text.reward == float(forest.step_reward[best])
@@ -97,9 +99,9 @@ def test_it_depends_on_nothing_else_in_the_batch(model, steps):
     together = session(model, steps)
     both = kinds(part.grow(tasks_of(together), together))
     for seed in (0, 1, 2):
-        alone = session(model, steps)
-        own = kinds(part.grow(tasks_of(alone, (seed,)), alone))
-        assert own == {name: kind for name, kind in both.items() if f"steps/{seed}/" in name}
+        single_session = session(model, steps)
+        own_kinds = kinds(part.grow(tasks_of(single_session, (seed,)), single_session))
+        assert own_kinds == {name: kind for name, kind in both.items() if f"steps/{seed}/" in name}
     assert len(set(together.streams)) == len(together.streams)
 
 
@@ -108,11 +110,11 @@ def test_group_relative_credit_is_that_of_the_step(model, steps):
     forest = s.score(StepCandidates(4, score=f"{SCORES}:vowels").grow(tasks_of(s), s))
     credit = gxpo.method("slate", {"rollout.score": length}).advantages(forest)
     for group in set(forest.group):
-        own = [r for r, g in enumerate(forest.group) if g == group]
-        scores = [float(forest.outcome[r]) for r in own]
+        own_forests = [r for r, g in enumerate(forest.group) if g == group]
+        scores = [float(forest.outcome[r]) for r in own_forests]
         mean = sum(scores) / 4
         std = math.sqrt(sum((x - mean) ** 2 for x in scores) / 3)
-        for r, score in zip(own, scores, strict=True):
+        for r, score in zip(own_forests, scores, strict=True):
             expected = (score - mean) / (std + 1e-6) if max(scores) > min(scores) else 0.0
             assert credit[forest.path_of(r)].tolist() == pytest.approx([expected] * len(tokens_of(forest, r)))
 
@@ -150,16 +152,16 @@ def test_candidate_without_a_score_is_neither_trained_nor_taken(model, steps):
 
 
 def test_what_is_scored_is_what_was_read_written_and_answered(model, steps):
-    seen = []
+    seen_candidates = []
 
     def note(candidates):
-        seen.extend(candidates)
+        seen_candidates.extend(candidates)
         return [0.0] * len(candidates)
 
     s = session(model, steps)
     forest = StepCandidates(2, score=note).grow(tasks_of(s, (0,)), s)
-    assert len(seen) == forest.n_trajectories
-    for r, x in enumerate(seen):
+    assert len(seen_candidates) == forest.n_trajectories
+    for r, x in enumerate(seen_candidates):
         assert x.read == s.decode(forest.context(int(forest.prompt_node[r]))) and x.turn == forest.info[r]["turn"]
         assert x.action == s.decode(forest.action(r)) and x.then.state == forest.final_state[r]
         assert x.task.id == "steps/0"
@@ -176,13 +178,13 @@ def test_candidates_whose_environment_breaks_are_unscored(model):
 
 # ---------------------------------------------------------------- refusals
 def test_refusals(model, steps):
-    for options, said in [
+    for options, message in [
         ({"candidates": 0}, "rollout.candidates is 0; it is 1 or more"),
         ({"chains": 0}, "rollout.chains is 0; it is 1 or more"),
         ({"score": "judge"}, r"rollout.score is 'judge'; it must be 'reward' or FILE.py:NAME"),
         ({"score": 3}, r"rollout.score is 3; it must be 'reward', FILE.py:NAME or a function"),
     ]:
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             StepCandidates(**options)
     s = session(model, steps)
     with pytest.raises(GxpoError, match=r"rollout.score gave 1 scores of 15 candidates: one of each is needed"):
@@ -199,7 +201,9 @@ def test_candidates_that_are_not_taken_are_trained(model, steps):
     forest = s.score(StepCandidates(3, score=f"{SCORES}:vowels").grow(tasks_of(s), s))
     credit = gxpo.method("slate").advantages(forest)
     for group in set(forest.group):
-        own = [r for r, g in enumerate(forest.group) if g == group]
-        differs = len({float(forest.outcome[r]) for r in own}) > 1
-        signs = {bool(credit[forest.path_of(r)][0] > 0) for r in own if credit[forest.path_of(r)].abs().max() > 0}
+        own_forests = [r for r, g in enumerate(forest.group) if g == group]
+        differs = len({float(forest.outcome[r]) for r in own_forests}) > 1
+        signs = {
+            bool(credit[forest.path_of(r)][0] > 0) for r in own_forests if credit[forest.path_of(r)].abs().max() > 0
+        }
         assert signs == ({True, False} if differs else set())

@@ -138,8 +138,10 @@ def test_roles_may_have_adapters_of_their_own(doors):
     forest = part.grow(seeded(s, 5), s)
     assert part.policies == {"planner": "trained", "executor": "trained"}
     assert SubgoalSteps().policies == {"main": "trained"}
-    named = [forest.policy_names[int(forest.policy[forest.step_action[i]])] for i in range(forest.n_steps)]
-    assert named == [forest.agent_names[i] for i in forest.step_agent.tolist()]
+    listed_policy_names = [
+        forest.policy_names[int(forest.policy[forest.step_action[i]])] for i in range(forest.n_steps)
+    ]
+    assert listed_policy_names == [forest.agent_names[i] for i in forest.step_agent.tolist()]
     assert {r.policy for requests, _ in s.engine.calls for r in requests} == {"planner", "executor"}
 
 

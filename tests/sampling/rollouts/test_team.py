@@ -128,9 +128,9 @@ def test_every_turn_has_its_own_stream_in_any_batch() -> None:
         Team(2, PAIR).grow(session.asked(*tasks), session)
         return [s for requests in session.requests for r in requests for s in r.streams]
 
-    both, alone = streams(ADD, SUB, ADD), streams(SUB)
+    both, single_streams = streams(ADD, SUB, ADD), streams(SUB)
     assert len(set(both)) == len(both) == 6 * 6
-    assert [s for s in both if s.task == "sub"] == alone
+    assert [s for s in both if s.task == "sub"] == single_streams
     assert StreamKey(5, 3, "add#1", 1, turn=5) in both
 
 
@@ -169,8 +169,8 @@ def test_a_context_without_room_ends_the_attempt() -> None:
 
 def test_messages_are_read_as_texts_and_ids_are_refused() -> None:
     session = TeamSession(scripted(("", "yes")))
-    asked = Task("m", ({"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}))
-    forest = Team(1, PAIR).grow(session.asked(asked), session)
+    asked_task = Task("m", ({"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}))
+    forest = Team(1, PAIR).grow(session.asked(asked_task), session)
     assert texts(forest, 0)[0][1] == "Add.\n1+1="
     with pytest.raises(ConfigError, match="token ids"):
         Team(1, PAIR).grow(session.asked(Task("i", (1, 2))), session)
@@ -214,8 +214,13 @@ def test_the_worked_cell() -> None:
     row = [float(credit[forest.path_of(r)[0]]) for r in range(4)]
     assert row == pytest.approx([0.582567, -0.712027, -0.970946, 1.100405], abs=1e-6)
     assert {context for r in range(4, 8) for _, context, _ in texts(forest, r)} == {"1 1"}
-    named = dict(zip(forest.component_names, forest.components[:4].T.tolist(), strict=True))
-    assert named["team"] == [1.0, 0.0, 0.0, 1.0] and named["local"] == [0.5, 0.25, 0.0, 1.0]
+    listed_component_names = dict(zip(forest.component_names, forest.components[:4].T.tolist(), strict=True))
+    assert listed_component_names["team"] == [1.0, 0.0, 0.0, 1.0] and listed_component_names["local"] == [
+        0.5,
+        0.25,
+        0.0,
+        1.0,
+    ]
     half = TeamCells(4, team, alpha=0.5).grow(session.asked(ADD), session)
     assert half.outcome[:4].tolist() == [1.0, 0.25, 0.0, 1.5]
 
@@ -335,10 +340,10 @@ def test_the_reward_and_the_way_on(team: list[float], alpha: float) -> None:
 
 
 def test_one_agent_and_one_turn_are_the_base() -> None:
-    alone = Graph((Role("solver", answer="{solver}"),))
+    single_graph = Graph((Role("solver", answer="{solver}"),))
     session = TeamSession(lambda policy, context, k: f"{k}", lambda task, text: float(int(text) % 3))
-    cells = TeamCells(6, alone).grow(session.asked(ADD, SUB), session)
-    attempts = Team(6, alone).grow(session.asked(ADD, SUB), session)
+    cells = TeamCells(6, single_graph).grow(session.asked(ADD, SUB), session)
+    attempts = Team(6, single_graph).grow(session.asked(ADD, SUB), session)
     base, team = gxpo.method("grpo"), gxpo.method("at_grpo")
     assert torch.equal(team.advantages(cells), base.advantages(cells))
     assert torch.equal(base.advantages(cells), gxpo.method("dr_mas").advantages(attempts))

@@ -60,8 +60,10 @@ def test_tempered_rows_are_uncompared_and_at_the_run_temperature() -> None:
     assert forest.compared.tolist() == [False] * 2 + [True] * 16
     assert forest.outcome[:2].tolist() == [1.0, 1.0] and forest.task[:2] == ["a", "b"]
     assert {row["temperature"] for row in forest.sampling} == {session.sampling.temperature}
-    own = [forest.path_behaviour_logprob[forest.path_of(r)] for r in range(18)]
-    assert all(bool(x.isnan().all()) for x in own[:2]) and all(bool(x.isfinite().all()) for x in own[2:])
+    own_behaviour_logprobs = [forest.path_behaviour_logprob[forest.path_of(r)] for r in range(18)]
+    assert all(bool(x.isnan().all()) for x in own_behaviour_logprobs[:2]) and all(
+        bool(x.isfinite().all()) for x in own_behaviour_logprobs[2:]
+    )
     plain = Heated(half, step=3)
     fresh = plain.score(Independent(2).grow(tasks(*"abcdefgh"), plain))
     assert [forest.action(r) for r in range(2, 18)] == [fresh.action(r) for r in range(16)]
@@ -104,14 +106,14 @@ def test_the_entropy_is_measured_on_the_policys_own_samples() -> None:
     part = HotColdReplay(2)
     first = train(part, "abcd", Heated(half, step=1))
     assert set(first.origin) == {"policy"}  # nothing is known in the first step
-    known = part.state_dict()["entropy"]
-    assert known == pytest.approx(-float(first.path_behaviour_logprob.mean()))
+    known_entropy = part.state_dict()["entropy"]
+    assert known_entropy == pytest.approx(-float(first.path_behaviour_logprob.mean()))
     doubled = first.replace(behaviour_logprob=2 * first.behaviour_logprob, origin=["policy"] * 4 + ["tempered"] * 4)
     part.observe(doubled)
-    own = doubled.path_behaviour_logprob[doubled.entries_of(torch.arange(4))]
-    assert part.state_dict()["entropy"] == pytest.approx(-float(own.mean()))
+    own_behaviour_logprob = doubled.path_behaviour_logprob[doubled.entries_of(torch.arange(4))]
+    assert part.state_dict()["entropy"] == pytest.approx(-float(own_behaviour_logprob.mean()))
     part.observe(first.replace(origin=["replay"] * 8))
-    assert part.state_dict()["entropy"] == pytest.approx(-float(own.mean()))
+    assert part.state_dict()["entropy"] == pytest.approx(-float(own_behaviour_logprob.mean()))
 
 
 @pytest.mark.slow

@@ -68,16 +68,16 @@ def test_tokens_have_their_contexts_logprob_and_are_stored_once(step, where, rou
 @given(st.integers(0, 50), WHERE)
 def test_branch_keeps_the_beginning_of_the_chain_it_leaves(step, where):
     forest = Tree(rounds=3, where=where).grow([A], TreeSession(step=step))
-    known = chains(forest)
-    for (group, tree, path), r in known.items():
+    known_chains = chains(forest)
+    for (group, tree, path), r in known_chains.items():
         mine = forest.path_token[forest.path_of(r)].tolist()
-        own = mine[len(mine) - forest.info[r]["generated"] :]
+        own_mine = mine[len(mine) - forest.info[r]["generated"] :]
         if path:
-            base = forest.path_token[forest.path_of(known[group, tree, path[:-1]])].tolist()
-            kept = len(mine) - len(own)
-            assert mine[:kept] == base[:kept] and not set(own) & set(base)
+            base = forest.path_token[forest.path_of(known_chains[group, tree, path[:-1]])].tolist()
+            kept_count = len(mine) - len(own_mine)
+            assert mine[:kept_count] == base[:kept_count] and not set(own_mine) & set(base)
         else:
-            assert own == mine
+            assert own_mine == mine
 
 
 def test_without_rounds_it_is_independent():
@@ -93,9 +93,11 @@ def test_without_rounds_it_is_independent():
 
 def test_what_a_tree_is_depends_on_nothing_else_in_the_batch():
     part = Tree(rounds=2)
-    together, alone = part.grow([A, B], TreeSession()), part.grow([B], TreeSession())
+    together, single_part = part.grow([A, B], TreeSession()), part.grow([B], TreeSession())
     rows = [r for r in range(together.n_trajectories) if together.task[r] == "b"]
-    assert [tokens_of(together, r) for r in rows] == [tokens_of(alone, r) for r in range(alone.n_trajectories)]
+    assert [tokens_of(together, r) for r in rows] == [
+        tokens_of(single_part, r) for r in range(single_part.n_trajectories)
+    ]
 
 
 def test_streams_are_named_by_the_way_to_the_branch():
@@ -129,8 +131,8 @@ def test_steps_are_drawn_among_the_prompt_and_the_ends_of_steps(step):
     forest = Tree(trees=1, rounds=1, expansions=12).grow([A], TreeSession(step=step))
     first = tokens_of(forest, 0)
     points = {0} | {i + 1 for i, token in enumerate(first[:-1]) if token == COMMA}
-    drawn = {len(tokens_of(forest, r)) - forest.info[r]["generated"] for r in range(1, 13)}
-    assert drawn <= points
+    drawn_counts = {len(tokens_of(forest, r)) - forest.info[r]["generated"] for r in range(1, 13)}
+    assert drawn_counts <= points
 
 
 def test_points_are_uniform():
@@ -139,10 +141,10 @@ def test_points_are_uniform():
     forest = Tree(trees=1, rounds=1, expansions=600).grow([A], session)
     first = tokens_of(forest, 0)
     points = [0] + [i + 1 for i, token in enumerate(first[:-1]) if token == COMMA]
-    drawn = [len(tokens_of(forest, r)) - forest.info[r]["generated"] for r in range(1, 601)]
+    drawn_counts = [len(tokens_of(forest, r)) - forest.info[r]["generated"] for r in range(1, 601)]
     assert len(points) > 2
     p = 1 / len(points)
-    assert all(abs(drawn.count(k) - 600 * p) < 5 * (600 * p * (1 - p)) ** 0.5 for k in points)
+    assert all(abs(drawn_counts.count(k) - 600 * p) < 5 * (600 * p * (1 - p)) ** 0.5 for k in points)
 
 
 @settings(max_examples=15)
@@ -179,7 +181,7 @@ def own(forest: Forest) -> list[tuple[int, int]]:
 def test_token_budget_fits_full_length_branches_one_by_one():
     part = {"trees": 1, "rounds": 1, "expansions": 8}
     everything = own(Tree(**part).grow([A], TreeSession(end=-99.0)))
-    assert all(kept + generated == 12 for kept, generated in everything)
+    assert all(kept_value + generated == 12 for kept_value, generated in everything)
     # no branch ends early, so what is reserved is what is spent: as many branches as fit, one after the other
     spent = [*itertools.accumulate(generated for _, generated in everything)]
     for budget in range(12, 100):
@@ -203,8 +205,8 @@ def test_a_prompt_is_done_when_the_next_branch_might_not_fit(step, where, budget
         left = budget - sum(own(within)[r][1] for k, r in chains(within).items() if k[0] == group)
         assert left >= 0
         for path, tree in planned[len(begun) : len(begun) + 1]:
-            kept, _ = own(without)[chains(without)[group, tree, path]]
-            assert 12 - kept > left
+            kept_value, _ = own(without)[chains(without)[group, tree, path]]
+            assert 12 - kept_value > left
 
 
 @settings(max_examples=15)
@@ -240,8 +242,8 @@ def test_kept_leaves_are_some_of_all_and_the_others_are_charged():
 def test_trees_of_a_prompt_are_told_apart(step):
     forest = Tree(trees=3).grow([A, B], TreeSession(step=step))
     ids = forest.ids("group", "info.tree", axis="R").tolist()
-    named = [(forest.group[r], forest.info[r]["tree"]) for r in range(forest.n_trajectories)]
-    assert len(set(ids)) == len(set(named)) == len(set(zip(ids, named, strict=True))) == 6
+    listed_forests = [(forest.group[r], forest.info[r]["tree"]) for r in range(forest.n_trajectories)]
+    assert len(set(ids)) == len(set(listed_forests)) == len(set(zip(ids, listed_forests, strict=True))) == 6
 
 
 # ---------------------------------------------------------------- one forward pass for what is shared
@@ -319,7 +321,7 @@ def test_a_budget_of_calls_bounds_the_chains(where):
 def test_some_branches_begin_at_the_prompt_instead(where):
     options = {"trees": 1, "rounds": 7, "expansions": 1, "where": where}
     never, always = (Tree(**options, explore=p).grow([A, B], TreeSession()) for p in (0.0, 1.0))
-    assert all(kept == 0 for kept, _ in own(always)) and any(kept for kept, _ in own(never))
+    assert all(kept_value == 0 for kept_value, _ in own(always)) and any(kept_value for kept_value, _ in own(never))
     # without exploration it is as if there were no such setting
     assert [tokens_of(never, r) for r in range(16)] == [
         tokens_of(f, r) for f in [Tree(**options).grow([A, B], TreeSession())] for r in range(16)
@@ -327,7 +329,7 @@ def test_some_branches_begin_at_the_prompt_instead(where):
     begun = []
     for step in range(80):
         forest = Tree(**options, explore=0.5).grow([A], TreeSession(step=step, end=-9.0))
-        begun += [kept == 0 for kept, _ in own(forest)[1:]]
+        begun += [kept_value == 0 for kept_value, _ in own(forest)[1:]]
     share = sum(begun) / len(begun)  # "step" draws the prompt as a point, too
     low = 0.5 + (0 if where == "surprisal" else 0.02)
     assert low - 5 * (0.25 / len(begun)) ** 0.5 < share < 0.85
@@ -340,13 +342,13 @@ def test_a_token_that_was_not_branched_at_waits():
         order = list(chains(forest).values())
         used: set[int] = set()
         for r in order[1:]:
-            kept, _ = own(forest)[r]
+            kept_value, _ = own(forest)[r]
             before = {t for q in order[: order.index(r)] for t in forest.path_token[forest.path_of(q)].tolist()} - used
             path = tuple(forest.info[r]["path"])
             base = forest.path_token[forest.path_of(chains(forest)[forest.group[r], 0, path[:-1]])].tolist()
-            if kept:
+            if kept_value:
                 least = min(before, key=lambda t: float(forest.behaviour_logprob[t]))
-                assert base[kept] == least
+                assert base[kept_value] == least
                 used.add(least)
             elif min(before, key=lambda t: float(forest.behaviour_logprob[t])) == base[0]:
                 break  # at the prompt either way: which of the two it was can't be told any more
@@ -401,11 +403,11 @@ def test_a_branch_of_a_branch_is_drawn_once_among_the_points(small):
 def test_kept_episodes_are_some_of_all(small):
     with pool() as envs:
         everything, some = session(small, envs), session(small, envs)
-        whole = kinds(Tree(trees=2, rounds=2).grow(tasks_of(everything), everything))
+        full_kinds = kinds(Tree(trees=2, rounds=2).grow(tasks_of(everything), everything))
         forest = Tree(trees=2, rounds=2, keep=3).grow(tasks_of(some), some)
     actual = kinds(forest)
-    assert actual == {name: whole[name] for name in actual} and len(actual) == 3 * 2 * 3
-    assert some.budget.discarded == len(whole) - len(actual)
+    assert actual == {name: full_kinds[name] for name in actual} and len(actual) == 3 * 2 * 3
+    assert some.budget.discarded == len(full_kinds) - len(actual)
     assert some.budget.generated_tokens == everything.budget.generated_tokens
 
 
@@ -425,8 +427,8 @@ def test_branches_leave_episodes_within_an_action(small):
     assert stored == s.budget.generated_tokens == sum(info["generated"] for info in forest.info)
     # a branch that leaves before token k of an action of three adds 3 - k of its own
     first = [forest.action(steps_of(forest, r)[n]) for r, n in enumerate(taken_over(forest))]
-    own = [i["generated"] - sum(map(len, turns_after(forest, r))) for r, i in enumerate(forest.info)]
-    assert any(0 < n < len(action) for n, action in zip(own, first, strict=True))
+    own_generateds = [i["generated"] - sum(map(len, turns_after(forest, r))) for r, i in enumerate(forest.info)]
+    assert any(0 < n < len(action) for n, action in zip(own_generateds, first, strict=True))
 
 
 def turns_after(forest: Forest, r: int) -> list[list[int]]:

@@ -46,7 +46,7 @@ def needs(**enough: str):
 def test_a_hint_stands_apart_from_the_question_under_a_heading() -> None:
     task = Task("t", "How many in April and May?", info={"solution": "Natalia sold 48/2 = 24 clips in May."})
     session = GrowingSession(lambda c, s: "no", right, solution={"t": "Natalia sold 48/2 = 24 clips in May."})
-    for part, asked in (
+    for part, asked_text in (
         (again_parts.LeastHint(group_size=1), "How many in April and May?\nHints: Natalia"),
         (
             again_parts.GrowingHint(group_size=1),
@@ -55,7 +55,7 @@ def test_a_hint_stands_apart_from_the_question_under_a_heading() -> None:
     ):
         session.calls.clear()
         part.grow([task], session)
-        assert session.decode(session.calls[1][0][0].prompt) == asked
+        assert session.decode(session.calls[1][0][0].prompt) == asked_text
 
 
 @pytest.mark.parametrize("template", ["{prompt}", "{prompt}{hint}{answer}", "{prompt}{hint", "{}{hint}"])
@@ -76,11 +76,11 @@ def test_a_group_is_all_wrong_by_what_is_known_of_it() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 1.0, nan]), st.booleans()), min_size=1))
 def test_it_is_the_rule_by_loops(rows: list[tuple[int, float, bool]]) -> None:
-    known = defaultdict(list)
+    known_values = defaultdict(list)
     for group, verdict, scored in rows:
         if scored and not math.isnan(verdict):
-            known[group].append(verdict)
-    expected = [bool(known[g]) and set(known[g]) == {0.0} for g, _, _ in rows]
+            known_values[group].append(verdict)
+    expected = [bool(known_values[g]) and set(known_values[g]) == {0.0} for g, _, _ in rows]
     success = torch.tensor([v for _, v, _ in rows], dtype=torch.float64)
     actual = all_wrong(success, torch.tensor([s for _, _, s in rows]), torch.tensor([g for g, _, _ in rows]))
     assert actual.tolist() == expected
@@ -168,9 +168,9 @@ def test_the_whole_group_is_made_anew_under_a_growing_hint() -> None:
     ten = {"a": "abcdefghij", "b": "abcdefghij", "c": "abcdefghij"}
     session = GrowingSession(needs(a="abcde", b="", c="never"), right, solution=ten)
     forest = GrowingHint(group_size=2).grow(tasks("a", "b", "c"), session)
-    asked = [[session.decode(r.prompt) for r in requests] for requests, _ in session.calls]
+    asked_values = [[session.decode(r.prompt) for r in requests] for requests, _ in session.calls]
     # 2, 5 and 8 of ten characters; a is right under 5, c under none; b is never asked again
-    assert asked == [["a?", "b?", "c?"], ["a?ab", "c?ab"], ["a?abcde", "c?abcde"], ["c?abcdefgh"]]
+    assert asked_values == [["a?", "b?", "c?"], ["a?ab", "c?ab"], ["a?abcde", "c?abcde"], ["c?abcdefgh"]]
     assert all(len(r.streams) == 2 for requests, _ in session.calls for r in requests)
     assert forest.group == ["s60/a"] * 2 + ["s60/b"] * 2 + ["s60/c"] * 2
     assert forest.success.tolist() == [1, 1, 1, 1, 0, 0]
@@ -320,9 +320,11 @@ def test_ratio_over_behaviour_is_right_in_both_contexts(written, hinted, reading
     actual = loss(learner.outputs(forest))
     assert abs(float(actual - expected_loss(written, hinted, reading, moved))) < 1e-10
     gradient = learner.gradient(forest, loss, couples=method.couples)
-    named = dict(written.model.named_parameters())
-    want = torch.autograd.grad(expected_loss(written, hinted, reading, moved, grad=True), list(named.values()))
-    for name, g in zip(named, want, strict=True):
+    listed_parameters = dict(written.model.named_parameters())
+    want = torch.autograd.grad(
+        expected_loss(written, hinted, reading, moved, grad=True), list(listed_parameters.values())
+    )
+    for name, g in zip(listed_parameters, want, strict=True):
         assert float((gradient[name] - g).abs().max()) < 1e-10, name
 
 

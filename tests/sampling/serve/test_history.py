@@ -30,13 +30,13 @@ class Client:
         self.read: list[tuple[int, ...]] = []
 
     def __call__(self, messages: list[Any], *says: str, tokens: list[int] | None = None, **body: Any) -> dict[str, Any]:
-        asked = read({"messages": messages, "n": max(1, len(says)), **body}, chat=True)
-        (prompt,) = self.history.prompts(asked)
+        requests = read({"messages": messages, "n": max(1, len(says)), **body}, chat=True)
+        (prompt,) = self.history.prompts(requests)
         self.read.append(prompt.ids)
         message = [tokens or [*self.tokenizer(s, add_special_tokens=False).input_ids, self.end] for s in says or ("",)]
         actual = [Completion(t, [-1.0] * len(t), "stop") for t in message]
         choices = self.history.take(prompt, actual, [{"action": t} for t in message])
-        body = json.loads(json.dumps(reply.body(asked, choices, self.tokenizer.decode)))
+        body = json.loads(json.dumps(reply.body(requests, choices, self.tokenizer.decode)))
         return body["choices"][-1]["message"]
 
     @property
@@ -54,8 +54,14 @@ def test_turns_of_one_conversation_are_one_context():
     client(messages, "no")
     first, second, third = client.turns
     assert "context" in first and "observation" in second and "observation" in third
-    whole = [*first["context"], *first["action"], *second["observation"], *second["action"], *third["observation"]]
-    assert client.read[2] == tuple(whole) and letters == whole[len(first["context"]) :][: len(letters)]
+    full_contexts = [
+        *first["context"],
+        *first["action"],
+        *second["observation"],
+        *second["action"],
+        *third["observation"],
+    ]
+    assert client.read[2] == tuple(full_contexts) and letters == full_contexts[len(first["context"]) :][: len(letters)]
     assert TOKENIZER.decode(second["observation"]) == "\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
 
 

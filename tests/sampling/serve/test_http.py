@@ -95,9 +95,9 @@ def test_server_sent_events():
     assert last == "[DONE]"
     rows = [json.loads(c) for c in chunks]
     for index in (0, 1):
-        own = [r["choices"][0] for r in rows if r["choices"] and r["choices"][0]["index"] == index]
-        assert "".join(c["delta"].get("content") or "" for c in own) == "hello"
-        assert own[0]["delta"]["role"] == "assistant" and own[-1]["finish_reason"] == "stop"
+        own_choices = [r["choices"][0] for r in rows if r["choices"] and r["choices"][0]["index"] == index]
+        assert "".join(c["delta"].get("content") or "" for c in own_choices) == "hello"
+        assert own_choices[0]["delta"]["role"] == "assistant" and own_choices[-1]["finish_reason"] == "stop"
     assert rows[-1]["choices"] == [] and rows[-1]["usage"]["completion_tokens"] == 2 * len([*ids("hello"), END])
     deltas = [json.loads(x[6:])["choices"][0]["delta"] for x in called.text.split("\n\n")[:-2]]
     assert [c["index"] for d in deltas for c in d.get("tool_calls", [])] == [0]
@@ -185,9 +185,9 @@ def test_a_prompt_that_is_too_long():
 
 def test_a_reply_fits_into_the_context_and_into_max_tokens():
     with serving(lambda read, key: "a " * 100) as (url, _attempt, _):
-        whole = post(url, "sk-1", messages=[user("x")]).json()
+        full_post = post(url, "sk-1", messages=[user("x")]).json()
         short = post(url, "sk-1", messages=[user("x")], max_tokens=3).json()
-    assert whole["usage"]["completion_tokens"] == 60 and whole["choices"][0]["finish_reason"] == "length"
+    assert full_post["usage"]["completion_tokens"] == 60 and full_post["choices"][0]["finish_reason"] == "length"
     assert short["usage"]["completion_tokens"] == 3
 
 

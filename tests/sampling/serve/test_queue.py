@@ -23,11 +23,11 @@ class Clock:
 
 
 def queue(n, patience=60.0, most_calls=10):
-    made = CallQueue(patience=patience, most_calls=most_calls, clock=Clock())
+    built_call_queue = CallQueue(patience=patience, most_calls=most_calls, clock=Clock())
     attempts = [Attempt(f"k{i}", i, f"t/{i}", StreamKey(0, 1, "t", i), History(CHAT, TOKENIZER)) for i in range(n)]
     for attempt in attempts:
-        made.open(attempt)
-    return made, attempts
+        built_call_queue.open(attempt)
+    return built_call_queue, attempts
 
 
 def taken(made):
@@ -36,127 +36,131 @@ def taken(made):
 
 
 def test_calls_wait_for_other_episodes_and_keep_their_order():
-    made, (a, b, c) = queue(3)
-    made.submit(c, ASKED)
-    made.submit(a, ASKED)
-    assert taken(made) == []
-    made.submit(b, ASKED)
-    assert [call.attempt for call in taken(made)] == [a, b, c]
+    built_value, (a, b, c) = queue(3)
+    built_value.submit(c, ASKED)
+    built_value.submit(a, ASKED)
+    assert taken(built_value) == []
+    built_value.submit(b, ASKED)
+    assert [call.attempt for call in taken(built_value)] == [a, b, c]
 
 
 def test_an_episode_that_is_over_is_not_waited_for():
-    made, (a, b) = queue(2)
-    made.submit(a, ASKED)
-    threading.Timer(0.02, made.end, [b]).start()
-    assert made.take() == [] and made.collect() == [b]  # first the next episode may begin
-    assert [call.attempt for call in taken(made)] == [a]
-    assert made.unawaited == 0
+    built_value, (a, b) = queue(2)
+    built_value.submit(a, ASKED)
+    threading.Timer(0.02, built_value.end, [b]).start()
+    assert built_value.take() == [] and built_value.collect() == [b]  # first the next episode may begin
+    assert [call.attempt for call in taken(built_value)] == [a]
+    assert built_value.unawaited == 0
 
 
 def test_a_late_episode_is_waited_for_once():
-    made, (a, b) = queue(2, patience=5.0)
-    call = made.submit(a, ASKED)
-    made.clock.now += 4.9
-    assert taken(made) == []
-    made.clock.now += 0.2
-    assert taken(made) == [call] and made.unawaited == 1
-    made.answered(call)
-    call = made.submit(a, ASKED)
-    assert taken(made) == [call] and made.unawaited == 1
-    made.answered(call)
-    made.submit(b, ASKED)  # it asks again: it counts again
-    assert taken(made) == []
+    built_value, (a, b) = queue(2, patience=5.0)
+    call = built_value.submit(a, ASKED)
+    built_value.clock.now += 4.9
+    assert taken(built_value) == []
+    built_value.clock.now += 0.2
+    assert taken(built_value) == [call] and built_value.unawaited == 1
+    built_value.answered(call)
+    call = built_value.submit(a, ASKED)
+    assert taken(built_value) == [call] and built_value.unawaited == 1
+    built_value.answered(call)
+    built_value.submit(b, ASKED)  # it asks again: it counts again
+    assert taken(built_value) == []
 
 
 def test_without_patience_calls_are_answered_as_they_come():
-    made, (a, _) = queue(2, patience=0.0)
-    call = made.submit(a, ASKED)
-    assert taken(made) == [call] and made.unawaited == 0
+    built_value, (a, _) = queue(2, patience=0.0)
+    call = built_value.submit(a, ASKED)
+    assert taken(built_value) == [call] and built_value.unawaited == 0
 
 
 def test_parallel_calls_of_an_episode_are_answered_together():
-    made, (a,) = queue(1)
+    built_value, (a,) = queue(1)
     for _ in range(2):
-        made.submit(a, ASKED)
-    assert taken(made) == []  # there may be more
-    made.submit(a, ASKED)
-    made.clock.now += 1.0
-    assert len(taken(made)) == 3
+        built_value.submit(a, ASKED)
+    assert taken(built_value) == []  # there may be more
+    built_value.submit(a, ASKED)
+    built_value.clock.now += 1.0
+    assert len(taken(built_value)) == 3
 
 
 def test_limits_and_ends():
-    made, (a,) = queue(1, most_calls=2)
-    made.submit(a, read({"messages": [user("x")], "n": 2}, chat=True))
+    built_value, (a,) = queue(1, most_calls=2)
+    built_value.submit(a, read({"messages": [user("x")], "n": 2}, chat=True))
     with pytest.raises(Refused, match=r"2 replies.*rollout\.max_calls") as caught:
-        made.submit(a, ASKED)
+        built_value.submit(a, ASKED)
     assert caught.value.status == 400 and a.limit == "calls"
-    (call,) = taken(made)
-    made.end(a)
+    (call,) = taken(built_value)
+    built_value.end(a)
     with pytest.raises(Refused, match="over"):
-        made.attempt("k0")
+        built_value.attempt("k0")
     assert not call.answer.done()  # it was taken: whoever took it answers
 
 
 def test_a_call_that_waits_is_refused_at_the_end_of_its_episode():
-    made, (a, _) = queue(2)
-    call = made.submit(a, ASKED)
-    made.close()
+    built_value, (a, _) = queue(2)
+    call = built_value.submit(a, ASKED)
+    built_value.close()
     with pytest.raises(Refused, match="over"):
         call.answer.result(0)
 
 
 def test_an_agents_time_is_its_own():
-    made, (a,) = queue(1)
-    made.clock.now += 2.0
-    call = made.submit(a, ASKED)
-    made.clock.now += 50.0
-    assert a.own_seconds(made.clock()) == 2.0  # the wait for a reply is not counted
-    taken(made)
-    made.answered(call)
-    made.clock.now += 3.0
-    assert a.own_seconds(made.clock()) == 5.0
+    built_value, (a,) = queue(1)
+    built_value.clock.now += 2.0
+    call = built_value.submit(a, ASKED)
+    built_value.clock.now += 50.0
+    assert a.own_seconds(built_value.clock()) == 2.0  # the wait for a reply is not counted
+    taken(built_value)
+    built_value.answered(call)
+    built_value.clock.now += 3.0
+    assert a.own_seconds(built_value.clock()) == 5.0
 
 
 def newcomers(most_calls=10):
-    made = CallQueue(patience=0.0, most_calls=most_calls, clock=Clock(), newcomer=lambda key: Attempt(
+    built_call_queue = CallQueue(patience=0.0, most_calls=most_calls, clock=Clock(), newcomer=lambda key: Attempt(
         key, 0, key, StreamKey(0, 1, key, 0), History(CHAT, TOKENIZER)))  # fmt: skip
-    return made
+    return built_call_queue
 
 
 def test_a_newcomers_episode_ends_with_its_reward_or_idle():
-    made = newcomers()
-    first = made.attempt("k")
+    built_newcomers = newcomers()
+    first = built_newcomers.attempt("k")
     with pytest.raises(Refused, match="nothing to reward") as caught:
-        made.post(first, 1.0)
+        built_newcomers.post(first, 1.0)
     assert caught.value.status == 409
     first.history.threads.append(Thread(0, "agent"))
-    made.post(first, 1.0)
-    assert made.collect() == [first] and first.posted == 1.0
-    second = made.attempt("k")
-    assert second is not first and made.collect() == []
-    call = made.submit(second, ASKED)
-    made.clock.now += 10 * IDLE
-    assert made.collect() == []  # it waits for a reply
-    assert made.take(made.clock()) == [call]
-    made.answered(call)
-    made.clock.now += IDLE - 1
-    assert made.attempt("k") is second  # which counts as a call
-    made.clock.now += IDLE
-    assert made.collect() == [second] and made.attempt("k") is not second
+    built_newcomers.post(first, 1.0)
+    assert built_newcomers.collect() == [first] and first.posted == 1.0
+    second = built_newcomers.attempt("k")
+    assert second is not first and built_newcomers.collect() == []
+    call = built_newcomers.submit(second, ASKED)
+    built_newcomers.clock.now += 10 * IDLE
+    assert built_newcomers.collect() == []  # it waits for a reply
+    assert built_newcomers.take(built_newcomers.clock()) == [call]
+    built_newcomers.answered(call)
+    built_newcomers.clock.now += IDLE - 1
+    assert built_newcomers.attempt("k") is second  # which counts as a call
+    built_newcomers.clock.now += IDLE
+    assert built_newcomers.collect() == [second] and built_newcomers.attempt("k") is not second
 
 
 def test_of_too_many_episodes_the_longest_idle_one_ends(monkeypatch):
     monkeypatch.setattr("gxpo.sampling.serve.queue.MOST_EPISODES", 2)
-    made = newcomers()
-    first = made.attempt("a")
-    made.clock.now += 1
-    second = made.attempt("b")
-    third = made.attempt("c")
-    assert made.collect() == [first] and made.attempt("b") is second and made.attempt("c") is third
+    built_newcomers = newcomers()
+    first = built_newcomers.attempt("a")
+    built_newcomers.clock.now += 1
+    second = built_newcomers.attempt("b")
+    third = built_newcomers.attempt("c")
+    assert (
+        built_newcomers.collect() == [first]
+        and built_newcomers.attempt("b") is second
+        and built_newcomers.attempt("c") is third
+    )
     for attempt in (second, third):
-        made.submit(attempt, ASKED)
+        built_newcomers.submit(attempt, ASKED)
     with pytest.raises(Refused, match="2 episodes wait for replies") as caught:
-        made.attempt("d")
+        built_newcomers.attempt("d")
     assert caught.value.status == 429
 
 

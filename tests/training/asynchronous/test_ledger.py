@@ -33,9 +33,9 @@ def used(out: Path) -> list[int]:
 def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
     train(tmp_path / "run", steps=1, **AHEAD)
     path = tmp_path / "run" / "rollouts" / "ledger.jsonl"
-    whole = read(path)
+    full_value = read(path)
     path.write_bytes(path.read_bytes() + b'{"event": "disp')
-    assert read(path) == whole and len(whole) == 2
+    assert read(path) == full_value and len(full_value) == 2
     path.write_bytes(b"nonsense\n" + path.read_bytes())
     with pytest.raises(CheckpointError, match=r"ledger.jsonl:1: not a line of a ledger"):
         read(path)
@@ -134,18 +134,18 @@ def test_a_changed_group_ends_the_run_until_it_is_deleted(
 
 def test_a_file_changed_during_the_run_is_detected(tmp_path: Path, ahead: tuple[Path, list[dict[str, Any]]]) -> None:
     shutil.copytree(ahead[0] / "rollouts", tmp_path / "rollouts")
-    own = Ledger(tmp_path)
-    own.rewind(2, checkpoint.newest_state(ahead[0])["async"]["ledger"])
-    place = next(e.place for e in own.entries.values() if e.state == "finished")
-    assert own.rollouts(place).n_trajectories == 2
-    side = own.records_path(place).with_suffix(".safetensors")
+    own_ledger = Ledger(tmp_path)
+    own_ledger.rewind(2, checkpoint.newest_state(ahead[0])["async"]["ledger"])
+    place = next(e.place for e in own_ledger.entries.values() if e.state == "finished")
+    assert own_ledger.rollouts(place).n_trajectories == 2
+    side = own_ledger.records_path(place).with_suffix(".safetensors")
     side.write_bytes(b"")
     with pytest.raises(CheckpointError, match=f"{side.name}: is none of the files that"):
-        own.rollouts(place)
+        own_ledger.rollouts(place)
     side.unlink()
-    own.records_path(place).write_bytes(b"")
+    own_ledger.records_path(place).write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"jsonl:1: was changed .* \(0 lines instead of 2\)"):
-        own.rollouts(place)
+        own_ledger.rollouts(place)
 
 
 def test_a_rewritten_ledger_fits_each_earlier_checkpoint(

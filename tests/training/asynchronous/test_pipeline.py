@@ -106,7 +106,7 @@ def test_sampling_goes_on_under_new_weights(tmp_path: Path, monkeypatch: pytest.
     assert all(int(v) == (1 if int(t) in first else 2) for t, v in zip(token, version, strict=True))
     long = [r for r in range(forest.n_trajectories) if len(forest.path_of(r)) > 1]
     nodes = [forest.token_node[token[forest.path_of(r)]].unique() for r in long]
-    assert long and all(len(own) == 2 and forest.turn[own].unique().numel() == 1 for own in nodes)
+    assert long and all(len(own_node) == 2 and forest.turn[own_node].unique().numel() == 1 for own_node in nodes)
     assert rows[2]["staleness_max"] == 1 and 0 <= rows[2]["staleness_mean"] < 1
     gxpo.records.dump(forest, tmp_path / "again.jsonl")
     assert (tmp_path / "again.jsonl").read_text() == path.read_text() and '"versions": [[1, 2]]' in path.read_text()
@@ -235,8 +235,8 @@ def test_a_source_that_learns_draws_the_same_after_a_resume(tmp_path: Path) -> N
     source = f"{Path(__file__).parents[1] / 'learning_source.py'}:Counting"
     keys = {"task": source, "reward": REWARD, "async__max_staleness": 1}
     calm = train(tmp_path / "calm", **keys)
-    asked = [line["task"] for line in ledger(tmp_path / "calm") if line["event"] == "dispatch"]
-    assert asked == ["0/0", "0/1", "0/0", "0/1", "1/0", "1/1"]
+    asked_tasks = [line["task"] for line in ledger(tmp_path / "calm") if line["event"] == "dispatch"]
+    assert asked_tasks == ["0/0", "0/1", "0/0", "0/1", "1/0", "1/1"]
     kill(tmp_path / "run", 12, keys)
     gxpo.resume(tmp_path / "run", progress="none")
     assert lines(tmp_path / "run") == calm
@@ -245,20 +245,20 @@ def test_a_source_that_learns_draws_the_same_after_a_resume(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_task_sampler_draws_the_same_after_a_resume(tmp_path: Path) -> None:
     """Rates are those of the steps that were trained before the draw; what is drawn and in flight counts as drawn."""
-    pool, held = tmp_path / "pool.jsonl", tmp_path / "held.jsonl"
+    pool, held_path = tmp_path / "pool.jsonl", tmp_path / "held.jsonl"
     pool.write_text("\n".join(json.dumps({"id": x, "prompt": f"{x}?", "answer": "1"}) for x in "abcdef"))
-    held.write_text(json.dumps({"id": "h", "prompt": "h?", "answer": "1"}))
+    held_path.write_text(json.dumps({"id": "h", "prompt": "h?", "answer": "1"}))
     keys = {
         "task": str(pool),
-        "tasks__options": {"held_out": str(held)},
+        "tasks__options": {"held_out": str(held_path)},
         "tasks__sampler": "drop_solved",
         "tasks__sampler__epochs": True,
         "reward": REWARD,
         "async__max_staleness": 1,
     }
     calm = train(tmp_path / "calm", **keys)
-    asked = [line["task"] for line in ledger(tmp_path / "calm") if line["event"] == "dispatch"]
-    assert sorted(asked) == list("abcdef")  # three steps of two: an epoch
+    asked_tasks = [line["task"] for line in ledger(tmp_path / "calm") if line["event"] == "dispatch"]
+    assert sorted(asked_tasks) == list("abcdef")  # three steps of two: an epoch
     assert [row["tasks_known"] for row in calm] == [2, 4, 6]
     kill(tmp_path / "run", 12, keys)
     gxpo.resume(tmp_path / "run", progress="none")
@@ -289,8 +289,8 @@ def straggle(out: Path, until: int, **keys: Any) -> list[dict[str, Any]]:
         if row["step"] == until:
             Straggling.let_go.set()
 
-    given = KEYS | {"rollout": Straggling, "async.max_staleness": 1, "async.order": "finish"} | keys
-    gxpo.train("tiny:cold", "arithmetic", "grpo", 6, REWARD, out=out, set=given, watch=watch, progress="none")
+    given_settings = KEYS | {"rollout": Straggling, "async.max_staleness": 1, "async.order": "finish"} | keys
+    gxpo.train("tiny:cold", "arithmetic", "grpo", 6, REWARD, out=out, set=given_settings, watch=watch, progress="none")
     return lines(out)
 
 

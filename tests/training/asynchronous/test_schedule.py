@@ -36,8 +36,8 @@ class Source:
 
 
 def schedule_of(folder: Path, source: Source | None = None, **keys: Any) -> Schedule:
-    given = {"tasks.per_step": 2, "trainer.steps": 5, "async.max_staleness": 1} | keys
-    settings = gxpo.config.load(None, [f"{key}={value}" for key, value in given.items()]).settings
+    given_settings = {"tasks.per_step": 2, "trainer.steps": 5, "async.max_staleness": 1} | keys
+    settings = gxpo.config.load(None, [f"{key}={value}" for key, value in given_settings.items()]).settings
     return Schedule(settings, source or Source(), Ledger(folder))
 
 

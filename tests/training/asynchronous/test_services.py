@@ -59,10 +59,10 @@ def test_with_lora_a_version_has_only_the_adapters() -> None:
     _, learner = learner_of(lora=LoraSettings(2, 4.0, "all-linear"))
     policy = PublishedPolicy(learner)
     policy.publish(0)
-    theirs, own = (dict(m.named_parameters()) for m in (learner.model, policy.model))
+    theirs, own_value = (dict(m.named_parameters()) for m in (learner.model, policy.model))
     trained = {name for name, p in theirs.items() if p.requires_grad}
     assert trained and set(policy.published[0]) == trained
-    assert all((own[name] is theirs[name]) == (name not in trained) for name in theirs)
+    assert all((own_value[name] is theirs[name]) == (name not in trained) for name in theirs)
 
 
 # ---------------------------------------------------------------- samples of two versions
@@ -75,11 +75,11 @@ def test_each_token_has_the_log_prob_of_the_version_that_drew_it() -> None:
         policy.publish(version)
         weights[version] = copy.deepcopy(learner.model).eval()
     engine = TorchEngine(policy.model, tokenizer, acting=policy.acting)
-    newest, asked = [1], []
+    newest, asked_policy_versions = [1], []
 
     def interrupted() -> bool:
-        asked.append(engine.policy_version)
-        newest[0] = 2 if len(asked) >= 3 else 1
+        asked_policy_versions.append(engine.policy_version)
+        newest[0] = 2 if len(asked_policy_versions) >= 3 else 1
         return newest[0] > engine.policy_version
 
     engine.interrupted = interrupted
@@ -90,7 +90,7 @@ def test_each_token_has_the_log_prob_of_the_version_that_drew_it() -> None:
     sampling = Sampling(temperature=1.0, max_new_tokens=8, top_k=5)
     call = Call("engine", "sample", (requests, sampling), group)
     Sampler(engine, policy, lambda: newest[0])([call])
-    actual = [(request.prompt, c) for request, own in zip(requests, call.answer, strict=True) for c in own]
+    actual = [(request.prompt, c) for request, own_value in zip(requests, call.answer, strict=True) for c in own_value]
     assert group.version == 1 and any(c.versions for _, c in actual)
     for prompt, c in actual:
         assert c.versions == (((3, 2),) if len(c.tokens) > 3 else ()) and c.policy_version == 1
@@ -134,8 +134,8 @@ def test_a_fork_within_such_an_action_survives_a_round_trip(tmp_path: Path) -> N
     gxpo.records.dump(forest, tmp_path / "a.jsonl")
     gxpo.records.dump(gxpo.records.load(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
     assert (tmp_path / "a.jsonl").read_text() == (tmp_path / "b.jsonl").read_text()
-    written = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    assert written[1]["fork"]["token"] == 2 and written[1]["turns"][0]["versions"] == [[1, 7]]
+    saved_datas = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert saved_datas[1]["fork"]["token"] == 2 and saved_datas[1]["turns"][0]["versions"] == [[1, 7]]
     flat = gxpo.Forest.from_records(gxpo.records.render(forest, share=False))
     assert flat.policy_version[flat.token_node[flat.path_token]].tolist() == version.tolist()
 
@@ -151,8 +151,8 @@ def test_pieces_of_an_action_keep_their_versions() -> None:
 
     one = Completion([1, 2], [-1.0, -1.0], "stop", policy_version=3, versions=((1, 4),))
     two = Completion([3], [-1.0], "stop", policy_version=5)
-    made = action(one, two)
-    assert made["policy_version"] == 3 and made["versions"] == [[1, 4], [2, 5]]
+    built_action = action(one, two)
+    assert built_action["policy_version"] == 3 and built_action["versions"] == [[1, 4], [2, 5]]
     assert "versions" not in action(two)
 
 

@@ -14,6 +14,7 @@ from tests.training.callbacks.parity import REWARD
 from tests.training.callbacks.stored import KEYS, figures, in_events, lines, single
 
 import gxpo
+from gxpo.training.callbacks.loggers import _markdown_cell, tag
 
 SCRIPT = """
 import os, signal, sys
@@ -42,12 +43,12 @@ def killed(tmp_path_factory):
     path = tmp_path_factory.mktemp("killed")
     script = path / "script.py"
     script.write_text(SCRIPT)
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}
+    own_settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gxpo.__file__).parents[1])}
     loggers = {"TRACKIO_DIR": str(path / "trackio"), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     keys = KEYS | {"trainer.callbacks": installed()}
 
     def done(*arguments):
-        environment = os.environ | own | loggers
+        environment = os.environ | own_settings | loggers
         return started.run([script, *arguments], env=environment)
 
     first = done("train", str(path / "run"), repr((REWARD, keys)))
@@ -116,3 +117,43 @@ def test_wandb_of_a_killed_run(killed):
         (0, "eval"), (2, "eval"), (4, "eval"), (2, "train"), (4, "train"),
     }  # fmt: skip
     assert tables[0]["columns"][3:6] == ["prompt", "completion", "reward"]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_every_metric_of_every_step_once(tmp_path):
+    def watch(row):
+        if row["step"] == 3:
+            raise RuntimeError("out of power")
+
+    keys = KEYS | {"trainer.callbacks": ["tensorboard"]}
+    with pytest.raises(RuntimeError, match="out of power"):
+        gxpo.train(reward=REWARD, steps=4, out=tmp_path / "run", set=keys, watch=watch)
+    run = gxpo.resume(tmp_path / "run")
+    stored, events = in_events(run.path)
+    assert stored == single(lines(run.path))
+    assert [event.step for event in events.Scalars("rollouts/zero_signal_groups")] == [1, 2, 3, 4]
+    assert [event.step for event in events.Scalars("eval/eval_accuracy")] == [0, 2, 4]
+    tables = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("samples/train/text_summary")]
+    assert len(tables) == 2 and tables[0].startswith("| task | prompt | completion | reward |")
+
+
+def test_markdown_in_texts_is_escaped():
+    assert (
+        _markdown_cell("a|b\n*c* <d>") == r"a\|b<br>\*c\* &lt;d&gt;"
+        and _markdown_cell(None) == ""
+        and _markdown_cell(0.123456) == "0.1235"
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("eval_accuracy", "eval/eval_accuracy"),
+        ("memory_peak_mb", "time/memory_peak_mb"),
+        ("length_mean", "rollouts/length_mean"),
+        ("generated_tokens", "tokens/generated_tokens"),
+        ("grad_norm", "update/grad_norm"),
+    ],
+)
+def test_a_tag_is_the_group_of_a_metric_and_its_name(metric, expected):
+    assert tag(metric) == expected

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gxpo.training.callbacks import wandb as module
+from gxpo.training.callbacks import loggers as module
 
 
 class Server:

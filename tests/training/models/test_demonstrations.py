@@ -80,9 +80,9 @@ def test_an_expert_alone_needs_no_list_of_what_is_possible():
 
 
 def test_pictures_come_with_the_worlds_actions_as_text():
-    seen = Demonstrations("frozenlake", {**BARE, "pixels": True}, 1.0, stream(7))
+    seen_demonstrations = Demonstrations("frozenlake", {**BARE, "pixels": True}, 1.0, stream(7))
     read = Demonstrations("frozenlake", BARE, 1.0, stream(7))
-    pairs = seen.examples(150, 0)
+    pairs = seen_demonstrations.examples(150, 0)
     assert [action for _, action in pairs] == [action for _, action in read.examples(150, 0)]
     (message,) = pairs[0][0]
     image, text = message["content"]

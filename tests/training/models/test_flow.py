@@ -151,15 +151,15 @@ def test_warm_up_learns_the_mixture_and_repeats_itself():
     first, same = (flow.warm_up(1, {**recipe, "steps": 5}) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
     random = torch.Generator().manual_seed(0)
-    asked = torch.randint(360, (2000,), generator=random)
+    requests = torch.randint(360, (2000,), generator=random)
     uniform = torch.rand(2000, 2, generator=random, dtype=torch.float64)
-    data = points.mixture(asked, uniform, torch.randn(2000, 2, generator=random, dtype=torch.float64)).float()
+    data = points.mixture(requests, uniform, torch.randn(2000, 2, generator=random, dtype=torch.float64)).float()
     noise, sigma = torch.randn(2000, 2, generator=random), torch.rand(2000, generator=random)
     latent = torch.lerp(data, noise, sigma[:, None])
 
     def loss(network):
         with torch.no_grad():
-            return float((network(latent, sigma, asked) - (noise - data)).square().mean())
+            return float((network(latent, sigma, requests) - (noise - data)).square().mean())
 
     assert loss(one) < 0.8 * loss(flow.FlowModel(width=32, seed=1).network)
 

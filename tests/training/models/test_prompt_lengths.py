@@ -29,15 +29,15 @@ def plain(too_long: str = "error", limit: int = 20, answer: int = 4) -> PromptLe
 
 
 def listed(lengths: list[int], held: list[int] = [3], **info: Any) -> ListedTasks:  # noqa: B006
-    made = ListedTasks()
-    made.name, made.seed, made.per_step = "mine", 0, 2
-    own = [{k: v[i] for k, v in info.items()} for i in range(len(lengths))]
-    made.split(
-        [Task(f"t{i}", f"{i}" * n, "x", own[i]) for i, n in enumerate(lengths)],
+    built_listed_tasks = ListedTasks()
+    built_listed_tasks.name, built_listed_tasks.seed, built_listed_tasks.per_step = "mine", 0, 2
+    own_values = [{k: v[i] for k, v in info.items()} for i in range(len(lengths))]
+    built_listed_tasks.split(
+        [Task(f"t{i}", f"{i}" * n, "x", own_values[i]) for i, n in enumerate(lengths)],
         [Task(f"h{i}", f"{chr(65 + i)}" * n, "x") for i, n in enumerate(held)],
         0.5,
     )
-    return made
+    return built_listed_tasks
 
 
 def test_a_prompt_at_the_limit_fits_and_a_longer_one_is_named() -> None:
@@ -163,25 +163,27 @@ def test_a_run_refuses_long_prompts_first_or_drops_them(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"left out \(tasks\.too_long=drop\)"):
         rehearse(load(None, [f"task={path}", "model=tiny:cold", "tasks.too_long=drop", *sets]))
     s = load(None, [f"task={path}", "model=tiny:cold", "tasks.too_long=drop", *sets]).settings
-    (said,) = [line for line in report(s, model="tiny:cold")["warnings"] if "t/12" in line]
-    assert "a run leaves them out (tasks.too_long=drop)" in said
+    (said_text,) = [line for line in report(s, model="tiny:cold")["warnings"] if "t/12" in line]
+    assert "a run leaves them out (tasks.too_long=drop)" in said_text
     lines: list[str] = []
     run = gxpo.train(
         "tiny:cold", path, "srpo_history", 3, any_digit, out=tmp_path / "run", set={**KEYS, "tasks.too_long": "drop"},
         progress="none", notify=lines.append,
     )  # fmt: skip
     assert any("left out" in line for line in lines) and run.step == 3
-    seen = {json.loads(x)["task"] for f in (tmp_path / "run/rollouts").iterdir() for x in f.read_text().splitlines()}
-    assert "t/12" not in seen and len(seen) >= 9  # one of eleven is held out
+    seen_tasks = {
+        json.loads(x)["task"] for f in (tmp_path / "run/rollouts").iterdir() for x in f.read_text().splitlines()
+    }
+    assert "t/12" not in seen_tasks and len(seen_tasks) >= 9  # one of eleven is held out
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_without_the_setting_stops_at_a_long_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, [f"{i}?" for i in range(12)])
-    written = Resolved.to_yaml
+    saved_yaml = Resolved.to_yaml
     with monkeypatch.context() as before:  # its config.yaml has no such key
-        before.setattr(Resolved, "to_yaml", lambda *x: re.sub(r"(?m)^tasks.too_long:.*\n", "", written(*x)))
+        before.setattr(Resolved, "to_yaml", lambda *x: re.sub(r"(?m)^tasks.too_long:.*\n", "", saved_yaml(*x)))
         gxpo.train("tiny:cold", path, "grpo", 1, any_digit, out=tmp_path / "run", set=KEYS, progress="none")
     assert "too_long" not in (tmp_path / "run" / "config.yaml").read_text()
     write(tmp_path, [f"{i}?" for i in range(12)] + ["hello " * 700])

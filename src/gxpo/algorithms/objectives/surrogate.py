@@ -29,8 +29,6 @@ Width = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 AboveOne = Annotated[float, Gt(1)]
 Share = Annotated[float, Interval(gt=0, le=1)]
-RATIO_OVER = ("proximal", "behaviour")
-ON_UNKNOWN = ("error", "one", "shaped")
 
 
 # ---------------------------------------------------------------- ratios

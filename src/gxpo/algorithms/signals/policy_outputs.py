@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
+from gxpo.algorithms.signals.base import SignalPart, SignalTools
+from gxpo.algorithms.signals.self_teacher import with_peer_shown
+from gxpo.forest import grouped
 from gxpo.forest.forest import Forest
 from gxpo.forest.grouped import begins_of
 from gxpo.parts.protocols import Learner, Output
 from gxpo.parts.registry import part
+
+if TYPE_CHECKING:
+    from gxpo.forest.forest import Forest
+    from gxpo.parts.protocols import Signals
 
 
 @part("mean_logprob", stage="signal", gives={"start_mean_logprob": "P"})
@@ -94,3 +102,88 @@ def prompts_of(forest: Forest) -> tuple[list[tuple[int, str]], Tensor]:
     prompt_R = torch.full((forest.n_trajectories,), -1, dtype=torch.int64)
     prompt_R[has_action_R] = prompt_index
     return [(k // n_policies - 1, forest.policy_names[k % n_policies]) for k in distinct.tolist()], prompt_R
+
+
+@torch.no_grad()
+def dominance_rank(peak: Tensor, mean: Tensor, group: Tensor, where: Tensor) -> Tensor:
+    """Rank / (N - 1) by the number of the group's N counting members that each one dominates, 1 for the most.
+
+    peak, mean  [R] nats: i dominates j where peak_i > peak_j and mean_i < mean_j (by more than 1e-5 nats)
+    where       [R] bool, counting members; the others have 0, and so has one alone
+
+    Members that dominate equally many share their mean rank. [R] float64. Source: R^3, arXiv 2601.19620.
+
+    >>> peak, mean = torch.tensor([2.0, 1.5, 2.2, 1.0]), torch.tensor([0.5, 0.6, 0.7, 0.4])
+    >>> one = torch.zeros(4, dtype=torch.int64)
+    >>> dominance_rank(peak, mean, one, one == 0).tolist()
+    [1.0, 0.3333333333333333, 0.3333333333333333, 0.3333333333333333]
+    """
+    # Entropies of two forward passes differ by rounding: settled, or that would decide who dominates.
+    high, low = (grouped.settled(x.to(torch.float64), group, absolute=grouped.FORWARD) for x in (peak, mean))
+    is_counted_R = where & (group >= 0)
+    pairs = (group[:, None] == group) & is_counted_R[:, None] & is_counted_R
+    n_dominated = (pairs & (high[:, None] > high) & (low[:, None] < low)).sum(1)
+    return grouped.rank(n_dominated, group, is_counted_R) / (grouped.count(group, is_counted_R) - 1).clamp_min(1)
+
+
+@part("structural_entropy", stage="signal", gives={"structural_rank": "R"})
+def structural_entropy(
+    forest: Forest, entropy: Tensor, *, share: Annotated[float, Interval(gt=0, le=1)] = 0.2
+) -> Tensor:
+    """The signal "structural_rank" [R]: `dominance_rank` among the group's truncated, scored and compared answers.
+
+    share  of an answer's trained tokens, rounded down, at least one: their largest entropies make up its peak
+
+    Entropies are the policy's at the start of the step. Answers that end by themselves have 0.
+    Source: R^3, arXiv 2601.19620.
+    """
+    n = forest.n_trajectories
+    peak, mean = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+    # Answers that end by themselves are judged by their verdict; only truncated ones are ranked.
+    is_truncated_R = forest.truncated & forest.scored & forest.compared & (forest.lengths() > 0)
+    for r in is_truncated_R.nonzero().squeeze(1).tolist():
+        rows = forest.path_of(r)
+        entropies = entropy[rows[forest.path_trainable[rows]]].to(torch.float64)
+        peak[r], mean[r] = entropies.topk(max(1, int(share * len(entropies)))).values.mean(), entropies.mean()
+    return dominance_rank(peak, mean, forest.ids("group", axis="R"), is_truncated_R)
+
+
+@part("hint_reliance", stage="signal")
+@dataclass(frozen=True)
+class HintReliance(SignalPart):
+    """The signal "reliance" [R]: mean log-prob of an answer's tokens under the task's own prompt, less that under the
+    prompt with a critique or hint that it was written under (nats a token); nan for other trajectories.
+
+    Below 0 the answer relies on the hint. Of trajectories whose info names a "critique" (rollout `critique`), with the
+    policy at the start of the step; nan, too, where a prompt can't be rewritten. Costs a forward pass over these.
+
+    Source: HiLL, its hinter_utils.py and hill_ray_trainer.py.
+    """
+
+    needs = ("proximal_logprob",)
+    provides = ("reliance",)
+    axes = {"reliance": "R"}  # noqa: RUF012
+
+    def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
+        forest.need_ids("a policy that reads answers under another prompt")
+        reliance_R = torch.full((forest.n_trajectories,), torch.nan, dtype=torch.float64)
+        prompts = {task: tools.asked(task, "{prompt}", {}) for task in dict.fromkeys(forest.task)}
+        rows = [
+            r
+            for r, (info, task) in enumerate(zip(forest.info, forest.task, strict=True))
+            if "critique" in info and prompts[task] is not None
+        ]
+        if not rows:
+            return {"reliance": reliance_R}
+        # the first answer of a task stands for its prompt
+        first_row = {forest.task[r]: r for r in reversed(rows)}
+        peer = torch.tensor([first_row[forest.task[r]] for r in rows])
+        plain_prompts = [prompts[forest.task[p]] for p in torch.unique(peer).tolist()]
+        plain, order = with_peer_shown(forest, torch.tensor(rows), peer, plain_prompts)
+        plain_logprob = tools.learner.outputs(plain, ("logprob",))["logprob"].to(torch.float64)
+        entries = forest.entries_of(order)
+        difference = plain_logprob - signals["proximal_logprob"][entries].to(torch.float64)
+        owner = forest.path_trajectory[entries]
+        total = torch.zeros_like(reliance_R).index_add_(0, owner, difference)
+        n_tokens = torch.bincount(owner, minlength=forest.n_trajectories)
+        return {"reliance": torch.where(n_tokens > 0, total / n_tokens.clamp_min(1), torch.nan)}

@@ -5,14 +5,15 @@ no `Html` yet is escaped when it is put into it, so a page consists only of text
 """
 
 from gxpo.base.page.chart import svg_chart
-from gxpo.base.page.document import data, page
-from gxpo.base.page.parts import (
+from gxpo.base.page.document import (
     bullets,
     charts,
+    data,
     finding,
     folded,
     key_figures,
     masthead,
+    page,
     paragraph,
     preformatted,
     section,

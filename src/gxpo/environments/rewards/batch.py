@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
 from gxpo.base.usercode import described, one_line
-from gxpo.environments.rewards.group_level import Failure
+from gxpo.environments.rewards.base import Failure
 from gxpo.environments.rewards.worker import ARGUMENTS, validate_score
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Batch:
-    """A function with TRL's signature as a `group_level.GroupReward`: it sees all rollouts of a step at once.
+    """A function with TRL's signature as a `base.GroupReward`: it sees all rollouts of a step at once.
 
     prompts, completions  texts, or lists of messages where the task's prompt is one
     completion_ids        token ids
@@ -212,7 +212,7 @@ def _column(value: Any, n: int) -> Tensor:
 
 
 class AsyncEach:
-    """An async function of one rollout as a `group_level.GroupReward`: all rollouts of a step at the same time.
+    """An async function of one rollout as a `base.GroupReward`: all rollouts of a step at the same time.
 
     An exception, or no reply within `timeout` seconds, costs that rollout alone.
     """

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from gxpo.base.errors import ConfigError
 from gxpo.base.usercode import described
+from gxpo.environments.rewards.base import Failure
 from gxpo.environments.rewards.docker import Docker
-from gxpo.environments.rewards.group_level import Failure
 from gxpo.environments.rewards.sandbox import PROGRAM, TESTER_MODULES, Limits, Local, Sandbox, module_source
 from gxpo.environments.rewards.wire import Writer
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gxpo.base.errors import ConfigError, GxpoError, need
 from gxpo.base.usercode import described
-from gxpo.environments.rewards.group_level import Failure
+from gxpo.environments.rewards.base import Failure
 from gxpo.forest.forest import Forest
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ class Function:
     asks     parameters it is called with; None: `(text, task)`, as a task's scorer is
     trusted  gxpo's own code that can't hang
     gives    names of its components where they are known beforehand
-    grouped  it is called once with all rollouts of a step: a `group_level.GroupReward`; it runs in process
+    grouped  it is called once with all rollouts of a step: a `base.GroupReward`; it runs in process
     reports  components of a grouped one that are recorded and not counted
     verdict  where it is grouped: it gives a number for each rollout, as a function of one rollout does
     answered it can't do without a task's answer

@@ -12,7 +12,7 @@ from torch import Tensor
 from gxpo.base.errors import ConfigError, one_of
 from gxpo.base.judges import SEES, Failure, FunctionJudge, Judge, JudgeFailure, Messages, Server, ask_all
 from gxpo.environments.local_judge import LocalJudge
-from gxpo.environments.rewards import group_level
+from gxpo.environments.rewards.base import from_options
 from gxpo.environments.rewards.functions import load
 from gxpo.environments.rewards.judged import RUBRIC, Debate, FirstError, Pairwise, Rubric
 from gxpo.environments.rewards.listener import Listener
@@ -99,7 +99,7 @@ PANEL_KEYS = (
 
 def judge_reward(options: Mapping[str, Any]) -> Callable[..., Mapping[str, Tensor]]:
     """Build the reward "judge" from `scoring.options.judge`; ConfigError for options that do not fit together."""
-    o: JudgeOptions = group_level.from_options(JudgeOptions, options, "judge")
+    o: JudgeOptions = from_options(JudgeOptions, options, "judge")
     member_defaults = {k: v for k, v in options.items() if k not in PANEL_KEYS}
     if o.held_out_every < 1:
         raise ConfigError(f"scoring.options.judge.held_out_every is {o.held_out_every}; it is at least 1")
@@ -134,7 +134,7 @@ def _members(defaults: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], 
             raise ConfigError(
                 f"scoring.options.judge.{key}: {name} can't have {wrong[0]}: set it in scoring.options.judge"
             )
-        o: JudgeOptions = group_level.from_options(JudgeOptions, {**base, **overrides}, f"judge.{key}")
+        o: JudgeOptions = from_options(JudgeOptions, {**base, **overrides}, f"judge.{key}")
         members[name] = _single_judge(o, f"judge.{key} {name}")
     return members
 

@@ -16,7 +16,7 @@ from gxpo.base.errors import ConfigError, one_of
 from gxpo.base.judges import Judge, ask_all
 from gxpo.base.verdicts import care, ending, fenced, marker, number, numbered, scaled
 from gxpo.environments.rewards import tournament
-from gxpo.environments.rewards.group_level import Failure
+from gxpo.environments.rewards.base import Failure
 from gxpo.forest.forest import Forest
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch import Tensor
 from gxpo.base.errors import ConfigError
 from gxpo.base.judges import Believer, Judge, JudgeFailure
 from gxpo.base.media import unmarked
-from gxpo.environments.rewards.group_level import Failure
+from gxpo.environments.rewards.base import Failure
 from gxpo.environments.rewards.judged import prompt_of
 
 if TYPE_CHECKING:

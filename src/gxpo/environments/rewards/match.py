@@ -17,8 +17,8 @@ from gxpo.base.answers import ANSWER, compiled
 from gxpo.base.cells import cell
 from gxpo.base.errors import ConfigError, GxpoError, did_you_mean, one_of
 from gxpo.base.usercode import described
+from gxpo.environments.rewards.base import Failure
 from gxpo.environments.rewards.functions import importable, load, names_file, source_of
-from gxpo.environments.rewards.group_level import Failure
 from gxpo.environments.rewards.metrics import METRICS, REFERENCE_FREE, SUPERLINEAR, metric_of, options_of
 from gxpo.environments.rewards.metrics.measure import Measure
 from gxpo.environments.rewards.metrics.schemas import is_schema

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gxpo.base.errors import ConfigError
 from gxpo.base.usercode import described
+from gxpo.environments.rewards.base import Failure, GroupReward
 from gxpo.environments.rewards.functions import load, names_file
-from gxpo.environments.rewards.group_level import Failure, GroupReward
 
 if TYPE_CHECKING:
     from gxpo.forest.forest import Forest

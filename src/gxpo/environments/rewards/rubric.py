@@ -42,7 +42,7 @@ class _ErrorLog(logging.Handler):
 
 
 class Rubric:
-    """Adapter of a rubric to `group_level.GroupReward`: component `rubric` is its weighted sum, values of its functions
+    """Adapter of a rubric to `base.GroupReward`: component `rubric` is its weighted sum, values of its functions
     are recorded beside it.
 
     Functions of one rollout are called for all rollouts at the same time, those of a group with the rollouts of one

@@ -15,7 +15,7 @@ from gxpo.base.errors import ConfigError
 from gxpo.base.judges import Judge, ask_all
 from gxpo.base.usercode import one_line
 from gxpo.base.verdicts import care, fenced, marker
-from gxpo.environments.rewards.group_level import Failure
+from gxpo.environments.rewards.base import Failure
 from gxpo.environments.rewards.judged import Rubric, prompt_of
 
 if TYPE_CHECKING:

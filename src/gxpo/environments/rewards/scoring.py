@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
 from gxpo.base.usercode import one_line
-from gxpo.environments.rewards import group_level
+from gxpo.environments.rewards.base import set_up
 from gxpo.environments.rewards.batch import (
     AsyncEach,
     Batch,
@@ -44,7 +44,7 @@ class RewardSet:
     A reward returns a number (a component with the reward's own name) or named numbers (components). A component has
     the weight given to its name, else the weight of the reward that computes it, else 0: recorded, not counted. The
     task's own scorer always runs; a component of the same name from another reward replaces it. A group-level
-    reward (`group_level.GroupReward`: built in, a function of (forest, texts, tasks), or `rate` of the task source)
+    reward (`base.GroupReward`: built in, a function of (forest, texts, tasks), or `rate` of the task source)
     sees all rollouts of the step at once, and runs in process.
 
     A reward that raises, takes longer than `timeout`, kills its process or returns anything but finite numbers under
@@ -128,7 +128,7 @@ class RewardSet:
             if isinstance(call, AsyncEach):
                 call.timeout = timeout
             if reward.function.grouped:
-                group_level.set_up(call, source, timeout, workers)
+                set_up(call, source, timeout, workers)
             if isinstance(call, Batch):
                 call.check([*source.held_out(1), *getattr(source, "training", ())[:1]])
             if reward.function.endless:

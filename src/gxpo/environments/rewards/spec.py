@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.base.errors import ConfigError, did_you_mean, need
-from gxpo.environments.rewards import functions, group_level
+from gxpo.environments.rewards import functions
+from gxpo.environments.rewards.base import from_options
 from gxpo.environments.rewards.built_in import Entities, KeySteps, Numeric, well_formed
 from gxpo.environments.rewards.code import CodeReward
 from gxpo.environments.rewards.conformance import Conformance
@@ -24,13 +25,13 @@ from gxpo.parts.protocols import Task, TaskSource
 
 # ---------------------------------------------------------------- names and callables
 GROUP_LEVEL: Mapping[str, Callable[[Mapping[str, Any]], Callable[..., Any]]] = {
-    "majority_vote": lambda options: group_level.from_options(MajorityVote, options, "majority_vote"),
-    "code": lambda options: group_level.from_options(CodeReward, options, "code"),
+    "majority_vote": lambda options: from_options(MajorityVote, options, "majority_vote"),
+    "code": lambda options: from_options(CodeReward, options, "code"),
     "judge": judge_reward,
-    "numeric": lambda options: group_level.from_options(Numeric, options, "numeric"),
-    "entities": lambda options: group_level.from_options(Entities, options, "entities"),
-    "conformance": lambda options: group_level.from_options(Conformance, options, "conformance"),
-    "key_steps": lambda options: group_level.from_options(KeySteps, options, "key_steps"),
+    "numeric": lambda options: from_options(Numeric, options, "numeric"),
+    "entities": lambda options: from_options(Entities, options, "entities"),
+    "conformance": lambda options: from_options(Conformance, options, "conformance"),
+    "key_steps": lambda options: from_options(KeySteps, options, "key_steps"),
     "match": Match.make,
     "consistency": Consistency.make,
 }

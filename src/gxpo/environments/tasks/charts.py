@@ -12,8 +12,7 @@ import numpy as np
 from gxpo.base.drawing import COLOURS, GREY, WHITE, canvas, fill, noisy, scaled, write
 from gxpo.base.errors import TaskError, did_you_mean
 from gxpo.base.media import PICTURES
-from gxpo.environments.tasks.pictured import PicturedTasks, picture_prompt
-from gxpo.environments.tasks.source import Author, check_options, exact
+from gxpo.environments.tasks.source import Author, PicturedTasks, check_options, exact, picture_prompt
 from gxpo.parts.protocols import Task
 
 if TYPE_CHECKING:

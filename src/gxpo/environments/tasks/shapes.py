@@ -10,8 +10,7 @@ import numpy as np
 
 from gxpo.base.errors import TaskError, did_you_mean
 from gxpo.base.media import PICTURES
-from gxpo.environments.tasks.pictured import PicturedTasks, picture_of, picture_prompt
-from gxpo.environments.tasks.source import Author, exact
+from gxpo.environments.tasks.source import Author, PicturedTasks, exact, picture_of, picture_prompt
 from gxpo.parts.protocols import Task
 
 if TYPE_CHECKING:

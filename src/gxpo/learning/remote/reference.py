@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gxpo.base.errors import CheckpointError, need
-from gxpo.learning.fingerprint import fingerprint
 from gxpo.learning.head import scaled
+from gxpo.learning.parameter_checks import fingerprint
 from gxpo.parts.protocols import TokenRow
 
 STATE = "engine.safetensors"

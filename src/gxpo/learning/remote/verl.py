@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gxpo.base import runtime
 from gxpo.base.errors import ModelError, need
-from gxpo.learning.fingerprint import fingerprint
+from gxpo.learning.parameter_checks import fingerprint
 from gxpo.learning.remote import verl_cpu, verl_rows
 from gxpo.learning.remote.verl_rows import NAMES, EngineSettings
 from gxpo.parts.protocols import TokenRow

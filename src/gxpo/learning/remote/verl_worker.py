@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gxpo.base.errors import need
-from gxpo.learning.fingerprint import fingerprint
+from gxpo.learning.parameter_checks import fingerprint
 from gxpo.learning.remote import verl_cpu, verl_rows
 
 if not torch.cuda.is_available():

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gxpo.base.errors import ConfigError
-from gxpo.models.chat.check import Check, Report, check_template
-from gxpo.models.chat.plain import PlainChat, RowsOf
-from gxpo.models.chat.render import has_template
-from gxpo.models.chat.rendered import RENDERED, RenderedChat
-from gxpo.models.chat.template import TemplateChat
-from gxpo.parts.protocols import Chat
+from gxpo.base.imports import lazy_names
+
+if TYPE_CHECKING:
+    from gxpo.models.chat.check import Check, Report, check_template
+    from gxpo.models.chat.plain import PlainChat, RowsOf
+    from gxpo.models.chat.rendered import RenderedChat
+    from gxpo.models.chat.template import TemplateChat
+    from gxpo.parts.protocols import Chat
 
 __all__ = ["Check", "PlainChat", "RenderedChat", "Report", "TemplateChat", "check_template", "make"]
+
+# rollouts read `messages` alone, and composing a method loads rollouts: templates load when they are asked for
+__getattr__ = lazy_names(
+    __name__,
+    Check="check",
+    PlainChat="plain",
+    RenderedChat="rendered",
+    Report="check",
+    TemplateChat="template",
+    check_template="check",
+)
 
 
 def make(
@@ -36,6 +49,11 @@ def make(
     rows_of   ids of a picture's rows by its reference, for a vision model
     picture   text of the token by which a template of that model shows a picture
     """
+    from gxpo.models.chat.plain import PlainChat
+    from gxpo.models.chat.render import has_template
+    from gxpo.models.chat.rendered import RENDERED, RenderedChat
+    from gxpo.models.chat.template import TemplateChat
+
     # settings of a template would be ignored without one: refuse them
     if template == RENDERED:
         if kwargs or tools_format == "native":

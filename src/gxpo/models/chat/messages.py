@@ -1,4 +1,4 @@
-"""Normalise messages: contents are texts, tool calls have OpenAI's structure with objects as arguments."""
+"""Messages: their normal form (contents are texts, tool calls have OpenAI's structure), those that open a prompt."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gxpo.base import media
 from gxpo.base.errors import ModelError
-from gxpo.parts.protocols import Message
+from gxpo.parts.protocols import Chat, Message
 
 TEXT_PARTS = ("text", "input_text", "output_text")  # OpenAI's names for a part of content that is a text
 THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")  # fields of messages for thinking
@@ -211,3 +212,55 @@ def without_prefill(messages: Sequence[Message]) -> tuple[list[Message], str]:
     if more := [key for key in THOUGHT_KEYS if last.get(key)]:
         raise ModelError(f"the last message is the assistant's, to be continued: write its {more[0]!r} into 'content'")
     return rest, last["content"]
+
+
+# ---------------------------------------------------------------- messages that open a conversation
+def messages_of(observation: str | Sequence[Message]) -> list[Message]:
+    """Turn an observation into messages; a plain string becomes one user message.
+
+    Pictures become marks in the texts (`gxpo.base.media.marked`).
+    """
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}]
+    return [m if isinstance(m.get("content"), str) else media.with_marks(normal_message(m)) for m in observation]
+
+
+def prompt_messages(chat: Chat, system: str | None, prompt: str | Sequence[Message]) -> list[Message]:
+    """Return the opening messages for a prompt; a plain string becomes one user message."""
+    # a rendered prompt is the template's output already: rendering it again would nest the markup
+    if getattr(chat, "is_rendered", False) and not isinstance(prompt, str):
+        raise ModelError(
+            "chat.template=rendered takes prompts that are texts, and this one is messages, which a template renders: "
+            "leave chat.template at auto"
+        )
+    return with_system(chat, system, messages_of(prompt))
+
+
+def text_of(messages: Sequence[Message]) -> str:
+    """Join the texts of messages by lines, for people to read: pictures by name."""
+    return "\n".join(media.text_of(m.get("content")) for m in messages)
+
+
+def marked(messages: Sequence[Message]) -> str:
+    """Join the texts of messages by lines, with marks for pictures, for use in another message."""
+    return "\n".join(media.marked(m.get("content")) for m in messages)
+
+
+def opened(instructions: str, messages: Sequence[Message]) -> list[Message]:
+    """Put instructions before the first user message; without one they become a user message."""
+    if not instructions:
+        return list(messages)
+    for i, message in enumerate(messages):
+        if message["role"] == "user":
+            joined = {**message, "content": f"{instructions}\n\n{message['content']}"}
+            return [*messages[:i], joined, *messages[i + 1 :]]
+    return [{"role": "user", "content": instructions}, *messages]
+
+
+def with_system(chat: Chat, system: str | None, messages: Sequence[Message]) -> list[Message]:
+    """Put a system message first; if the template has no such role, its text opens the first user message."""
+    if system is None:
+        return list(messages)
+    if getattr(getattr(chat, "facts", None), "system", True):
+        return [{"role": "system", "content": system}, *messages]
+    return opened(system, messages)

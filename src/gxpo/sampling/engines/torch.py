@@ -272,7 +272,7 @@ class TorchEngine:
         self.release()
         if (decoder := self.network.decoder) is not None:
             decoder.choices = {**decoder.choices, **choices}
-            decoder.products = cast(Products, choices.get("sampling products", decoder.products))
+            decoder.products = cast("Products", choices.get("sampling products", decoder.products))
 
     def trials(self, sizes: Sizes, choices: Mapping[str, str]) -> Iterator[tuple[str, Trial]]:
         """Time the kernels that sampling chooses between, with a step of these sizes, where `choices` has none."""

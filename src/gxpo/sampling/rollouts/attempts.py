@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gxpo.base.errors import PictureError
+from gxpo.models.chat.messages import text_of
 from gxpo.parts.protocols import (
     Completion,
     ContextUpdate,
@@ -23,7 +24,7 @@ from gxpo.parts.protocols import (
     TimeStep,
 )
 from gxpo.sampling.rollouts.build import AGENT, LIMITS, action, dotted, record
-from gxpo.sampling.rollouts.context import Context, text_of
+from gxpo.sampling.rollouts.context import Context
 
 if TYPE_CHECKING:
     from gxpo.sampling.rollouts.wording import Wording

@@ -12,8 +12,8 @@ import torch
 
 from gxpo.base.usercode import one_line
 from gxpo.forest.forest import Forest
+from gxpo.models.chat.messages import messages_of, text_of
 from gxpo.parts.protocols import EnvFailure, Envs, Reply, TimeStep
-from gxpo.sampling.rollouts.context import messages_of, text_of
 
 Answer = TimeStep | EnvFailure
 

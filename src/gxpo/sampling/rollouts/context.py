@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gxpo.base import media
-from gxpo.base.errors import ModelError
+from gxpo.models.chat.messages import marked, messages_of, opened, with_system
 from gxpo.parts.protocols import Chat, ContextUpdate, Conversation, EpisodeRules, Message
 
 if TYPE_CHECKING:
@@ -18,61 +17,6 @@ SUMMARISE = (
     "Before you go on: the conversation so far will be dropped. Write down briefly all that you need for the rest."
 )
 SUMMARY = "What you wrote down so far:"
-
-
-def messages_of(observation: str | Sequence[Message]) -> list[Message]:
-    """Turn an observation into messages; a plain string becomes one user message.
-
-    Pictures become marks in the texts (`gxpo.base.media.marked`).
-    """
-    if isinstance(observation, str):
-        return [{"role": "user", "content": observation}]
-    from gxpo.models.chat.messages import (
-        normal_message,  # imported here: it loads the package of chats, which composing a method does not need
-    )
-
-    return [m if isinstance(m.get("content"), str) else media.with_marks(normal_message(m)) for m in observation]
-
-
-def prompt_messages(chat: Chat, system: str | None, prompt: str | Sequence[Message]) -> list[Message]:
-    """Return the opening messages for a prompt; a plain string becomes one user message."""
-    # a rendered prompt is the template's output already: rendering it again would nest the markup
-    if getattr(chat, "is_rendered", False) and not isinstance(prompt, str):
-        raise ModelError(
-            "chat.template=rendered takes prompts that are texts, and this one is messages, which a template renders: "
-            "leave chat.template at auto"
-        )
-    return with_system(chat, system, messages_of(prompt))
-
-
-def text_of(messages: Sequence[Message]) -> str:
-    """Join the texts of messages by lines, for people to read: pictures by name."""
-    return "\n".join(media.text_of(m.get("content")) for m in messages)
-
-
-def marked(messages: Sequence[Message]) -> str:
-    """Join the texts of messages by lines, with marks for pictures, for use in another message."""
-    return "\n".join(media.marked(m.get("content")) for m in messages)
-
-
-def opened(instructions: str, messages: Sequence[Message]) -> list[Message]:
-    """Put instructions before the first user message; without one they become a user message."""
-    if not instructions:
-        return list(messages)
-    for i, message in enumerate(messages):
-        if message["role"] == "user":
-            joined = {**message, "content": f"{instructions}\n\n{message['content']}"}
-            return [*messages[:i], joined, *messages[i + 1 :]]
-    return [{"role": "user", "content": instructions}, *messages]
-
-
-def with_system(chat: Chat, system: str | None, messages: Sequence[Message]) -> list[Message]:
-    """Put a system message first; if the template has no such role, its text opens the first user message."""
-    if system is None:
-        return list(messages)
-    if getattr(getattr(chat, "facts", None), "system", True):
-        return [{"role": "system", "content": system}, *messages]
-    return opened(system, messages)
 
 
 @dataclass

@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
+from gxpo.models.chat.messages import messages_of, opened, with_system
 from gxpo.parts.functions import user_function
 from gxpo.parts.protocols import Completion, Request, Sampling, Session, StreamKey, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Episode, Fork
 from gxpo.sampling.rollouts.build import Count, Limit, RolloutPart, Text, action
-from gxpo.sampling.rollouts.context import messages_of, opened, with_system
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.first_error import call_each, first_below, first_hopeless, step_scores
 from gxpo.sampling.rollouts.reference import in_tokens

@@ -17,6 +17,7 @@ import torch
 
 from gxpo.base.errors import GxpoError, PictureError
 from gxpo.forest.forest import Forest
+from gxpo.models.chat.messages import messages_of, text_of
 from gxpo.parts.protocols import (
     Completion,
     ContextUpdate,
@@ -33,7 +34,7 @@ from gxpo.parts.protocols import (
 )
 from gxpo.sampling.rollouts.attempts import Attempts, Draw, Episode, Fork, Prompt, Snapshot, forked
 from gxpo.sampling.rollouts.build import forest_of, name_draws
-from gxpo.sampling.rollouts.context import Context, messages_of, text_of
+from gxpo.sampling.rollouts.context import Context
 
 if TYPE_CHECKING:
     from gxpo.sampling.rollouts.attempts import Actor

@@ -18,11 +18,10 @@ import torch
 from gxpo.base.errors import ConfigError, ModelError, RecordError, TaskError
 from gxpo.forest import records
 from gxpo.forest.forest import Forest
-from gxpo.models.chat.messages import THOUGHT_KEYS, normal_messages
+from gxpo.models.chat.messages import THOUGHT_KEYS, normal_messages, prompt_messages
 from gxpo.parts.protocols import Message, Session, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.build import RolloutPart, group_of, name_draws, record
-from gxpo.sampling.rollouts.context import prompt_messages
 from gxpo.sampling.rollouts.reference import in_tokens, unrestricted
 
 # ---------------------------------------------------------------- logged rows

@@ -10,6 +10,7 @@ from typing import Any
 
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
+from gxpo.models.chat.messages import messages_of, opened, with_system
 from gxpo.parts.protocols import Completion, ContextUpdate, Message, Reply, Request, Sampling, Session, Task, TimeStep
 from gxpo.sampling.rollouts.attempts import Episode, Prompt
 from gxpo.sampling.rollouts.build import (
@@ -23,7 +24,7 @@ from gxpo.sampling.rollouts.build import (
     sample_within,
     stream,
 )
-from gxpo.sampling.rollouts.context import Context, messages_of, opened, with_system
+from gxpo.sampling.rollouts.context import Context
 from gxpo.sampling.rollouts.episodes import Play
 
 PLANNER, EXECUTOR = "planner", "executor"

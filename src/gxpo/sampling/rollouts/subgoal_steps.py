@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gxpo.forest.forest import Forest
+from gxpo.models.chat.messages import opened, with_system
 from gxpo.parts.protocols import Completion, Conversation, Message, Request, Session, StreamKey, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Episode
 from gxpo.sampling.rollouts.build import Count, Limit, RolloutPart, Text, action, group_of, name_draws, record, stream
-from gxpo.sampling.rollouts.context import opened, with_system
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.expert_prefix import Place, carry_out, draw_places, expert_ways
 from gxpo.sampling.rollouts.graph import SHARED

@@ -15,9 +15,9 @@ from gxpo.training.callbacks.base import Callback, Row, Sample
 
 # ---------------------------------------------------------------- by name
 LOGGERS = {
-    "tensorboard": "gxpo.training.callbacks.tensorboard:TensorBoard",
-    "trackio": "gxpo.training.callbacks.trackio:Trackio",
-    "wandb": "gxpo.training.callbacks.wandb:Wandb",
+    "tensorboard": "gxpo.training.callbacks.loggers:TensorBoard",
+    "trackio": "gxpo.training.callbacks.loggers:Trackio",
+    "wandb": "gxpo.training.callbacks.loggers:Wandb",
 }
 
 

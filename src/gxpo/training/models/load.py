@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gxpo.base.errors import ModelError, did_you_mean, need
-from gxpo.base.finite import first_not_finite
+from gxpo.learning.parameter_checks import first_not_finite
 from gxpo.models import peft_directory, smollm2
 from gxpo.models.decoder.vision import READ, install
 from gxpo.models.processors import NearestProcessor, ids_around, load_processor, rows_of

@@ -10,10 +10,10 @@ from typing import Any
 
 from gxpo.base.errors import TaskError
 from gxpo.models import chat, smollm2
+from gxpo.models.chat.messages import prompt_messages
 from gxpo.models.tiny import built_in
 from gxpo.parts.protocols import Chat, Task
 from gxpo.parts.settings import RunSettings
-from gxpo.sampling.rollouts.context import prompt_messages
 from gxpo.training.models.load import is_path, rows_of_model
 from gxpo.training.models.without_weights import positions, tokenizer_of
 

@@ -62,18 +62,18 @@ def test_minigrid_ends_and_is_truncated_at_max_turns(library: str) -> None:
 def test_minigrid_content_leaves_the_episode_alone(library: str) -> None:
     env = MiniGrid("MiniGrid-Corridor-v0")
     env.reset(0)
-    here = env.step("go forward").state
+    local_state = env.step("go forward").state
     assert env.content(0) == env.content(2) != env.content(1)
-    assert env.step("drop").state == here
+    assert env.step("drop").state == local_state
 
 
 @using("minigrid")
 def test_minigrid_by_pixels_has_the_states_of_the_text(library: str) -> None:
-    seen, read = MiniGrid("MiniGrid-Corridor-v0", pixels=True), MiniGrid("MiniGrid-Corridor-v0")
+    view, read = MiniGrid("MiniGrid-Corridor-v0", pixels=True), MiniGrid("MiniGrid-Corridor-v0")
     actions = ["go forward", "hop", "go forward", "go forward"]
-    steps, words = play(seen, 0, actions), play(read, 0, actions)
+    steps, words = play(view, 0, actions), play(read, 0, actions)
     blind = [dataclasses.replace(s, observation="") for s in steps]
-    assert blind == [dataclasses.replace(s, observation="") for s in words] and seen.content(0) == read.content(0)
+    assert blind == [dataclasses.replace(s, observation="") for s in words] and view.content(0) == read.content(0)
     parts = [step.observation[0]["content"] for step in steps]
     assert [image["image"][:, :, 0].tolist() for image, _ in parts] == [[[n] * 64] * 64 for n in (0, 1, 1, 2, 3)]
     texts = [text["text"] for _, text in parts]

@@ -22,11 +22,11 @@ def address() -> Iterator[str]:
 
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known = self.path == "/schema"
-            self.send_response(200 if known else 404)
+            is_known = self.path == "/schema"
+            self.send_response(200 if is_known else 404)
             self.end_headers()
             fields = {"by": {"type": "integer"}, "metadata": {"type": "object"}}
-            self.wfile.write(json.dumps({"action": {"properties": fields}}).encode() if known else b"")
+            self.wfile.write(json.dumps({"action": {"properties": fields}}).encode() if is_known else b"")
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -47,9 +47,9 @@ def test_openenv_counts_to_three(library: str, address: str) -> None:
     assert (steps[-1].done, steps[-1].success) == (True, True)
     assert env.reset(1).state == steps[0].state
     env.close()
-    whole = OpenEnv(address + "/")
-    assert whole.reset(0).observation == "count: 0\nnote: n" and whole.reset(0).state is None
-    whole.close()
+    full_open_env = OpenEnv(address + "/")
+    assert full_open_env.reset(0).observation == "count: 0\nnote: n" and full_open_env.reset(0).state is None
+    full_open_env.close()
 
 
 @using("openenv")

@@ -22,7 +22,7 @@ def test_listed_moves() -> None:
 @using("textarena")
 def test_textarena_one_player_and_global_randomness(library: str) -> None:
     """The number is drawn from the global generator; others may use it in between and are not disturbed."""
-    seen = []
+    seen_steps = []
     for noise in (1, 2):
         random.seed(noise)
         env = TextArena("HigherLower")
@@ -31,11 +31,11 @@ def test_textarena_one_player_and_global_randomness(library: str) -> None:
             random.random()
             if not steps[-1].done:
                 steps.append(env.step(str(guess)))
-        seen.append(steps)
-    assert seen[0] == seen[1]
-    last = seen[0][-1]
+        seen_steps.append(steps)
+    assert seen_steps[0] == seen_steps[1]
+    last = seen_steps[0][-1]
     assert (last.done, last.success, last.reward) == (True, True, 1.0) and "Right." in str(last.observation)
-    assert [step.reward for step in seen[0][:-1]] == [None] + [0.0] * (len(seen[0]) - 2)
+    assert [step.reward for step in seen_steps[0][:-1]] == [None] + [0.0] * (len(seen_steps[0]) - 2)
 
 
 @using("textarena")

@@ -57,8 +57,8 @@ def test_spans_and_arguments_of_tables():
     assert teds(other, wide, structure_only=True) == close(
         1 - 2 / 7
     )  # the span, and a cell more: of 2 rows and 5 cells
-    kept = table_of("\\begin{tabular}{l} a \\& b \\\\[2pt] % no & cell\n c \\end{tabular}")
-    assert kept is not None and [c.text for row in kept.children for c in row.children] == [r"a \& b", "c"]
+    kept_table = table_of("\\begin{tabular}{l} a \\& b \\\\[2pt] % no & cell\n c \\end{tabular}")
+    assert kept_table is not None and [c.text for row in kept_table.children for c in row.children] == [r"a \& b", "c"]
 
 
 def test_answer_without_a_table_or_with_a_huge_one_is_unreadable():

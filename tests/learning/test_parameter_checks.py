@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gxpo.learning.fingerprint import AT_ONCE, fingerprint, shard_of
+from gxpo.learning.parameter_checks import AT_ONCE, fingerprint, shard_of
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -11,11 +11,11 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def test_it_does_not_depend_on_order_or_memory_layout():
-    whole = fingerprint(tensors())
-    assert 0 <= whole < 2**53
-    assert fingerprint(dict(reversed(tensors().items()))) == whole
+    full_fingerprint = fingerprint(tensors())
+    assert 0 <= full_fingerprint < 2**53
+    assert fingerprint(dict(reversed(tensors().items()))) == full_fingerprint
     transposed = tensors()["w"].t().contiguous().t()
-    assert not transposed.is_contiguous() and fingerprint({**tensors(), "w": transposed}) == whole
+    assert not transposed.is_contiguous() and fingerprint({**tensors(), "w": transposed}) == full_fingerprint
 
 
 def test_it_adds_up_over_parameters():
