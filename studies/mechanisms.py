@@ -1,5 +1,4 @@
-"""Tasks and rewards for studies/mechanisms.yaml: `python studies/mechanisms.py` writes the tasks, and with a store prints
-the figures of its runs (python studies/mechanisms.py studies/mechanisms.jsonl)."""
+"""Tasks and rewards for studies/mechanisms.yaml: `python studies/mechanisms.py` writes the tasks."""
 
 from __future__ import annotations
 
