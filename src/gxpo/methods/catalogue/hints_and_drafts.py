@@ -155,16 +155,9 @@ hill = Definition(
     code="Andree-9/HiLL@195d94ebee446504db6477606914d5c87fc13c30 verl/trainer/ppo/hinter_utils.py "
     "verl/trainer/ppo/hill_ray_trainer.py scripts/run_hill.sh",
     keys={
-        "rollout": "critique",
-        "rollout.roles": ["hinter", "reasoner"],
-        "rollout.solver": "trained",
-        "rollout.attempts": 8,
-        "rollout.group_size": 4,
-        "rollout.refinements": 8,
-        "rollout.only": "all_wrong",
-        "rollout.gate": "answer",
-        "rollout.right": "",
-        "rollout.wrong": "",
+        "rollout": "critique", "rollout.roles": ["hinter", "reasoner"], "rollout.solver": "trained",
+        "rollout.attempts": 8, "rollout.group_size": 4, "rollout.refinements": 8,
+        "rollout.only": "all_wrong", "rollout.gate": "answer", "rollout.right": "", "rollout.wrong": "",
         "rollout.template": "{prompt}\n\nA failed attempt:\n{attempt}\n\nThe solution:\n{solution}\n\n"
         "Write a short hint that helps to find the way, without numbers and without the answer.\n",
         "rollout.refine_template": "{prompt}\n\n{critique}",
@@ -173,7 +166,7 @@ hill = Definition(
     },
     paper_defaults={"objective.clip_high": 0.28, "optim.lr": 1e-6, "tasks.per_step": 128, "update.minibatches": 2},
     cost="4 hints and 32 answers for each all-wrong task, and a second reading of these; adapters (learner.lora_rank)",
-)
+)  # fmt: skip
 
 cog_rethinker = Definition(
     r"""Cog-Rethinker: all-wrong tasks are attempted again, split into questions, then against their own mistake.
