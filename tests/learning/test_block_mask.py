@@ -13,10 +13,11 @@ from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2Fo
 
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.learning.architecture import may_attend, padded
-from gxpo.learning.block_mask import KERNEL, attend, block_mask, mask_bytes, switch, tree_ends
+from gxpo.learning.block_mask import KERNEL, attend, block_mask, mask_bytes, row_trial, switch, tree_ends
 from gxpo.learning.lora import LoraSettings
 from gxpo.learning.packing import Packing
 from gxpo.learning.torch import TorchLearner
+from gxpo.models.decoder.choices import PURPOSES, Sizes
 from gxpo.parts.definition import Stated
 from gxpo.training import config
 from gxpo.training.preflight import check_settings
@@ -255,15 +256,33 @@ def test_bytes_of_a_row_of_32k():
     assert int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum()) == 528 + 14 * (512 + 136)
 
 
-def test_sharded_processes_choose_masks_by_the_longest_row(monkeypatch):
-    """A process whose own rows are short would else make no trial forward pass where another one waits in it."""
+def test_rows_have_the_masks_that_were_chosen(monkeypatch):
     learner = TorchLearner(small_llama(), lr=0.0, kernels="transformers")
-    learner._blocks_from, learner.lockstep = 5000, True
-    monkeypatch.setattr("gxpo.base.runtime.highest", lambda own: max(own, 6000))
+    dense = learner.outputs(FOREST, ("logprob",))["logprob"]
+    learner.use({"row attention": "flex"})
+    flex = learner.outputs(FOREST, ("logprob",))["logprob"]
+    assert learner.model.config._attn_implementation == KERNEL and torch.allclose(flex, dense, atol=1e-5)
+    learner.use({})
     monkeypatch.setattr(learner, "_why_not_blocks", lambda: "it was tried")
     with pytest.warns(UserWarning, match="dense masks: it was tried"):
-        learner.outputs(random_forest(0), ("logprob",))
-    learner._blocks_from, learner.lockstep = 5000, False
+        learner.outputs(FOREST, ("logprob",))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        learner.outputs(random_forest(0), ("logprob",))
+        learner.outputs(FOREST, ("logprob",))
+
+
+def test_masks_are_timed_on_a_row_of_a_group(monkeypatch):
+    monkeypatch.setattr("gxpo.models.decoder.choices.SECONDS", 0.0)
+    lengths = []
+
+    def attend_by(module, q, k, v, mask):
+        lengths.append(mask.seq_lengths)
+        return q, None
+
+    monkeypatch.setattr("gxpo.learning.block_mask.attend", attend_by)
+    config, cpu = small_llama().config, torch.device("cpu")
+    # a prompt of 8 and four actions of 4; of at most 17 tokens: two actions
+    for limit in (100, 17):
+        trial = row_trial(config, torch.float32, cpu, Sizes(prompt=8, action=4, group=4, samples=8), limit)
+        assert tuple(trial.seconds) == PURPOSES["row attention"].kernels
+    assert lengths == [(24, 24)] * 2 + [(16, 16)] * 2

@@ -44,6 +44,12 @@ def test_sizes_of_one_class_are_one_case_and_threads_another(monkeypatch):
     assert case != kernel_store.case_of(MODEL, torch.float32, Sizes(prompt=33, samples=64))
 
 
+def test_a_fact_cannot_take_the_place_of_the_table_of_kernels():
+    assert kernel_store.case_of(MODEL, torch.float32, Sizes())["kernels"]["head"] == ["whole", "blocks"]
+    with pytest.raises(TypeError, match="kernels"):
+        kernel_store.case_of(MODEL, torch.float32, Sizes(), kernels="auto")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"case": {}, "choices": {"head": ["whole", ""]}}'])
 def test_a_damaged_file_is_measured_again(text):
     calls = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -48,7 +47,7 @@ class ExternalModel(TorchLearner):
         self.logits_at_once = 2**23
         self.lora, self._adapters, self._reference = None, None, None
         self.layout, self.policies = "flat", {ALONE: "trained"}
-        self.attention, self._blocks_from = "dense", math.inf
+        self.attention = "dense"
         self.value_head, self.value_heads = None, ()
         self._optimiser_settings: dict[str, Any] = {}
         self._kernels = {"kernels": "transformers", "products": "auto", "choices": None, "recompute": False}

@@ -21,12 +21,12 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from gxpo.base.errors import need
 from gxpo.models.decoder.architecture import FULL, WINDOWED
+from gxpo.models.decoder.choices import Sizes, Trial, timed
 
 KERNEL = "sdpa_or_block_mask"  # transformers takes a name with "sdpa" in it for a kernel that sdpa's models have
 NO_FLEX_BACKWARD = ("cpu", "mps")
 Attention = Literal["auto", "dense", "flex"]
 BLOCK = 128
-FLEX_FROM = 4096  # tokens of a row, by the 34 MB of its bfloat16 mask; scripts/gpu.py measures where flex is faster
 Masks = BlockMask | dict[str, BlockMask]  # one for all layers, or one for each type of layer
 
 
@@ -191,3 +191,42 @@ def _capped(cap: float) -> Callable[..., Tensor]:
 @cache
 def _compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention)
+
+
+# ---------------------------------------------------------------- trial
+def row_trial(config: Any, dtype: torch.dtype, device: torch.device, sizes: Sizes, limit: int) -> Trial:
+    """Time attention of a packed row of one group, at most `limit` tokens, with a dense mask and with a block mask.
+
+    With its gradient, where FlexAttention has one on the device.
+    """
+    prompt, action = min(sizes.prompt, limit // 2), max(1, min(sizes.action, limit // 2))
+    members = max(1, min(sizes.group, (limit - prompt) // action))
+    node = torch.cat([torch.zeros(prompt, dtype=torch.int64), torch.arange(1, members + 1).repeat_interleave(action)])
+    end = tree_ends(node[None], torch.where(node == 0, members + 1, node + 1)[None], torch.ones(1, len(node)) > 0)
+    order = torch.arange(len(node))
+    hidden = (order > order[:, None]) | (order[:, None] >= end[0])
+    dense = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)[None, None].to(device)
+    blocks = block_mask(end.to(device), order[None].to(device))
+    heads, kv = config.num_attention_heads, config.num_key_value_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    has_gradient = device.type not in NO_FLEX_BACKWARD
+    q, k, v = (
+        torch.randn(1, n, len(node), size, dtype=dtype, device=device, requires_grad=has_gradient)
+        for n in (heads, kv, kv)
+    )
+
+    def run(attended: Callable[[], Tensor]) -> None:
+        out = attended()
+        if has_gradient:
+            torch.autograd.grad(out.sum(), (q, k, v))
+        if device.type == "cuda":  # kernels run beside the clock
+            torch.cuda.synchronize(device)
+
+    def masked() -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=dense, enable_gqa=heads != kv)
+
+    with torch.enable_grad():
+        return timed(
+            "row attention",
+            {"dense": [lambda: run(masked)], "flex": [lambda: run(lambda: attend(None, q, k, v, blocks)[0])]},
+        )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -19,7 +19,7 @@ from gxpo.base.runtime import memory_is_short
 from gxpo.forest.forest import Forest
 from gxpo.learning.architecture import layout_for, states_after, untrained_loss, why_not_blocks
 from gxpo.learning.base import InProcess, acting, outputs_of
-from gxpo.learning.block_mask import FLEX_FROM, KERNEL, Attention
+from gxpo.learning.block_mask import NO_FLEX_BACKWARD, Attention, row_trial
 from gxpo.learning.head import head_trials
 from gxpo.learning.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
 from gxpo.learning.optimiser import Optimiser, Schedule, States, put
@@ -27,7 +27,7 @@ from gxpo.learning.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learning.readout import Readout, read
 from gxpo.learning.soft import WEIGHT, soft_inputs, with_densities
 from gxpo.models.decoder import measure
-from gxpo.models.decoder.choices import Sizes, Trial
+from gxpo.models.decoder.choices import Sizes, Trial, kernel
 from gxpo.models.decoder.forward import Kernels, Products
 from gxpo.models.decoder.vision import vision_of
 
@@ -52,7 +52,7 @@ class TorchLearner(InProcess):
     reference keep a frozen copy of the policy as it is now (with LoRA: the model with its adapters off, at no cost)
     layout    "packed" (unique tokens once) or "flat" (a row per leaf); models that can't be packed are trained flat
     attention how a transformers model is given the mask of packed rows: "dense" [B, 1, L, L], "flex": blocks for
-              FlexAttention, which has no backward pass on CPUs, "auto": flex on CUDA for rows of `FLEX_FROM` tokens
+              FlexAttention, which has no backward pass on CPUs, "auto": what `choices` have for "row attention"
     logits_at_once  how many logits are held at a time
     kernels   "auto": the forward pass of `models.decoder` for the models that it knows; "transformers": theirs for all
     products  dtype in which that multiplies matrices (see `gxpo.models.decoder.forward.Decoder`)
@@ -114,9 +114,6 @@ class TorchLearner(InProcess):
         self._kernels["recompute"] = recompute
         self._readout = Readout(self.model, **self._kernels)
         self.attention: Attention = attention
-        self._blocks_from = {"dense": math.inf, "flex": 0}.get(
-            attention, FLEX_FROM if self.device.type == "cuda" and self._readout.decoder is None else math.inf
-        )
         self.layout: Layout = layout_for(self._readout, layout, attention)
         if (notice := untrained_loss(model)) is not None:
             warnings.warn(notice, stacklevel=2)
@@ -235,6 +232,7 @@ class TorchLearner(InProcess):
         """Update with these kernels (`models.decoder.choices`)."""
         used = self._kernels
         used |= {"choices": used["choices"] | choices, "products": choices.get("products", used["products"])}
+        self.__dict__.pop("_uses_blocks", None)
         for readout in (self._readout, self._reference):
             if readout is not None and readout.decoder is not None:
                 readout.decoder.choices, readout.decoder.products = used["choices"], used["products"]
@@ -242,6 +240,10 @@ class TorchLearner(InProcess):
     def trials(self, sizes: Sizes, choices: Mapping[str, str]) -> Iterator[tuple[str, Trial]]:
         """Time the kernels that an update chooses between, with a step of these sizes, where `choices` has none."""
         rows = self.tokens_per_microbatch
+        is_open = self.attention == "auto" and self.layout == "packed" and self.device.type not in NO_FLEX_BACKWARD
+        if is_open and "row attention" not in choices and self._why_not_blocks() is None:
+            config, dtype = self._readout.causal.config.get_text_config(), next(self.model.parameters()).dtype
+            yield "row attention", row_trial(config, dtype, self.device, sizes, rows)
         if (decoder := self._readout.decoder) is not None:
             chosen = dict(choices)
             for name, trial in measure.update_trials(decoder, self._readout.head, rows, sizes, choices):
@@ -417,23 +419,18 @@ class TorchLearner(InProcess):
         """Hidden states [n, H] of a sheet's tokens after each of these layers."""
         if readout.decoder is not None:
             return readout.decoder.states_after(sheet.tokens, sheet.position, sheet.chains, layers)
-        return states_after(readout, sheet, layers, blocks=self._uses_blocks(sheet))
+        return states_after(readout, sheet, layers, blocks=self._uses_blocks)
 
-    def _uses_blocks(self, sheet: Sheet) -> bool:
-        """Return True if these rows take block masks; the model is tried at the first rows that are long enough."""
-        if self.layout == "flat" or self._blocks_from == math.inf:
+    @cached_property
+    def _uses_blocks(self) -> bool:
+        """True if packed rows take block masks; a model that can't attend by them is warned of once."""
+        if self.layout == "flat" or self.attention != "auto":
+            return self.layout != "flat" and self.attention == "flex"
+        if kernel(self._kernels["choices"], "row attention") != "flex":
             return False
-        longest = max(sheet.lengths)
-        if self.lockstep:  # processes that share the model go through it alike
-            longest = runtime.highest(longest)
-        if longest < self._blocks_from:
-            return False
-        if self.attention == "auto" and self._readout.causal.config.get_text_config()._attn_implementation != KERNEL:
-            reason = self._why_not_blocks()
-            if reason is not None:
-                self._blocks_from = math.inf
-                warnings.warn(f"rows of {longest} tokens have dense masks: {reason}", stacklevel=2)
-        return self._blocks_from < math.inf
+        if (reason := self._why_not_blocks()) is not None:
+            warnings.warn(f"rows have dense masks: {reason}", stacklevel=2)
+        return reason is None
 
     def _why_not_blocks(self) -> str | None:
         """Reason why the policy or its reference can't attend by block masks; None: both are switched to them."""

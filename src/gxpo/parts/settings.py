@@ -141,7 +141,7 @@ class LearnerSettings(_Section):
     attention: Literal["auto", "dense", "flex"] = Field(
         default="auto",
         description="mask of packed rows in models run by transformers: dense, or blocks (FlexAttention; no backward "
-        "pass on CPU); auto: flex on CUDA for long rows, see docs/scale.md",
+        "pass on CPU); auto: on CUDA as measured, see docs/scale.md",
     )
     lora_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="rank of LoRA; 0 trains every parameter")
     lora_alpha: Annotated[float, Field(gt=0)] = Field(default=16.0, description="scale of LoRA: alpha / rank")

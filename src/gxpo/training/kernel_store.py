@@ -30,7 +30,7 @@ Lines = dict[str, list[str]]  # purpose -> chosen kernel, and how it compares in
 
 def case_of(config: Any, dtype: torch.dtype, sizes: Sizes, **further: Any) -> dict[str, Any]:
     """Facts that decide which kernels are fastest; `further`: settings that bear on them."""
-    return {
+    facts = {
         "processor": processor_name(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
@@ -39,8 +39,8 @@ def case_of(config: Any, dtype: torch.dtype, sizes: Sizes, **further: Any) -> di
         "dtype": str(dtype),
         "kernels": {name: list(purpose.kernels) for name, purpose in PURPOSES.items()},
         "classes": [class_of(n) for n in (sizes.prompt, sizes.action, sizes.group, sizes.samples)],
-        **further,
     }
+    return dict(**facts, **further)  # an error where `further` has a name of these
 
 
 def recall(case: Mapping[str, Any], measure: Callable[[], Lines]) -> tuple[Lines, Path | None]:

@@ -79,7 +79,7 @@ def _with_choices(resolved: Resolved, policy: Policy, sizes: Sizes, notify: Noti
     model, device = in_process[0].model, next(in_process[0].model.parameters())
     case = kernel_store.case_of(
         model.config, device.dtype, sizes, device=device.device.type, chosen=chosen_of(s), products=s.learner.products,
-        parts=[type(part).__name__ for part in in_process], kernels=s.learner.kernels, lora=bool(s.learner.lora_rank),
+        parts=[type(part).__name__ for part in in_process], passes=s.learner.kernels, lora=bool(s.learner.lora_rank),
         rows=[s.learner.tokens_per_microbatch, s.sampling.batch_rows],
     )  # fmt: skip
     own_lines, path = kernel_store.recall(case, measure) if runtime.rank() == 0 else ({}, None)

@@ -31,10 +31,11 @@ def compare(function, definition, *inputs, close):
         assert torch.allclose(a.grad.double(), b.grad, rtol=0, atol=close * float(b.grad.abs().max().clamp_min(1)))
 
 
-def test_maps_of_a_norm():
+@pytest.mark.parametrize("joined", [False, True])
+def test_maps_of_a_norm(joined):
     x, w, a, b = numbers(7, 8), 1 + 0.1 * numbers(8, seed=1), numbers(5, 8, seed=2), numbers(3, 8, seed=3)
     compare(
-        lambda x, w, a, b: NormLinears.apply(x, w, EPS, torch.float32, a, b),
+        lambda x, w, a, b: NormLinears.apply(x, w, EPS, torch.float32, joined, a, b),
         lambda x, w, a, b: torch.cat([norm(x, w) @ a.t(), norm(x, w) @ b.t()], 1),
         x, w, a, b, close=1e-5,
     )  # fmt: skip
@@ -48,13 +49,13 @@ def test_a_map_added():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(("residual", "joined"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("act", ACTIVATIONS)
-def test_the_gated_perceptron(act, residual):
+def test_the_gated_perceptron(act, residual, joined):
     x, w = numbers(7, 8), 1 + 0.1 * numbers(8, seed=1)
     raised = {"silu": silu, "gelu_pytorch_tanh": lambda y: gelu(y, approximate="tanh")}[act]
     compare(
-        lambda x, w, g, u, d: GatedMLP.apply(x, w, EPS, torch.float32, ACTIVATIONS[act], residual, d, g, u),
+        lambda x, w, g, u, d: GatedMLP.apply(x, w, EPS, torch.float32, ACTIVATIONS[act], residual, joined, d, g, u),
         lambda x, w, g, u, d: residual * x + (raised(norm(x, w) @ g.t()) * (norm(x, w) @ u.t())) @ d.t(),
         x, w, numbers(6, 8, seed=2), numbers(6, 8, seed=3), numbers(8, 6, seed=4), close=2e-5,
     )  # fmt: skip
@@ -63,15 +64,17 @@ def test_the_gated_perceptron(act, residual):
 def test_gate_and_up_in_one_map():
     x, w, both, down = numbers(7, 8), torch.ones(8), numbers(12, 8, seed=2), numbers(8, 6, seed=3)
     inputs = [t.float() for t in (x, w, down, both)]
-    one = GatedMLP.apply(*inputs[:2], EPS, torch.float32, ACTIVATIONS["silu"], True, *inputs[2:])
-    two = GatedMLP.apply(*inputs[:2], EPS, torch.float32, ACTIVATIONS["silu"], True, inputs[2], *inputs[3].chunk(2))
+    settings = EPS, torch.float32, ACTIVATIONS["silu"], True, False
+    one = GatedMLP.apply(*inputs[:2], *settings, *inputs[2:])
+    two = GatedMLP.apply(*inputs[:2], *settings, inputs[2], *inputs[3].chunk(2))
     assert torch.allclose(one, two, rtol=1e-5, atol=1e-5)  # of values up to 66
 
 
-def test_weights_that_are_not_trained_get_no_gradient():
+@pytest.mark.parametrize("joined", [False, True])
+def test_weights_that_are_not_trained_get_no_gradient(joined):
     x, w = numbers(4, 8).float().requires_grad_(), torch.ones(8)
     a, b = numbers(5, 8).float(), numbers(3, 8).float().requires_grad_()
-    NormLinears.apply(x, w, EPS, torch.float32, a, b).sum().backward()
+    NormLinears.apply(x, w, EPS, torch.float32, joined, a, b).sum().backward()
     assert a.grad is None and b.grad is not None and x.grad is not None
 
 
@@ -82,7 +85,7 @@ def test_bfloat16_products_in_float32_are_the_better_ones():
     exact = torch.cat([norm(x.double(), w.double()) @ m.double().t() for m in weights], 1)
     error = {}
     for product in (torch.float32, torch.bfloat16):
-        actual = NormLinears.apply(x, w, EPS, product, *weights)
+        actual = NormLinears.apply(x, w, EPS, product, False, *weights)
         assert actual.dtype == torch.bfloat16
         error[product] = float((actual.double() - exact).norm() / exact.norm())
     assert error[torch.float32] < error[torch.bfloat16] < 0.01

@@ -13,7 +13,7 @@ from gxpo.models.decoder.sampling import map_of, packing_works
 from gxpo.sampling.engines.torch import TorchEngine
 
 SIZES = Sizes(prompt=20, action=6, group=3, samples=6)
-UPDATE = ["products", "attention", "attention gradient"]
+UPDATE = ["products", "update weights", "attention", "attention gradient"]
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,8 @@ def test_kernels_of_an_update_are_timed_for_16_bits():
     for purpose, trial in trials.items():
         assert tuple(trial.seconds) == PURPOSES[purpose].kernels and min(trial.seconds.values()) > 0
     assert all(p.grad is None for p in decoder.model.parameters())
-    assert not dict(measure.update_trials(Decoder(small_llama()), None, 4, SIZES, {}))
+    # of 32 bits: no dtype is chosen
+    assert list(dict(measure.update_trials(Decoder(small_llama()), None, 4, SIZES, {}))) == ["update weights"]
 
 
 def test_kernels_of_sampling_are_timed_by_class_of_prompt():
@@ -45,14 +46,14 @@ def test_kernels_of_sampling_are_timed_by_class_of_prompt():
 
 def test_what_is_chosen_already_is_not_timed():
     decoder = Decoder(small_llama().to(torch.bfloat16))
-    chosen = {"products": "native", "attention": "native"}
+    chosen = {"products": "native", "update weights": "joined", "attention": "native"}
     assert list(dict(measure.update_trials(decoder, None, 4, SIZES, chosen))) == ["attention gradient"]
 
 
 def test_under_adapters_on_every_matrix_the_head_is_what_is_left():
     learner = TorchLearner(small_llama(), lr=1e-3, dtype="bfloat16", lora=LoraSettings(rank=2))
     decoder = learner._readout.decoder
-    assert "products" not in dict(measure.update_trials(decoder, None, 4, SIZES, {}))
+    assert not {"products", "update weights"} & set(dict(measure.update_trials(decoder, None, 4, SIZES, {})))
     assert "products" in dict(learner.trials(SIZES, {}))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -59,6 +59,14 @@ class Plan:
 
     squares: tuple[Squares, ...]
     rectangles: tuple[Rectangle, ...]
+
+    @cached_property
+    def place(self) -> Tensor:
+        """[n] place of each token in the concatenated squares, every one of which is in exactly one of them."""
+        index = torch.cat([s.index.flatten() for s in self.squares])
+        is_token = torch.cat([(s.index >= 0 if s.is_token is None else s.is_token).flatten() for s in self.squares])
+        places = is_token.nonzero().squeeze(1)
+        return torch.empty_like(places).index_copy_(0, index[places], places)
 
     @staticmethod
     def of(chains: Sequence[Chain]) -> Plan:
@@ -269,26 +277,17 @@ def attend(
     rotate(x[:, : heads.queries + kv], cos[:, None], sin[:, None], rotated[:, : heads.queries + kv])
     rotated[:, heads.queries + kv :] = x[:, heads.queries + kv :]
     blocks = _in_dtype_of(kernel, rotated)
-    out = blocks.new_empty(n, heads.queries, size)
-    # the log-sum-exp is needed to join blocks, and in 16 bits it would lose the small ones
-    log_sum = x.new_empty(n, heads.queries, dtype=torch.promote_types(x.dtype, torch.float32))
     parts = [heads.queries, kv, kv]
     q, k, v = blocks.split(parts, 1)
-    # every token is in exactly one square, which fills `out`; rectangles then join further keys
+    # every token is in exactly one square; rectangles then join further keys
+    square_outs, square_log_sums = [], []
     for square in plan.squares:
-        at = square.index
         # one gather for queries, keys and values
-        at_q, at_k, at_v = _rows(blocks, at).split(parts, 1)
+        at_q, at_k, at_v = _rows(blocks, square.index).split(parts, 1)
         block_out, block_log_sum = forward(at_q, at_k, at_v, scale, causal=True, cap=cap)
-        block_out, block_log_sum = block_out.transpose(1, 2), block_log_sum.transpose(1, 2)
-        if square.is_token is None:
-            out[at], log_sum[at] = block_out, block_log_sum
-        else:
-            # squares of different lengths are padded to one size: only real tokens are written
-            out[at[square.is_token]], log_sum[at[square.is_token]] = (
-                block_out[square.is_token],
-                block_log_sum[square.is_token],
-            )
+        square_outs.append(block_out.transpose(1, 2).flatten(0, 1))
+        square_log_sums.append(block_log_sum.transpose(1, 2).flatten(0, 1))
+    out, log_sum = (torch.cat(each).index_select(0, plan.place) for each in (square_outs, square_log_sums))
     for block in plan.rectangles:
         rows, keys = block.rows, block.keys
         block_out, block_log_sum = forward(
@@ -319,22 +318,16 @@ def attend_backward(
     # gradients of rotated queries, keys and values side by side; a rectangle adds to those of its square
     parts = [heads.queries, kv, kv]
     q, k, v = rotated.split(parts, 1)
-    rotated_grad = torch.zeros_like(rotated)
-    q_grad, k_grad, v_grad = rotated_grad.split(parts, 1)
+    square_grads = []
     for square in plan.squares:
-        at = square.index
+        at_g, at_out, at_log_sum = (_rows(x, square.index) for x in (g, out, log_sum[..., None]))
         # a padded query must add nothing to the gradients of its keys
-        g_at = g[at] if square.is_token is None else g[at] * square.is_token[..., None, None]
-        at_q, at_k, at_v = _rows(rotated, at).split(parts, 1)
-        block_grads = _backward(
-            g_at.transpose(1, 2), at_q, at_k, at_v, _rows(out, at),
-            log_sum[at].transpose(1, 2), True, scale, cap=cap,
-        )  # fmt: skip
-        square_grad = torch.cat([x.transpose(1, 2) for x in block_grads], 2)
-        if square.is_token is None:
-            rotated_grad[at] = square_grad
-        else:
-            rotated_grad[at[square.is_token]] = square_grad[square.is_token]
+        at_g = at_g if square.is_token is None else at_g * square.is_token[:, None, :, None]
+        at_q, at_k, at_v = _rows(rotated, square.index).split(parts, 1)
+        block_grads = _backward(at_g, at_q, at_k, at_v, at_out, at_log_sum.squeeze(3), True, scale, cap=cap)
+        square_grads.append(torch.cat([x.transpose(1, 2) for x in block_grads], 2).flatten(0, 1))
+    rotated_grad = torch.cat(square_grads).index_select(0, plan.place)
+    q_grad, k_grad, v_grad = rotated_grad.split(parts, 1)
     for block in plan.rectangles:
         rows, keys = block.rows, block.keys
         block_grads = _backward(
@@ -388,7 +381,7 @@ def _mask_as(mask: Tensor | None, x: Tensor) -> Tensor | None:
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
     """[B, heads, L, D] of x [n, heads, D]."""
-    return x[index].transpose(1, 2)
+    return x.index_select(0, index.flatten()).unflatten(0, index.shape).transpose(1, 2)
 
 
 def _slice(x: Tensor, place: slice) -> Tensor:

@@ -31,8 +31,11 @@ class Purpose:
 # the first of two dtypes is the one that rounds less, or the one whose results need fewer conversions
 PURPOSES: dict[str, Purpose] = {
     "products": Purpose(("float32", "native"), gain=1.1),  # matrix products of an update: `learner.products`
+    # maps of the same input one by one, or by copies of their weights one above the other in a single product
+    "update weights": Purpose(("apart", "joined"), gain=1.02),
     "attention": Purpose(("native", "float32"), gain=1.1),  # of an update, forward
     "attention gradient": Purpose(("float32", "native"), gain=1.1),
+    "row attention": Purpose(("dense", "flex"), gain=1.1),  # masks of packed rows of transformers' models, on GPUs
     "head": Purpose(("whole", "blocks"), gain=1.1),  # log-probs from all logits of a token, or by parts of them
     "sampling products": Purpose(("float32", "native"), gain=1.1),  # `sampling.products`
     # as torch holds them, or in the order in which oneDNN reads

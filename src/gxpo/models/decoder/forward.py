@@ -235,10 +235,11 @@ class Decoder:
         return self.norm(x), keys_and_values
 
     def _layer(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, plan: Plan, product: torch.dtype) -> Tensor:
-        qkv = queries_keys_values(layer, x, product)
+        joined = kernel(self.choices, "update weights") == "joined"
+        qkv = queries_keys_values(layer, x, product, joined)
         kernels = (kernel(self.choices, "attention"), kernel(self.choices, "attention gradient"))
         attended = TreeAttention.apply(qkv, cos, sin, plan, layer.heads, kernels)
-        return add_mlp(layer, add_attention(layer, x, attended, product), product, x)
+        return add_mlp(layer, add_attention(layer, x, attended, product), product, x, joined)
 
 
 @contextmanager

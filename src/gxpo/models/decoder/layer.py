@@ -32,13 +32,13 @@ def eps_of(norm: Any) -> float:
     return norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
 
 
-def queries_keys_values(layer: Layer, x: Tensor, product: torch.dtype) -> Tensor:
-    """[n, (heads + 2 kv) * D] queries, keys and values of a layer's input."""
+def queries_keys_values(layer: Layer, x: Tensor, product: torch.dtype, joined: bool = False) -> Tensor:
+    """[n, (heads + 2 kv) * D] queries, keys and values of a layer's input; joined: see `times`."""
     norm, maps, size = layer.norm(0), layer.maps, layer.heads.size
     # one kernel for norm and maps, and its backward recomputes the norm instead of holding it
     if are_plain_linears(*maps) and is_stock_norm(layer, norm, x):
         weights = (m.weight for m in maps)
-        out = NormLinears.apply(x, weight_of(layer, norm), eps_of(norm), product, *weights)
+        out = NormLinears.apply(x, weight_of(layer, norm), eps_of(norm), product, joined, *weights)
     else:
         h = x if norm is None else norm(x)
         out = maps[0](h) if len(maps) == 1 else torch.cat([m(h) for m in maps], 1)
@@ -68,16 +68,15 @@ def add_attention(layer: Layer, x: Tensor, attended: Tensor, product: torch.dtyp
     return x + _branch(layer, layer.out(attended), layer.norm(1))
 
 
-def add_mlp(layer: Layer, x: Tensor, product: torch.dtype, before: Tensor) -> Tensor:
-    # a parallel MLP reads the layer's input, a sequential one the attention's output
-    """Add the MLP's output to x [n, H]; before: the layer's input, which a parallel MLP reads."""
+def add_mlp(layer: Layer, x: Tensor, product: torch.dtype, before: Tensor, joined: bool = False) -> Tensor:
+    """Add the MLP's output to x [n, H]; before: the layer's input, which a parallel MLP reads; joined: see `times`."""
     norm, inner, mlp_input = layer.norm(2), layer.inner, before if layer.parallel else x
     adds_input = layer.sequential
     # adapters and other kinds of maps run by their own modules, for autograd to see them
     if inner and are_plain_linears(*inner, layer.mlp.down_proj) and is_stock_norm(layer, norm, x):
         weights = (layer.mlp.down_proj.weight, *(m.weight for m in inner))
         mlp_out = GatedMLP.apply(
-            mlp_input, weight_of(layer, norm), eps_of(norm), product, layer.act, adds_input, *weights
+            mlp_input, weight_of(layer, norm), eps_of(norm), product, layer.act, adds_input, joined, *weights
         )
         if adds_input:
             return mlp_out
@@ -113,10 +112,13 @@ def norm_backward(g: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> tuple[T
     return (g * weight).addcmul_(hat, weighted_dot[:, None], value=-1).mul_(rstd), by_weight
 
 
-def times(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
-    """[n, sum of rows]: x [n, H] times each weight [rows, H] transposed, concatenated."""
-    if len(weights) == 1:
-        return x @ weights[0].to(x.dtype).t()
+def times(x: Tensor, weights: tuple[Tensor, ...], joined: bool = False) -> Tensor:
+    """[n, sum of rows]: x [n, H] times each weight [rows, H] transposed, concatenated.
+
+    joined  copy the weights one above the other first, for a single product
+    """
+    if joined or len(weights) == 1:
+        return x @ one_above_the_other(weights, x.dtype).t()
     sizes = [w.shape[0] for w in weights]
     out = x.new_empty(x.shape[0], sum(sizes))
     for part, w in zip(out.split(sizes, 1), weights, strict=True):
@@ -124,13 +126,22 @@ def times(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
     return out
 
 
+def one_above_the_other(weights: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    """[sum of rows, H] weights [rows, H] in a dtype; a single one of that dtype is not copied."""
+    return (weights[0] if len(weights) == 1 else torch.cat(weights)).to(dtype)
+
+
 def times_backward(
-    g: Tensor, x: Tensor, weights: tuple[Tensor, ...], needs_grad: tuple[bool, ...]
+    g: Tensor, x: Tensor, weights: tuple[Tensor, ...], needs_grad: tuple[bool, ...], joined: bool = False
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Gradients of `times` by x, and by each weight where `needs_grad`."""
+    """Gradients of `times` by x, and by each weight where `needs_grad`; joined: by single products."""
+    sizes = [w.shape[0] for w in weights]
+    if joined and all(needs_grad):
+        by_weight_parts = (g.t() @ x).to(weights[0].dtype).split(sizes)
+        return g @ one_above_the_other(weights, g.dtype), list(by_weight_parts)
     by_x = g.new_empty(x.shape)
     by_weight: list[Tensor | None] = []
-    parts = g.split([w.shape[0] for w in weights], 1)
+    parts = g.split(sizes, 1)
     for i, (part, w, needs) in enumerate(zip(parts, weights, needs_grad, strict=True)):
         torch.addmm(by_x, part, w.to(g.dtype), beta=0 if i == 0 else 1, out=by_x)
         by_weight.append((part.t() @ x).to(w.dtype) if needs else None)
@@ -141,20 +152,23 @@ class NormLinears(Function):
     """RMSNorm and linear maps: [n, sum of rows], concatenated, of x / rms(x) * norm."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, norm: Tensor, eps: float, product: torch.dtype, *weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, norm: Tensor, eps: float, product: torch.dtype, joined: bool, *weights: Tensor
+    ) -> Tensor:
         # keep x and one number a row; the normed input is computed again in the backward pass
         rstd = inverse_rms(x, eps)
         ctx.save_for_backward(x, rstd, norm, *weights)
-        ctx.product = product
-        return times(normed(x, rstd, norm, product), weights).to(x.dtype)
+        ctx.product, ctx.joined = product, joined
+        return times(normed(x, rstd, norm, product), weights, joined).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, rstd, norm, *weights = ctx.saved_tensors
         h = normed(x, rstd, norm, ctx.product)
-        by_h, by_weight = times_backward(grads[0].to(ctx.product), h, tuple(weights), ctx.needs_input_grad[4:])
+        g, needs_grad = grads[0].to(ctx.product), ctx.needs_input_grad[5:]
+        by_h, by_weight = times_backward(g, h, tuple(weights), needs_grad, ctx.joined)
         by_x, by_norm = norm_backward(by_h, x, rstd, norm)
-        return by_x.to(x.dtype), by_norm.to(norm.dtype), None, None, *by_weight
+        return by_x.to(x.dtype), by_norm.to(norm.dtype), None, None, None, *by_weight
 
 
 class AddLinear(Function):
@@ -189,12 +203,12 @@ class GatedMLP(Function):
         product: torch.dtype,
         act: Activation,
         residual: bool,
+        joined: bool,
         down: Tensor,
         *weights: Tensor,
     ) -> Tensor:
         rstd = inverse_rms(x, eps)
-        # gate and up projection as one product: fewer and larger matrix products
-        inner = times(normed(x, rstd, norm, product), weights)
+        inner = times(normed(x, rstd, norm, product), weights, joined)
         a, b = inner.chunk(2, 1)
         gated = act.value(a).mul_(b)
         # the residual is the accumulator of the product, which saves a pass over [n, H]
@@ -204,7 +218,7 @@ class GatedMLP(Function):
             out = (gated @ down.to(product).t()).to(x.dtype)
         # hold the projections and not what the activation makes of them: it is cheap to compute again
         ctx.save_for_backward(x, rstd, norm, down, inner.to(x.dtype), *weights)
-        ctx.product, ctx.act, ctx.residual = product, act, residual
+        ctx.product, ctx.act, ctx.residual, ctx.joined = product, act, residual, joined
         return out
 
     @staticmethod
@@ -213,15 +227,15 @@ class GatedMLP(Function):
         product, needs_grad = ctx.product, ctx.needs_input_grad
         g, (a, b) = grads[0].to(product), inner.to(product).chunk(2, 1)
         gate = ctx.act.value(a)
-        by_act, (by_down,) = times_backward(g, gate * b, (down,), (needs_grad[6],))
+        by_act, (by_down,) = times_backward(g, gate * b, (down,), (needs_grad[7],))
         # both halves side by side, so that one product gives the gradient by the normed input
         by_inner = inner.new_empty(inner.shape, dtype=product)
         by_a, by_b = by_inner.chunk(2, 1)
         torch.mul(by_act, gate, out=by_b)
         ctx.act.slope(by_act.mul_(b), a, by_a)
         h = normed(x, rstd, norm, product)
-        by_h, by_weights = times_backward(by_inner, h, tuple(weights), needs_grad[7:])
+        by_h, by_weights = times_backward(by_inner, h, tuple(weights), needs_grad[8:], ctx.joined)
         by_x, by_norm = norm_backward(by_h, x, rstd, norm)
         if ctx.residual:
             by_x = by_x.add_(grads[0])
-        return by_x.to(x.dtype), by_norm.to(norm.dtype), None, None, None, None, by_down, *by_weights
+        return by_x.to(x.dtype), by_norm.to(norm.dtype), None, None, None, None, None, by_down, *by_weights

@@ -34,17 +34,27 @@ def update_trials(
 ) -> Iterator[tuple[str, Trial]]:
     """Time what an update chooses between and `choices` does not say yet.
 
-    Nothing is chosen for parameters of 32 bits or more. `head` stands in for the layers' matrices where these have
+    Dtypes are not chosen for parameters of 32 bits or more. `head` stands in for the layers' matrices where these have
     adapters and it has none.
     """
-    if decoder.dtype not in HALF:
-        return
-    if "products" not in choices and (shapes := _shapes(decoder, head)):
+    product = choices.get("products")
+    if decoder.dtype in HALF and product is None and (shapes := _shapes(decoder, head)):
         pieces = {
             name: [_update_piece(shape, needs, rows, decoder.dtype, dtype) for shape, needs in shapes]
             for name, dtype in _dtypes(decoder)
         }
-        yield "products", timed("products", pieces, clock=clock)
+        trial = timed("products", pieces, clock=clock)
+        product = trial.choice
+        yield "products", trial
+    dtype = torch.float32 if product == "float32" and decoder.dtype in HALF else decoder.dtype
+    if "update weights" not in choices and (pairs := _maps_of_one_input(decoder, rows)):
+        runs = {
+            name: [_joined_piece(shapes, rows, decoder.dtype, dtype, name == "joined") for shapes in pairs]
+            for name in ("apart", "joined")
+        }
+        yield "update weights", timed("update weights", runs, clock=clock)
+    if decoder.dtype not in HALF:
+        return
     for gradient in (False, True):
         purpose = "attention gradient" if gradient else "attention"
         if purpose not in choices:
@@ -107,6 +117,30 @@ def _update_piece(
     def run() -> None:
         times(x.to(product), (w,)).to(dtype)
         times_backward(g.to(product), x.to(product), (w,), (needs_grad,))[0].to(dtype)
+
+    return run
+
+
+def _maps_of_one_input(decoder: Decoder, rows: int) -> list[list[tuple[int, int]]]:
+    """Shapes of a layer's trained maps that read the same input: queries, keys and values; gate and up."""
+    layer = decoder.layers[0]
+    groups = [maps for maps in (layer.maps, layer.inner) if len(maps) > 1 and are_plain_linears(*maps)]
+    groups = [[m.weight for m in maps] for maps in groups if all(m.weight.requires_grad for m in maps)]
+    # wider matrices are cut, as in `_shapes`
+    share = min(1.0, WORK / (6 * min(rows, LONGEST) * max(1, sum(w.numel() for each in groups for w in each))))
+    return [[(max(1, round(share * w.shape[0])), w.shape[1]) for w in each] for each in groups]
+
+
+def _joined_piece(
+    shapes: list[tuple[int, int]], rows: int, dtype: torch.dtype, product: torch.dtype, joined: bool
+) -> Callable[[], object]:
+    """Products of maps that read the same input, forward and backward."""
+    weights, rows = tuple(_random(shape, dtype) for shape in shapes), min(rows, LONGEST)
+    x, g = (_random((rows, n), product) for n in (shapes[0][1], sum(n for n, _ in shapes)))
+
+    def run() -> None:
+        times(x, weights, joined)
+        times_backward(g, x, weights, (True,) * len(weights), joined)
 
     return run
 

@@ -90,6 +90,8 @@ class Stepper:
         self.small = copies_fit(decoder, decoder.product)
         self.product = decoder.product if self.small else decoder.dtype
         chosen = kernel(decoder.choices, "sampling weights") == "laid out"
+        # in 16 bits the product of norm and factor is rounded before it is multiplied, as the learner does
+        self.folds = self.product not in HALF
         self.lays_out = self.small and chosen and packing_works(self.product)
 
     @cached_property
@@ -99,17 +101,22 @@ class Stepper:
     @cached_property
     def norms(self) -> list[tuple[Norm | None, Norm | None]]:
         """Norms before attention and MLP of each layer, where they are stock ones."""
-        return [(self._stock(layer, layer.norm(0)), self._stock(layer, layer.norm(2))) for layer in self.decoder.layers]
+
+        def before(layer: Layer, place: int) -> Norm | None:
+            return self._stock(layer, layer.norm(place), self.folds)
+
+        return [(before(layer, 0), before(layer, 2)) for layer in self.decoder.layers]
 
     @cached_property
     def last_norm(self) -> Norm | None:
         """Norm before the head, where it is a stock one."""
         return self._stock(self.decoder.layers[-1], getattr(self.decoder.model, self.decoder.family.norm))
 
-    def _stock(self, layer: Layer, norm: Any) -> Norm | None:
+    def _stock(self, layer: Layer, norm: Any, folds: bool = False) -> Norm | None:
         if not is_stock_norm(layer, norm, self.decoder.embedding.weight):
             return None
-        return Norm(weight_of(layer, norm).detach().to(torch.float32), eps_of(norm))
+        weight = weight_of(layer, norm).detach().to(torch.float32)
+        return Norm(None if folds else weight, weight.new_tensor(eps_of(norm)))
 
     @cached_property
     def head_map(self) -> Map | None:
@@ -131,6 +138,8 @@ class Stepper:
             if not (self.small and is_plain):
                 return None
             weights = torch.cat([each.weight.detach().to(self.product) for each in maps])
+            if norm is not None and self.folds:
+                weights = weights * weight_of(layer, norm).detach().to(self.product)
             return map_of(weights, self.rows, self.lays_out)
 
         # layers with parallel branches or norms after them are run by the decoder's own code
@@ -175,13 +184,16 @@ class Stepper:
 
 
 class Norm(NamedTuple):
-    """RMSNorm with a factor [H] in float32: [n, H] float32 of x [n, H]."""
+    """RMSNorm with a factor [H] in float32 (None: that of the map behind it): [n, H] float32 of x [n, H]."""
 
-    weight: Tensor
-    eps: float
+    weight: Tensor | None
+    eps: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.rms_norm(as_dtype(x, torch.float32), x.shape[1:], self.weight, self.eps)
+        x = as_dtype(x, torch.float32)
+        length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        out = x * torch.addcmul(self.eps, length, length, value=1 / x.shape[1]).rsqrt_()
+        return out if self.weight is None else out.mul_(self.weight)
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
