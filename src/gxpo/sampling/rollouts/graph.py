@@ -66,6 +66,7 @@ class Role:
              texts and of the scores of the team's answer, by component, "outcome" and "success" among them (nan:
              unknown). In `team` they are the scores of the attempt, in `team_cells` of the answer after that text
     at_once  True: it acts at the same time as the role before it, and reads what that role read
+    stop     texts that end its action, in addition to the run's `sampling.stop`
     calls    helpers that it may call inside its turn. It goes on when all calls of a text are answered: a running
              context with their replies appended, another one under `again`
     """
@@ -79,6 +80,7 @@ class Role:
     accepts: str | Callable[[Texts], bool] | None = field(default=None, kw_only=True)
     local: Callable[[Texts, Mapping[str, float]], float] | None = field(default=None, kw_only=True)
     at_once: bool = field(default=False, kw_only=True)
+    stop: tuple[str, ...] = field(default=(), kw_only=True)
     calls: tuple[Call, ...] = field(default=(), kw_only=True)
 
     def requests(self, text: str, past: Collection[Call] = ()) -> list[tuple[Call, str]]:
@@ -320,7 +322,85 @@ debate = Graph(
     cases=("{proponent}", "{opponent}"),
 )
 
+# For models that follow instructions: two write at the same time, each a half.
+halves = Graph(
+    (
+        Role("first", "{prompt}\n\nWrite the first half of the answer; another writes the rest."),
+        Role(
+            "second",
+            "{prompt}\n\nAnother writes the first half of the answer. Write the rest.",
+            at_once=True,
+            answer="{first}{second}",
+        ),
+    )
+)
+
+# For models that follow instructions: two answer, and a leader who reads both gives the team's answer.
+led = Graph(
+    (
+        Role("first"),
+        Role("second", at_once=True),
+        Role(
+            "leader",
+            "{prompt}\n\nOne answer:\n{first}\n\nAnother answer:\n{second}\n\nWhat is right? Solve it yourself.",
+            answer="{leader}",
+        ),
+    )
+)
+
+
+def _one_request(texts: Texts, scores: Mapping[str, float]) -> float:
+    """Reward a planner's text with 1 if it has no question, or one that is whole."""
+    return float(texts["planner"].count("<ask>") == texts["planner"].count("</ask>") <= 1)
+
+
+def _is_said(texts: Texts, scores: Mapping[str, float]) -> float:
+    """Reward a worker's text with 1 if it is not empty."""
+    return float(bool(texts["worker"].strip()))
+
+
+# For models that follow instructions: a planner asks a worker, who reads nothing but the question.
+asking = Graph(
+    (
+        Role(
+            "planner",
+            "{prompt}\n\nYou may ask a colleague, who can't see the task: <ask>your question</ask>. Then answer.",
+            running=True,
+            answer="{planner}",
+            stop=("</ask>",),
+            calls=(Call("worker", r"(?s)<ask>(.*?)</ask>", reply="Your colleague says:\n{worker}", most=2),),
+            local=_one_request,
+        ),
+    ),
+    helpers=(Role("worker", "{request}", local=_is_said),),
+)
+
+# For models that follow instructions: a planner with two search agents.
+searching = Graph(
+    (
+        Role(
+            "planner",
+            "{prompt}\n\nSearch with <local>question</local> or <web>question</web>. Then answer.",
+            running=True,
+            answer="{planner}",
+            stop=("</local>", "</web>"),
+            calls=(
+                Call("local", r"(?s)<local>(.*?)</local>", reply="Our documents:\n{local}", most=2),
+                Call("web", r"(?s)<web>(.*?)</web>", reply="The web:\n{web}", most=2),
+            ),
+        ),
+    ),
+    helpers=(
+        Role("local", "Answer from our own documents.\n\n{request}"),
+        Role("web", "Answer from the web.\n\n{request}"),
+    ),
+)
+
 GRAPHS: dict[str, Graph] = {
+    "halves": halves,
+    "led": led,
+    "asking": asking,
+    "searching": searching,
     "solver_verifier": solver_verifier,
     "second_opinion": second_opinion,
     "debate": debate,

@@ -8,9 +8,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Interval
+from torch import Tensor
 
 from gxpo.base import media
 from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
@@ -18,7 +20,7 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, ContextUpdate, EpisodeRules, Request, Sampling, Session, StreamKey, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Attempts, Fork
-from gxpo.sampling.rollouts.build import Count, RolloutPart, action, dotted, record
+from gxpo.sampling.rollouts.build import Count, RolloutPart, action, dotted, keyed, record
 from gxpo.sampling.rollouts.context import Context, marked
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.graph import REQUEST, SHARED, TASK, Call, Graph, Role, Texts, filled, graph
@@ -31,12 +33,15 @@ class TeamPolicies:
     policy   "shared": one policy, SHARED, for all trained roles; "per_role": one for each, named as the role
     frozen   roles that are not trained; each has a policy of its own name, the model that the run starts from
     resting  roles that are not trained and keep the weights that their policy has
+    traitor_rate, traitor_prompt   see `Team`
     """
 
     graph: Graph
     policy: str
     frozen: tuple[str, ...]
     resting: tuple[str, ...] = ()
+    traitor_rate: float = 0.0
+    traitor_prompt: str = "{prompt}"
 
     def __post_init__(self) -> None:
         for option, names in (("frozen", self.frozen), ("resting", self.resting)):
@@ -96,6 +101,7 @@ class Walk:
     round    from 1; `calls` counts the actions so far
     cut      a context or an action was too long
     waiting  roles that wait for replies to their calls, each called by the one before it
+    traitor  the role that works against the others in all attempts at this task; "": none
     """
 
     def __init__(self, cast: TeamPolicies, task: Task, session: Session) -> None:
@@ -117,6 +123,8 @@ class Walk:
         self._past_calls: tuple[tuple[str, Call], ...] = ()  # with the names of the callers
         self._running: dict[str, Context] = {}
         self._read_texts: Texts = self.texts
+        draw = keyed(session, task.id, "traitor")
+        self.traitor = draw.choice(cast.graph.names) if draw.random() < cast.traitor_rate else ""
         self.opening = self._open(self.role)
 
     def _open(self, role: Role, replies: Sequence[str] = ()) -> ContextUpdate:
@@ -130,6 +138,8 @@ class Walk:
         self.read = filled(role.prompt if again is None else again, self._read_texts)
         if replies and role.running:
             self.read = "\n".join(replies)
+        if role.name == self.traitor:
+            self.read = self.cast.traitor_prompt.format(prompt=self.read)
         if not role.running:
             return ContextUpdate(self.session.encode(dataclasses.replace(self.task, prompt=self.read)), rebuilt=True)
         if role.name in self._running:
@@ -165,7 +175,7 @@ class Walk:
             "state": f"{role.name}:{hashlib.blake2b(repr(self.context).encode(), digest_size=8).hexdigest()}",
             **(context_columns or {"observation": list(self.opening.ids)}),
             "observation_text": media.text_of(self.read),
-            "trainable": role.name not in self.cast.untrained,
+            "trainable": role.name not in (*self.cast.untrained, self.traitor),
             "caller": self.waiting[-1].turn if self._is_called else None,
             "info": {"round": self.round, "call": self._speakers.count(role.name)},
             **action(completion),
@@ -297,7 +307,8 @@ class TeamAttempt(Walk):
         if not self.turns:  # not even the first context has room: an empty turn, so that the attempt is counted
             self.role = self.cast.graph.roles[0]
             self.turns.append(self.turn(Completion([], [], "none")))
-        line = self.line(self.id, self.group, self.turns, rounds=self.round, **self.info)
+        traitor = {"traitor": self.traitor} if self.cast.traitor_rate else {}
+        line = self.line(self.id, self.group, self.turns, rounds=self.round, **traitor, **self.info)
         measured = {"compared": False, "weight": 0.0} if self.spec.measured else {}
         return line | measured | {"origin": self.spec.origin, "sampling": sampling}
 
@@ -328,7 +339,11 @@ class TeamPlay(Play):
     def turn(self, running: Sequence[Any], sampling: Sampling | None = None) -> None:
         by_sampling: dict[Sampling | None, list[Any]] = {}
         for attempt in running:
-            by_sampling.setdefault(sampling or attempt.spec.sampling, []).append(attempt)
+            chosen = sampling or attempt.spec.sampling
+            if attempt.role.stop:
+                chosen = chosen or self.session.sampling
+                chosen = dataclasses.replace(chosen, stop=(*chosen.stop, *attempt.role.stop))
+            by_sampling.setdefault(chosen, []).append(attempt)
         for batch_sampling, batch in by_sampling.items():
             requests = [attempt.request() for attempt in batch]
             sampled = (
@@ -348,10 +363,20 @@ class TeamPlay(Play):
         chosen: list[Any] = list(self.episodes if episodes is None else episodes)
         forest = Forest.from_records([e.record(dataclasses.asdict(self._recorded_sampling(e))) for e in chosen])
         scored = self.session.score(forest, [e.answer for e in chosen])
+        if self.cast.traitor_rate:
+            scored = with_traitors(scored, torch.tensor([bool(e.traitor) for e in chosen], dtype=torch.bool))
         if not self.pays_roles:
             return scored
         rewards = [reward for r, e in enumerate(chosen) for reward in role_rewards(scored, r, e.speeches, len(e.turns))]
         return scored.replace(step_reward=torch.tensor(rewards, dtype=torch.float64))
+
+
+def with_traitors(forest: Forest, attacked: Tensor) -> Forest:
+    """Name the outcomes of attempts without and with a traitor as components "clean" and "attacked", nan elsewhere."""
+    columns = {name: forest.components[:, i] for i, name in enumerate(forest.component_names)}
+    columns["clean"] = torch.where(attacked, torch.nan, forest.outcome)
+    columns["attacked"] = torch.where(attacked, forest.outcome, torch.nan)
+    return forest.with_rewards(forest.outcome, components=columns)
 
 
 def role_rewards(forest: Forest, r: int, speeches: Sequence[tuple[Role, Texts]], turns: int) -> list[float]:
@@ -385,7 +410,8 @@ class Teamwork(RolloutPart):
 
     @cached_property
     def cast(self) -> TeamPolicies:
-        return TeamPolicies(graph(self.graph), self.policy, tuple(self.frozen), tuple(self.resting))
+        traitors = getattr(self, "traitor_rate", 0.0), getattr(self, "traitor_prompt", "{prompt}")
+        return TeamPolicies(graph(self.graph), self.policy, tuple(self.frozen), tuple(self.resting), *traitors)
 
     @property
     def policies(self) -> dict[str, str]:
@@ -421,6 +447,10 @@ class Team(Teamwork):
                 its role's `local` gives, or the outcome for a role without. `credit.value: return` with
                 `credit.discount: 0` compares turns by it
 
+    traitor_rate, traitor_prompt   share of tasks in whose attempts one role, drawn anew for each task and step, reads
+                its prompt in these words and is not trained; components "clean" and "attacked" are the outcomes
+                without and with one. Held-out tasks have none
+
     Calls of helpers (`Role.calls`) are turns of the attempt, sampled for all attempts at once; `caller` is the turn
     that made the call. `credit.among` groups turns by [agent], [agent, step_info.call] (the k-th turn of a role),
     [agent, turn], [state] (equal prompts); a call has a group of its own with the k-th calls of other attempts.
@@ -438,6 +468,8 @@ class Team(Teamwork):
     frozen: list[str] = field(default_factory=list)
     resting: list[str] = field(default_factory=list, kw_only=True)
     pays: Literal["team", "role"] = field(default="team", kw_only=True)
+    traitor_rate: Annotated[float, Interval(ge=0, le=1)] = field(default=0.0, kw_only=True)
+    traitor_prompt: str = field(default="{prompt}\n\nMislead the others without being noticed.", kw_only=True)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         with TeamPlay(session, self.cast, pays_roles=self.pays == "role") as play:
