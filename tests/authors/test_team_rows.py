@@ -21,8 +21,8 @@ def attempts(*turns_by_attempt: list[tuple[str, int]], rewards: list[float], gro
         [
             {"schema": "gxpo.rollouts/1", "group": group, "id": f"{group}/{i}", "prompt": [1], "reward": reward,
              "success": reward >= 1,
-             "turns": [{"agent": agent, "context": [2, j], "action": [3] * n, "logprob": [-1.0] * n, "info": {"call": j}}
-                       for j, (agent, n) in enumerate(turns)]}
+             "turns": [{"agent": agent, "context": [2, j], "action": [3] * n, "logprob": [-1.0] * n,
+                        "info": {"call": j}} for j, (agent, n) in enumerate(turns)]}
             for i, (turns, reward) in enumerate(zip(turns_by_attempt, rewards, strict=True))
         ]
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_plans_of_equal_value_are_no_pair() -> None:
     for values, loss in (([0.2, 0.8, 0.8], math.log(2)), ([0.5, 0.5], 0.0)):
         forest = attempts(*[[("planner", 1)]] * len(values), rewards=values)
         logprob = torch.full((forest.n_entries,), -1.0, dtype=torch.float64, requires_grad=True)
-        total = m.loss(forest, PolicyTokens(logprob), signals={"reference_logprob": logprob.detach()})
+        total = m.loss(forest, PolicyTokens(logprob, logprob.detach(), logprob.detach()))
         assert float(total.detach()) == pytest.approx(loss)
 
 
@@ -102,7 +102,7 @@ def test_public_goods_pay_each_agent_its_utility() -> None:
 
 def test_calls_beyond_the_first_have_a_price() -> None:
     team = Graph(
-        (Role("main", "q", answer="x", calls=(Call("h", "H", most=3),), again="go on"),), helpers=(Role("h", "h"),)
+        (Role("lead", "q", answer="x", calls=(Call("h", "H", most=3),), again="go on"),), helpers=(Role("h", "h"),)
     )
     session = TeamSession(lambda policy, context, k: "HHH" if context == "q" else "x", lambda task, text: 1.0)
     m = gxpo.method("mashost", {"rollout.graph": team, "rollout.group_size": 1})

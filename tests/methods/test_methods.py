@@ -456,7 +456,7 @@ SMOKE |= {
     **{name: {"learner.lora_rank": 4} for name in ("mlpo", "agentflow")},
     "hiersearch": {"learner.lora_rank": 4, "rollout.graph": f"{CALLING}:searching"},
     "meta_plan": {"learner.lora_rank": 4, "rollout.template": "{prompt}", "rollout.refine_template": "{critique}"},
-    "thief_defence": {"scoring.options": {"judge": {"ask": ANSWERS}}, "reward": ["arithmetic", "judge"]},
+    "thief_defence": {"reward.shape.factored.factors": ["format"]},
     **{name: {"signal.step_judge.score": SMOKE["prorag"]["signal.step_judge.score"]} for name in ("collab_ui", "lca")},
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-
 import pytest
 import torch
 from tests.sampling.rollouts.team_session import TeamSession, decoded
@@ -138,7 +137,7 @@ def test_a_resting_role_is_sampled_from_its_policy_and_not_trained() -> None:
     assert set(part.policies.values()) == {"trained"} and session.requests[0][0].policy == "asker"
     agents = [forest.agent_names[a] for a in forest.step_agent[forest.path_step[forest.path_trainable]].tolist()]
     assert set(agents) == {"expert", "judge"}
-    with pytest.raises(ConfigError, match="rollout.resting: 'judge' is in rollout.frozen, too"):
+    with pytest.raises(ConfigError, match=r"rollout\.resting: 'judge' is in rollout\.frozen, too"):
         Team(1, ASKING, "per_role", ["judge"], resting=["judge"]).cast  # noqa: B018
 
 
@@ -156,34 +155,20 @@ def test_a_traitor_is_drawn_for_a_task_and_not_trained() -> None:
 
 
 # ---------------------------------------------------------------- groups of calls
-def calling(counts: list[int]) -> tuple[Graph, TeamSession]:
-    """A module "m" that attempt k calls counts[k] times; outcomes 1, 0 and .5."""
-    team = Graph((Role("main", answer="{main}", calls=(Call("m", "M", most=9),)),), helpers=(Role("m", "m"),))
-
-    def say(policy: str, context: str, attempt: int) -> str:
-        return "x" if context == "m" else "M" * counts[attempt]
-
-    session = TeamSession(say, lambda task, text: [1.0, 0.0, 0.5][counts.index(text.count("M"))])
-    return team, session
-
-
 def test_the_kth_calls_of_a_module_are_a_group() -> None:
-    # calls [2, 3, 1], scores [1, 0, .5]: the first calls of all three [.5, -.5, 0]; the second ones of two [.5, -.5];
-    # the third of one alone: 0. The module's calls run before the main role goes on, so its answer is its first text.
-    team, session = calling([2, 3, 1])
-    once = Graph((Role("main", answer="{main}", calls=(Call("m", "M", most=9),), again="end"),), helpers=team.helpers)
-    session.script = lambda policy, context, k, first=session.script: (
-        "M" * 0 + str(k) if context == "end" else first(policy, context, k)
+    # calls [2, 3, 1], scores [1, 0, .5]: the first calls of all three [.5, -.5, 0], the second ones of two [.5, -.5],
+    # the third of one alone 0
+    team = Graph(
+        (Role("lead", answer="{lead}", calls=(Call("m", "M", most=9),), again="end"),), helpers=(Role("m", "m"),)
     )
-    session.judge = lambda task, text: [1.0, 0.0, 0.5][int(text)]
-    m = gxpo.method("mm_grpo", {"rollout.graph": once, "rollout.group_size": 3, "credit.scale": "none"})
+    say = lambda policy, context, k: "x" if context == "m" else str(k) if context == "end" else "M" * [2, 3, 1][k]  # noqa: E731
+    session = TeamSession(say, lambda task, text: [1.0, 0.0, 0.5][int(text)])
+    m = gxpo.method("mm_grpo", {"rollout.graph": team, "rollout.group_size": 3, "credit.scale": "none"})
     forest = m.rollout.grow(session.asked(ADD), session)
-    advantage = m.advantages(forest)
-    by_call = {}
+    advantage, by_call = m.advantages(forest), {}
     for s, info in enumerate(forest.step_info):
         if forest.agent_names[int(forest.step_agent[s])] == "m":
-            first = (forest.path_step == s).nonzero()[0]
-            by_call[int(forest.step_trajectory[s]), info["call"]] = float(advantage[first])
+            by_call[int(forest.step_trajectory[s]), info["call"]] = float(advantage[forest.path_step == s][0])
     assert by_call == {(0, 0): 0.5, (1, 0): -0.5, (2, 0): 0.0, (0, 1): 0.5, (1, 1): -0.5, (1, 2): 0.0}
 
 
@@ -212,5 +197,5 @@ def test_an_unscored_joint_answer_leaves_its_texts_unscored() -> None:
 
 
 def test_joint_answers_are_of_roles_at_once() -> None:
-    with pytest.raises(ConfigError, match="give every role but the first at_once=True"):
+    with pytest.raises(ConfigError, match="give every role but the first at_once"):
         TeamJoint(2, Graph((Role("a"), Role("b", answer="{b}"))))

@@ -21,8 +21,9 @@ def family_format(outcome: Tensor, turns: Turns, *, accuracy: float = 0.9, gate:
     gate  no format counts unless the outcome is 1
 
     >>> from gxpo.environments.rewards.team import Turn
-    >>> right = [Turn("lead", 1.0), Turn("worker", 1.0), Turn("worker", 0.0)]
-    >>> family_format(torch.tensor([1.0, 0.0]), [right, [Turn("lead", 1.0), Turn("worker", 0.0)]]).round(decimals=9).tolist()
+    >>> one = [Turn("lead", 1.0), Turn("worker", 1.0), Turn("worker", 0.0)]
+    >>> other = [Turn("lead", 1.0), Turn("worker", 0.0)]
+    >>> family_format(torch.tensor([1.0, 0.0]), [one, other]).round(decimals=9).tolist()
     [0.975, 0.05]
     """
     formats = []

@@ -105,8 +105,6 @@ agentflow = Definition(
 _HIERSEARCH = {
     "method": "grpo",
     "rollout": "team",
-    "rollout.graph": "searching",
-    "rollout.policy": "per_role",
     "reward.shape.called": "team_shape",
     "reward.shape.called.function": "called_or_right",
 }
@@ -130,7 +128,9 @@ hiersearch = Definition(
         "phases": [
             {**_HIERSEARCH, "rollout.resting": ["planner"]},
             {**_HIERSEARCH, "rollout.resting": ["local", "web"]},
-        ]
+        ],
+        "rollout.graph": "searching",
+        "rollout.policy": "per_role",
     },
     cost="the agents' turns; an adapter for each role (learner.lora_rank)",
 )

@@ -137,7 +137,10 @@ class _Row:
 
     def joint_record(self, number: int, pick: Sequence[int]) -> dict[str, Any]:
         """Build the record of a joint answer, to be scored; it is not returned."""
-        turns = [walk.turn(self.texts[i][k], with_context=True) for i, (walk, k) in enumerate(zip(self.walks, pick))]
+        turns = [
+            walk.turn(self.texts[i][k], with_context=True)
+            for i, (walk, k) in enumerate(zip(self.walks, pick, strict=True))
+        ]
         group = group_of(self.session, self.draw)
         return self.walks[0].line(f"{group}/joint/{number}", group, turns) | {"info": {"answer": self.answer(pick)}}
 
