@@ -12,7 +12,7 @@ from gxpo.sampling.rollouts.graph import Call, Graph, Role, Texts
 COLUMN = r"(\d\+\d(?:\+1)?)="
 
 
-def asked(texts: Texts) -> str:
+def adder_prompt(texts: Texts) -> str:
     """Prompt of the adder: the column's two digits, with a ten each."""
     p, q, *_ = re.findall(r"\d", texts["request"])
     return f"1{p}+1{q}="
@@ -20,11 +20,11 @@ def asked(texts: Texts) -> str:
 
 def reply(texts: Texts) -> str:
     """Reply to the solver: the column's sum, or ? where the adder gives no number."""
-    found = re.search(r"#(\d+)$", texts["adder"])
-    return str(int(found[1]) - 20 + texts["request"].endswith("+1")) if found else "?"
+    result = re.search(r"#(\d+)$", texts["adder"])
+    return str(int(result[1]) - 20 + texts["request"].endswith("+1")) if result else "?"
 
 
-def is_right(texts: Texts, scores: Mapping[str, float]) -> float:
+def column_reward(texts: Texts, scores: Mapping[str, float]) -> float:
     """Reward of the adder: 1 for the right sum, whatever the solver makes of it."""
     return float(reply(texts) == str(sum(map(int, re.findall(r"\d", texts["request"])))))
 
@@ -39,6 +39,6 @@ team = Graph(
             calls=(Call("adder", COLUMN, reply=reply, most=2),),
         ),
     ),
-    helpers=(Role("adder", asked, local=is_right),),
+    helpers=(Role("adder", adder_prompt, local=column_reward),),
 )
 alone = Graph((Role("solver", answer="{solver}"),))

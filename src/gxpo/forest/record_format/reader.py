@@ -159,29 +159,29 @@ class Reader:
 
     def _whole_context(self, tokens: list[int], media: Sequence[str]) -> Node:
         """Context of a turn that is given whole: what it shares with the beginning of another one is stored once."""
-        known = (None, PROMPT, -1, -1, tuple(tokens), tuple(media)) in self.context_nodes
-        if not self.share or known or media or len(tokens) < SHARED_FROM or max(tokens) >= FIRST:
+        is_known = (None, PROMPT, -1, -1, tuple(tokens), tuple(media)) in self.context_nodes
+        if not self.share or is_known or media or len(tokens) < SHARED_FROM or max(tokens) >= FIRST:
             return self._context(None, PROMPT, tokens, -1, -1, media)
         # of all contexts the nearest in lexicographic order share most
-        key, shared, base = tuple(tokens), 0, None
+        key, n_shared, base, base_size = tuple(tokens), 0, None, 0
         place = bisect_left(self.whole_contexts, key, key=lambda entry: entry[0])
         for other, node in self.whole_contexts[max(place - 1, 0) : place + 1]:
-            same = next(
+            n_same = next(
                 (i for i, (a, b) in enumerate(zip(key, other, strict=False)) if a != b), min(len(key), len(other))
             )
-            if same > shared:
-                shared, base, base_size = same, node, len(other)
-        if base is None or shared < SHARED_FROM or shared == len(tokens):
+            if n_same > n_shared:
+                n_shared, base, base_size = n_same, node, len(other)
+        if base is None or n_shared < SHARED_FROM or n_shared == len(tokens):
             node = self._context(None, PROMPT, tokens, -1, -1)
         else:
             # the base may itself go on from another context: the node in which the shared part ends is cut there
             start = base_size - base.size
-            while shared <= start and base.parent is not None:
+            while n_shared <= start and base.parent is not None:
                 base, size = base.parent
                 start -= size
-            if shared - start < base.size:
-                base.cuts = (base.cuts or set()) | {shared - start}
-            node = self._context((base, shared - start), PROMPT, tokens[shared:], -1, -1)
+            if n_shared - start < base.size:
+                base.cuts = (base.cuts or set()) | {n_shared - start}
+            node = self._context((base, n_shared - start), PROMPT, tokens[n_shared:], -1, -1)
             self.context_nodes[(None, PROMPT, -1, -1, key, ())] = node
         self._note_whole(key, node)
         return node

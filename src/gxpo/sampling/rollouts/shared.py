@@ -46,7 +46,7 @@ class Shared(RolloutPart):
     folders: list[str] = field(default_factory=list)
     foreign: Limit = 4
     least_probability: Annotated[float, Interval(ge=0, lt=1)] = 0.0
-    read: dict[str, dict[str, list[tuple[str | None, str]]]] = field(
+    texts_by_file: dict[str, dict[str, list[tuple[str | None, str]]]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -59,19 +59,19 @@ class Shared(RolloutPart):
         return True
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        own = Independent(self.group_size).grow(tasks, session)
+        own_forest = Independent(self.group_size).grow(tasks, session)
         lines = [line for number in range(len(self.folders)) for line in self._published(number, tasks, session)]
         if not lines or not self.foreign:
-            return own
+            return own_forest
         foreign = session.score(Forest.from_records(lines))
         if self.least_probability:
             foreign = self._plausible(foreign, session)
         # of the groups that teach something, as many as asked for
         differs = foreign.scored & ~grouped.degenerate(foreign.outcome, foreign.ids("group", axis="R"), foreign.scored)
         names = sorted({name for name, keep in zip(foreign.group, differs.tolist(), strict=True) if keep})
-        chosen = set(keyed(session, SHARED).sample(names, min(self.foreign, len(names))))
-        rows = torch.tensor([name in chosen for name in foreign.group], dtype=torch.bool)
-        return Forest.concat([own, foreign.select(rows)]) if bool(rows.any()) else own
+        chosen_names = set(keyed(session, SHARED).sample(names, min(self.foreign, len(names))))
+        rows = torch.tensor([name in chosen_names for name in foreign.group], dtype=torch.bool)
+        return Forest.concat([own_forest, foreign.select(rows)]) if bool(rows.any()) else own_forest
 
     def _published(self, number: int, tasks: Sequence[Task], session: Session) -> list[dict[str, Any]]:
         """Records of what a run has published of these tasks, encoded anew."""
@@ -79,8 +79,8 @@ class Shared(RolloutPart):
         sampling, lines = dataclasses.asdict(unrestricted(session.sampling)), []
         for task, draw in zip(tasks, name_draws(tasks), strict=True):
             group = f"{group_of(session, draw)}/{SHARED}/{number}"
-            same = [text for prompt, text in texts_by_task.get(task.id, ()) if prompt == task.prompt]
-            for k, text in enumerate(same[-self.group_size :]):
+            texts = [text for prompt, text in texts_by_task.get(task.id, ()) if prompt == task.prompt]
+            for k, text in enumerate(texts[-self.group_size :]):
                 action = in_tokens(text, session).tokens
                 turn = {"action": action, "logprob": [None] * len(action), "finish": "stop", "action_text": text}
                 line = record(task, group, f"{group}/{k}", session.sampling, prompt=list(session.encode(task)))
@@ -93,9 +93,9 @@ class Shared(RolloutPart):
             raise ConfigError(f"rollout.folders: there is no folder {folder}: name RUN/rollouts of another run")
         texts_by_task: dict[str, list[tuple[str | None, str]]] = {}
         for file in sorted(Path(folder).glob("*.jsonl")):
-            if str(file) not in self.read:
-                self.read[str(file)] = _texts_of(file)
-            for task, texts in self.read[str(file)].items():
+            if str(file) not in self.texts_by_file:
+                self.texts_by_file[str(file)] = _texts_of(file)
+            for task, texts in self.texts_by_file[str(file)].items():
                 texts_by_task.setdefault(task, []).extend(texts)
         return texts_by_task
 
@@ -107,9 +107,9 @@ class Shared(RolloutPart):
         logprob = learner.outputs(forest, ("logprob",))["logprob"]
         lowest = torch.zeros(forest.n_trajectories, dtype=torch.float64)
         lowest.scatter_reduce_(0, forest.path_trajectory, logprob.to(torch.float64), "amin")
-        kept = lowest.exp() >= self.least_probability
-        session.budget.discarded += int((~kept).sum())
-        return forest.select(kept)
+        is_plausible_R = lowest.exp() >= self.least_probability
+        session.budget.discarded += int((~is_plausible_R).sum())
+        return forest.select(is_plausible_R)
 
 
 def _texts_of(file: Path) -> dict[str, list[tuple[str | None, str]]]:

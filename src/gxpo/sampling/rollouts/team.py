@@ -79,7 +79,7 @@ class TeamPolicies:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Caller:
     """A role that waits for the replies to its calls; the first of `calls` is under way.
 
     turn  number of its action, from 0, that made them
@@ -100,7 +100,7 @@ class Walk:
     answer   the team's answer so far
     round    from 1; `calls` counts the actions so far
     cut      a context or an action was too long
-    waiting  roles that wait for replies to their calls, each called by the one before it
+    callers  roles that wait for replies to their calls, each called by the one before it
     traitor  the role that works against the others in all attempts at this task; "": none
     """
 
@@ -118,7 +118,7 @@ class Walk:
         self.answer, self.round, self.calls = "", 1, 0
         self.cut = False
         self.role: Role | None = cast.graph.roles[0]
-        self.waiting: tuple[Waiting, ...] = ()
+        self.callers: tuple[Caller, ...] = ()
         self._speakers: tuple[str, ...] = ()  # the role of each action so far
         self._past_calls: tuple[tuple[str, Call], ...] = ()  # with the names of the callers
         self._running: dict[str, Context] = {}
@@ -176,7 +176,7 @@ class Walk:
             **(context_columns or {"observation": list(self.opening.ids)}),
             "observation_text": media.text_of(self.read),
             "trainable": role.name not in (*self.cast.untrained, self.traitor),
-            "caller": self.waiting[-1].turn if self._is_called else None,
+            "caller": self.callers[-1].turn if self._is_called else None,
             "info": {"round": self.round, "call": self._speakers.count(role.name)},
             **action(completion),
         }
@@ -211,7 +211,7 @@ class Walk:
         if role.running:
             self._running[role.name].act(completion.tokens)
         replies = self._take_calls(role)
-        if not replies and not self.waiting:
+        if not replies and not self.callers:
             self.role, self.round = self.cast.graph.after(role, texts, self.round)
         if self.role is not None:
             self.opening = self._open(self.role, replies)
@@ -219,7 +219,7 @@ class Walk:
     @property
     def _is_called(self) -> bool:
         """True if the role whose turn is next answers a call, rather than goes on after its own."""
-        return bool(self.waiting)
+        return bool(self.callers)
 
     def _take_calls(self, role: Role) -> tuple[str, ...]:
         """Go on to the next helper that is called, or back to its caller; return the replies that the caller reads.
@@ -230,26 +230,26 @@ class Walk:
         past = [call for caller, call in self._past_calls if caller == role.name]
         if requests := role.requests(self.texts[role.name], past):
             self._past_calls += tuple((role.name, call) for call, _ in requests)
-            self.waiting += (Waiting(role, self.calls - 1, tuple(requests)),)
+            self.callers += (Caller(role, self.calls - 1, tuple(requests)),)
         # without any, the action is a helper's reply to the first call of the role that waits last
-        elif self.waiting:
-            caller = self.waiting[-1]
+        elif self.callers:
+            caller = self.callers[-1]
             call, _ = caller.calls[0]
             reply = self.texts[role.name] if call.reply is None else filled(call.reply, self.texts)
             caller = dataclasses.replace(caller, calls=caller.calls[1:], replies=(*caller.replies, reply))
-            self.waiting = (*self.waiting[:-1], caller)
-        if not self.waiting:
+            self.callers = (*self.callers[:-1], caller)
+        if not self.callers:
             return ()
-        caller = self.waiting[-1]
+        caller = self.callers[-1]
         if caller.calls:
             call, request = caller.calls[0]
             self.texts = {**self.texts, REQUEST: request}
             self.role = self.cast.graph[call.helper]
             return ()
         # all calls are answered: the caller goes on
-        self.waiting, self.role = self.waiting[:-1], caller.role
-        if self.waiting:
-            self.texts = {**self.texts, REQUEST: self.waiting[-1].calls[0][1]}
+        self.callers, self.role = self.callers[:-1], caller.role
+        if self.callers:
+            self.texts = {**self.texts, REQUEST: self.callers[-1].calls[0][1]}
         return caller.replies
 
     def stops(self) -> bool:
@@ -298,9 +298,10 @@ class TeamAttempt(Walk):
         if self.spec.measured:
             turn["trainable"] = False
         self.turns.append(turn)
-        assert self.role is not None
-        self.speeches.append((self.role, self.texts_after(completion)))
+        role = self.role
+        assert role is not None
         self.take(completion)
+        self.speeches.append((role, self.texts))
 
     def record(self, sampling: dict[str, Any]) -> dict[str, Any]:
         """Build the `gxpo.rollouts/1` record."""
@@ -339,11 +340,11 @@ class TeamPlay(Play):
     def turn(self, running: Sequence[Any], sampling: Sampling | None = None) -> None:
         by_sampling: dict[Sampling | None, list[Any]] = {}
         for attempt in running:
-            chosen = sampling or attempt.spec.sampling
+            role_sampling = sampling or attempt.spec.sampling
             if attempt.role.stop:
-                chosen = chosen or self.session.sampling
-                chosen = dataclasses.replace(chosen, stop=(*chosen.stop, *attempt.role.stop))
-            by_sampling.setdefault(chosen, []).append(attempt)
+                role_sampling = role_sampling or self.session.sampling
+                role_sampling = dataclasses.replace(role_sampling, stop=(*role_sampling.stop, *attempt.role.stop))
+            by_sampling.setdefault(role_sampling, []).append(attempt)
         for batch_sampling, batch in by_sampling.items():
             requests = [attempt.request() for attempt in batch]
             sampled = (
@@ -371,11 +372,11 @@ class TeamPlay(Play):
         return scored.replace(step_reward=torch.tensor(rewards, dtype=torch.float64))
 
 
-def with_traitors(forest: Forest, attacked: Tensor) -> Forest:
+def with_traitors(forest: Forest, is_attacked_R: Tensor) -> Forest:
     """Name the outcomes of attempts without and with a traitor as components "clean" and "attacked", nan elsewhere."""
     columns = {name: forest.components[:, i] for i, name in enumerate(forest.component_names)}
-    columns["clean"] = torch.where(attacked, torch.nan, forest.outcome)
-    columns["attacked"] = torch.where(attacked, forest.outcome, torch.nan)
+    columns["clean"] = torch.where(is_attacked_R, torch.nan, forest.outcome)
+    columns["attacked"] = torch.where(is_attacked_R, forest.outcome, torch.nan)
     return forest.with_rewards(forest.outcome, components=columns)
 
 

@@ -73,9 +73,9 @@ class TeamJoint(Teamwork):
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         rows = [_Row(self, task, draw, session) for task, draw in zip(tasks, name_draws(tasks), strict=True)]
         # no role reads another: all of them are sampled in one call
-        sampled = iter(session.sample([request for row in rows for request in row.requests]))
+        completions = iter(session.sample([request for row in rows for request in row.requests]))
         for row in rows:
-            row.texts = [next(sampled) for _ in row.requests]
+            row.texts = [next(completions) for _ in row.requests]
         answers = [(row, pick) for row in rows for pick in row.combinations]
         forest = Forest.from_records([row.joint_record(i, pick) for i, (row, pick) in enumerate(answers)])
         scored = session.score(forest, [row.answer(pick) for row, pick in answers])
