@@ -21,7 +21,8 @@ def adder_prompt(texts: Texts) -> str:
 def reply(texts: Texts) -> str:
     """Reply to the solver: the column's sum, or ? where the adder gives no number."""
     result = re.search(r"#(\d+)$", texts["adder"])
-    return str(int(result[1]) - 20 + texts["request"].endswith("+1")) if result else "?"
+    carry = texts["request"].count("+") - 1
+    return str(int(result[1]) - 20 + carry) if result else "?"
 
 
 def column_reward(texts: Texts, scores: Mapping[str, float]) -> float:
