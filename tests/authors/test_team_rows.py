@@ -84,7 +84,7 @@ def test_plans_of_equal_value_are_no_pair() -> None:
     for values, loss in (([0.2, 0.8, 0.8], math.log(2)), ([0.5, 0.5], 0.0)):
         forest = attempts(*[[("planner", 1)]] * len(values), rewards=values)
         logprob = torch.full((forest.n_entries,), -1.0, dtype=torch.float64, requires_grad=True)
-        total = m.loss(forest, PolicyTokens(logprob, logprob.detach(), logprob.detach()))
+        total = m.loss(forest, PolicyTokens(logprob, logprob.detach(), logprob.detach())).value
         assert float(total.detach()) == pytest.approx(loss)
 
 
