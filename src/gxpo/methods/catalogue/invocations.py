@@ -129,6 +129,7 @@ hiersearch = Definition(
             {**_HIERSEARCH, "rollout.resting": ["planner"]},
             {**_HIERSEARCH, "rollout.resting": ["local", "web"]},
         ],
+        "rollout": "team",
         "rollout.graph": "searching",
         "rollout.policy": "per_role",
     },
