@@ -3,6 +3,7 @@
 import pytest
 
 from gxpo.bench import update
+from gxpo.sampling.rollouts.graph import graph
 
 SHAPE = {"prompts": 2, "group": 3, "new": 4}
 
@@ -31,3 +32,10 @@ def test_rows_have_names_of_their_own(cases):
     for quick in (False, True):
         names = [case.name for case in cases("folder", quick)]
         assert len(set(names)) == len(names) > 0
+
+
+def test_a_team_is_measured_against_as_many_steps_as_it_has_roles():
+    rows = {case.name: case for case in update.step_cases("folder", quick=True)}
+    team = rows["team/tiny/16"]
+    assert len(graph(team.candidate.arguments["settings"]["rollout.graph"]).roles) == 3
+    assert team.baseline.arguments["steps"] == 3 and "settings" not in team.baseline.arguments

@@ -449,6 +449,18 @@ SMOKE["debate_reward"] |= {"learner.lora_rank": 4}
 SMOKE["listener"] = {"teacher.models": {"ear": {"role": "judge", "model": "tiny:cold"}}}
 
 
+CALLING = f"{Path(__file__).parents[1] / 'sampling' / 'rollouts' / 'calling_teams.py'}"
+SMOKE |= {
+    "matpo": {"rollout.graph": f"{CALLING}:asking"},
+    "mashost": {"rollout.graph": f"{CALLING}:searching"},
+    **{name: {"learner.lora_rank": 4} for name in ("mlpo", "agentflow")},
+    "hiersearch": {"learner.lora_rank": 4, "rollout.graph": f"{CALLING}:searching"},
+    "meta_plan": {"learner.lora_rank": 4, "rollout.template": "{prompt}", "rollout.refine_template": "{critique}"},
+    "thief_defence": {"reward.shape.factored.factors": ["format"]},
+    **{name: {"signal.step_judge.score": SMOKE["prorag"]["signal.step_judge.score"]} for name in ("collab_ui", "lca")},
+}
+
+
 RETRAINED = {"bfs_prover_v2"}  # of two steps the second is the first once more, on its rollouts, from the same weights
 
 
@@ -466,7 +478,7 @@ def parts_of(name):
     yield "shapes", bool(m.shapes)
 
 
-ONE_PER_GROUP = ("rank_grpo", "wmpo", "compass_skills", "compass_latent", "veriguard")
+ONE_PER_GROUP = ("rank_grpo", "wmpo", "compass_skills", "compass_latent", "veriguard", "matpo", "mac_spgg")
 
 
 def one_per_family():

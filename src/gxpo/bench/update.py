@@ -13,6 +13,7 @@ from typing import Any
 from gxpo.bench.peer import GROUP, LR, MICROBATCH, NEW, PROMPTS, STATES
 from gxpo.bench.plan import DTYPE
 from gxpo.bench.runner import Case, Side
+from gxpo.sampling.rollouts.graph import Graph, Role
 
 Round = Callable[[], dict[str, Any]]
 HERE = "gxpo.bench.update:"
@@ -171,17 +172,29 @@ def cases(folder: str, quick: bool = False) -> list[Case]:
     return rows
 
 
-def trainer_step(model: str, length: int, folder: str, settings: Mapping[str, Any] | None = None) -> Round:
-    """A whole step of the trainer, as in suite `peer`."""
+def trainer_step(
+    model: str, length: int, folder: str, settings: Mapping[str, Any] | None = None, steps: int = 1
+) -> Round:
+    """Whole steps of the trainer, as in suite `peer`; the figures are those of the last one."""
     from gxpo.bench.peer import gxpo_step
 
     step = gxpo_step(model, length, GROUP, folder, settings)
 
     def run() -> dict[str, Any]:
         gc.collect()
-        return step()
+        return [step() for _ in range(steps)][-1]
 
     return run
+
+
+# Three roles that each write an answer of full length, the second and the third after what they have read.
+TEAM = Graph(
+    (
+        Role("first"),
+        Role("second", "{prompt} Another way:"),
+        Role("third", "{prompt} A third way:", answer="{third}"),
+    )
+)
 
 
 def step_cases(folder: str, quick: bool = False) -> list[Case]:
@@ -200,4 +213,9 @@ def step_cases(folder: str, quick: bool = False) -> list[Case]:
                 on_side = Side("on", HERE + "trainer_step", work | {"settings": on})
                 off_side = Side("off", HERE + "trainer_step", work | {"settings": off})
                 rows.append(Case(f"{name}/{model}/{length}", on_side, off_side, rounds))
+            # as many tokens by one agent in as many steps as the team has roles
+            team = {"rollout": "team", "rollout.graph": f"{__file__}:TEAM"}
+            team_side = Side("team", HERE + "trainer_step", work | {"settings": team})
+            alone = Side("alone", HERE + "trainer_step", work | {"steps": len(TEAM.roles)})
+            rows.append(Case(f"team/{model}/{length}", team_side, alone, rounds))
     return rows

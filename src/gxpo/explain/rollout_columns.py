@@ -187,6 +187,8 @@ def _turns(forest: Forest, words: Sequence[str], token: np.ndarray, texts: TextT
         "rollout": packed(forest.step_trajectory),
         "turn": packed(forest.step_turn),
         "agent": packed(forest.step_agent),
+        # the turn that called this one, -1 none
+        "caller": packed(torch.where((caller_S := forest.caller[forest.step_action]) < 0, -1, forest.turn[caller_S])),
         "state": packed(forest.step_state),
         "reward": packed(forest.step_reward),
         "paid": packed(forest.returns(0.0)),

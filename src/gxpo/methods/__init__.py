@@ -75,6 +75,8 @@ _MODULES = {
     "catalogue.task_sampling": "vas cures srpo_history drive",
     "catalogue.phases": "itool step_filter mobile_r1 uav_vl_r1",
     "catalogue.teams": "at_grpo dr_mas critique_rl",
+    "catalogue.invocations": "mm_grpo matpo mlpo agentflow hiersearch marft magrpo meta_plan",
+    "catalogue.team_credit": "mac_spgg optima sapo_swarm thief_defence eir_mappo",
     "catalogue.masked_observations": "papo vppo",
     "catalogue.parameter_updates": "sfpo trpo seeupo",
     "catalogue.flows": "flow_grpo tempflow_grpo chunk_grpo",
@@ -84,6 +86,7 @@ _MODULES = {
     "reconstructed.losses": "etr earl power_dl mpo_set",
     "reconstructed.worlds": "world4rl ctrl_world starwm mars_prompt compass_skills mra stepmix tscac veriguard "
     "primal_dual_marl",
+    "reconstructed.teams": "mashost collab_ui lca",
     "reconstructed.sampling": "portool mbma hi_agent erpo craft_gui videorl_select favchat_degrpo mixed_po veripo "
     "bfs_prover_v2 glore scope refcritic sentinel fate",
 }

@@ -195,3 +195,27 @@ def test_a_record_that_contradicts_an_earlier_one(bad: Json, message: str) -> No
     with pytest.raises(RecordError, match=f"^record 2: .*{message}") as caught:
         Forest.from_records([FIRST, bad])
     assert "\n" not in str(caught.value)
+
+
+def test_contexts_that_begin_alike_store_that_once() -> None:
+    # 20 tokens in common with the prompt, then 18 with another context: 20 + 2, + 4 (of 24), + 3, and the actions' 4
+    begin = list(range(100, 120))
+
+    def turn(*rest: int) -> dict[str, object]:
+        return {"context": [*begin, *rest], "action": [1]}
+
+    line = {"schema": "gxpo.rollouts/1", "group": "g", "id": "a", "prompt": [*begin, 7, 8], "reward": 1.0,
+            "turns": [{"action": [1]}, turn(9, 9, 9, 5), turn(9, 9, 6), turn(9, 9, 9, 5)]}  # fmt: skip
+    forest = Forest.from_records([line])
+    assert forest.n_tokens == 22 + 4 + 1 + 4
+    contexts = [forest.context(int(forest.parent[a])) for a in forest.step_action]
+    assert contexts == [[*begin, 7, 8], [*begin, 9, 9, 9, 5], [*begin, 9, 9, 6], [*begin, 9, 9, 9, 5]]
+    again = Forest.from_records(forest.to_records())
+    assert again.n_tokens == forest.n_tokens and again.parent.tolist() == forest.parent.tolist()
+    assert Forest.from_records([line], share=False).n_tokens == 22 + 24 + 23 + 24 + 4
+
+
+def test_a_short_beginning_is_stored_for_each_context() -> None:
+    turns = [{"action": [1]}, {"context": [*range(15), 3], "action": [1]}]
+    line = {"schema": "gxpo.rollouts/1", "group": "g", "id": "a", "prompt": [*range(15), 2], "reward": 1.0}
+    assert Forest.from_records([line | {"turns": turns}]).n_tokens == 16 + 16 + 2

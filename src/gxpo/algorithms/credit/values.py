@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from gxpo.algorithms.credit.columns import column
+from gxpo.algorithms.credit.recursion import next_in
 from gxpo.algorithms.credit.state_keys import Moves
 from gxpo.base.errors import one_of
 from gxpo.forest import grouped
@@ -172,3 +173,19 @@ def hint_worth(
         is_leak = forest.components[:, forest.component_names.index("leaks")] >= 1
         value = torch.where(is_leak, leak, value)
     return value
+
+
+@column("S")
+def potential_change(
+    forest: Forest, step_score: Tensor, *, decay: Annotated[float, Interval(ge=0, le=1)] = 0.99
+) -> Tensor:
+    """Change of a potential from an agent's turn to its next one: decay * phi(next) - phi(turn), [S].
+
+    step_score  signal phi [S] of each turn, such as a judge's; nan, or a last turn of the agent: unknown
+
+    Summed with powers of `decay`, an agent's changes are those from its first turn to its last: shaping by them leaves
+    the best policy as it is. Source: LCA, arXiv 2502.03723.
+    """
+    phi = step_score.to(torch.float64)
+    following = next_in(forest.ids("trajectory", "agent", axis="S"))
+    return torch.where(following >= 0, decay * phi[following], torch.nan) - phi

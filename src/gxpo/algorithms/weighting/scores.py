@@ -242,3 +242,9 @@ def hint_strangeness(entropy: Tensor, credit: Tensor, trajectory: Tensor, column
 def position(place: Tensor, trajectory: Tensor) -> Tensor:
     """Relative position: 0 at the first trained token of a trajectory, 1 at the last; 0 for a single token."""
     return place.to(torch.float64) / (grouped.count(trajectory) - 1).clamp_min(1)
+
+
+@_on("P")
+def turn(columns: Any) -> Tensor:
+    """Number of the token's turn in its trajectory."""
+    return columns.forest.to_path(columns.forest.step_turn, "S")[columns.entries]

@@ -56,6 +56,7 @@ class Shape(Formula, RewardPart):
     options: Mapping[str, Any] = field(default_factory=dict)
 
     functions: ClassVar[Mapping[str, tuple[str, bool]]] = {"function": ("gxpo.environments.rewards.outcomes", False)}
+    columns: ClassVar[Mapping[str, Callable[[Forest, str], Any]]] = COLUMNS
 
     @property
     def component(self) -> str | None:
@@ -70,7 +71,7 @@ class Shape(Formula, RewardPart):
 
     @torch.no_grad()
     def __call__(self, forest: Forest) -> Tensor:
-        value = self.apply(self.function, columns_for(self.function, forest, "reward.shape"))
+        value = self.apply(self.function, columns_for(self.function, forest, "reward.shape", self.columns))
         expect(value, (forest.n_trajectories,), "function of reward.shape", self.function, "trajectory")
         return torch.where(forest.scored, value.to(torch.float64), torch.nan)
 
@@ -80,16 +81,21 @@ class Shape(Formula, RewardPart):
         return "texts" in signature(self.function).columns
 
 
-def columns_for(function: Callable[..., Any], forest: Forest, slot: str) -> list[Any]:
+def columns_for(
+    function: Callable[..., Any],
+    forest: Forest,
+    slot: str,
+    columns: Mapping[str, Callable[[Forest, str], Any]] = COLUMNS,
+) -> list[Any]:
     """Columns that a function declares as parameters, in order; `slot` names its part in an error."""
     name, column_names = function.__name__, signature(function).columns
-    unknown = [c for c in column_names if c not in COLUMNS]
+    unknown = [c for c in column_names if c not in columns]
     if unknown:
-        hint_text = hint(unknown[0], COLUMNS)
+        hint_text = hint(unknown[0], columns)
         raise ConfigError(
-            f"{slot}: {name}{place_of(function)} asks for {unknown[0]!r}{hint_text}; there is {', '.join(COLUMNS)}"
+            f"{slot}: {name}{place_of(function)} asks for {unknown[0]!r}{hint_text}; there is {', '.join(columns)}"
         )
-    return [COLUMNS[c](forest, name) for c in column_names]
+    return [columns[c](forest, name) for c in column_names]
 
 
 def texts_of(forest: Forest, asker: str) -> list[str]:

@@ -165,6 +165,7 @@ function rollout(r) {
     const seenText = S.seen(s) >= 0 && S.seen(s) !== R.prompt(r) ? D.texts[S.seen(s)] : null;
     const facts = [];
     if (several || multi) facts.push((several ? D.agents[S.agent(s)] + ', ' : '') + 'turn ' + S.turn(s));
+    if (S.caller(s) >= 0) facts.push('called in turn ' + S.caller(s));
     if (!Number.isNaN(S.reward(s)) && multi) facts.push('paid ' + num(S.reward(s), 4));
     if (byState && S.state(s) >= 0 && multi) {
       const same = members[state.g].flatMap(steps).filter(q => S.state(q) === S.state(s) && q !== s);

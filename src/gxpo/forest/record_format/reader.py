@@ -6,6 +6,7 @@ they happen to be equal.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from gxpo.forest.record_format.assemble import Node, Reference, Step, assemble
 from gxpo.forest.record_format.schema import Fork, Record, Turn
 
 NO_TOKEN = -1  # in place of an action that is known as text only
+SHARED_FROM = 16  # tokens at the beginning of two contexts that are worth storing once
 
 
 class Fail:
@@ -87,6 +89,7 @@ class Reader:
         self.share, self.tensors = share, _TensorFiles(folder)
         self.nodes: list[Node] = []
         self.context_nodes: dict[tuple[Any, ...], Node] = {}
+        self.whole_contexts: list[tuple[tuple[int, ...], Node]] = []  # in lexicographic order
         self.agents, self.policies, self.states = _Names(), _Names(), _Names()
         self.trajectories: dict[str, list[Step]] = {}
         self.prompts: dict[str, Node | None] = {}
@@ -105,6 +108,8 @@ class Reader:
         if record.fork is None:
             token_ids = _with_media(record.prompt, record.media_at, "media_at", fail)
             prompt = self._context(None, PROMPT, token_ids, -1, -1) if token_ids else None
+            if prompt is not None and self.share:
+                self._note_whole(tuple(token_ids), prompt)
         else:
             # a fork keeps steps of its base and has the base's prompt; it may state that prompt, but no other
             steps, fork_point = self._inherited_steps(record, fail)
@@ -151,6 +156,41 @@ class Reader:
         self.nodes.append(node)
         self.context_nodes[key] = node
         return node
+
+    def _whole_context(self, tokens: list[int], media: Sequence[str]) -> Node:
+        """Context of a turn that is given whole: what it shares with the beginning of another one is stored once."""
+        is_known = (None, PROMPT, -1, -1, tuple(tokens), tuple(media)) in self.context_nodes
+        if not self.share or is_known or media or len(tokens) < SHARED_FROM or max(tokens) >= FIRST:
+            return self._context(None, PROMPT, tokens, -1, -1, media)
+        # of all contexts the nearest in lexicographic order share most
+        key, n_shared, base, base_size = tuple(tokens), 0, None, 0
+        place = bisect_left(self.whole_contexts, key, key=lambda entry: entry[0])
+        for other, node in self.whole_contexts[max(place - 1, 0) : place + 1]:
+            n_same = next(
+                (i for i, (a, b) in enumerate(zip(key, other, strict=False)) if a != b), min(len(key), len(other))
+            )
+            if n_same > n_shared:
+                n_shared, base, base_size = n_same, node, len(other)
+        if base is None or n_shared < SHARED_FROM or n_shared == len(tokens):
+            node = self._context(None, PROMPT, tokens, -1, -1)
+        else:
+            # the base may itself go on from another context: the node in which the shared part ends is cut there
+            start = base_size - base.size
+            while n_shared <= start and base.parent is not None:
+                base, size = base.parent
+                start -= size
+            if n_shared - start < base.size:
+                base.cuts = (base.cuts or set()) | {n_shared - start}
+            node = self._context((base, n_shared - start), PROMPT, tokens[n_shared:], -1, -1)
+            self.context_nodes[(None, PROMPT, -1, -1, key, ())] = node
+        self._note_whole(key, node)
+        return node
+
+    def _note_whole(self, tokens: tuple[int, ...], node: Node) -> None:
+        """Note a node that ends a whole context, from which others may go on."""
+        place = bisect_left(self.whole_contexts, tokens, key=lambda entry: entry[0])
+        if self.whole_contexts[place : place + 1] != [(tokens, node)] and max(tokens) < FIRST:
+            self.whole_contexts.insert(place, (tokens, node))
 
     def _inherited_steps(self, record: Record, fail: Fail) -> tuple[list[Step], _ForkPoint | None]:
         """Steps that a fork inherits whole, and the point inside a turn at which it leaves, if there is one."""
@@ -230,7 +270,7 @@ class Reader:
         if turn.context is not None:
             token_ids = _with_media(turn.context, turn.media_at, f"{where}.media_at", fail)
             has_context = token_ids or turn.media
-            parent = self._context(None, PROMPT, token_ids, -1, -1, turn.media).end if has_context else None
+            parent = self._whole_context(token_ids, turn.media).end if has_context else None
         else:
             parent = context_end.get(agent, root)
             if turn.observation or turn.media:

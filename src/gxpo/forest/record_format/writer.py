@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gxpo.base.errors import RecordError
 from gxpo.base.media import to_record
-from gxpo.forest.columns import OBSERVATION, Columns
+from gxpo.forest.columns import OBSERVATION, PROMPT, Columns
 from gxpo.forest.record_format.schema import SCHEMA, Record, Turn
 from gxpo.forest.reshape import blank_value
 
@@ -107,6 +107,8 @@ class Writer:
         """True if the step acts in another agent's running context."""
         # its parent, or its observation's, is neither a root nor the end of the agent's own context
         parent, end = self.cols.parent[self.cols.head[s]], self._context_end(r, s)
+        if parent >= 0 and self.cols.kind[parent] == PROMPT:
+            return False  # a whole context, whose beginning others may share
         above = self.cols.parent[parent] if parent >= 0 else -1
         return parent not in (-1, end) and above not in (-1, end)
 

@@ -1,4 +1,4 @@
-"""Team graphs: the roles of a team in order, their prompts, who may send work back, and the team's answer.
+"""Team graphs: the roles of a team in order, their prompts, who sends work back or calls whom, the team's answer.
 
 A team is declared in one place: below, or in a file of one's own, named by `rollout.graph: my_team.py:pair`:
 
@@ -11,13 +11,18 @@ A team is declared in one place: below, or in a file of one's own, named by `rol
         ),
         rounds=2,
     )
+
+A role may call helpers inside its turn, as tools:
+
+    asker = Role("asker", running=True, answer="{asker}", calls=(Call("expert", r"ASK: (.*)", most=2),))
+    asking = Graph((asker,), helpers=(Role("expert", "{request}"),))
 """
 
 from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from gxpo.base.errors import ConfigError, did_you_mean
@@ -26,7 +31,24 @@ from gxpo.base.usercode import Unusable, object_at
 Texts = Mapping[str, str]  # "prompt": the task's text; and the newest text of each role, "" before its first
 Text = str | Callable[[Texts], str]  # a template with {prompt} and {ROLE} (literal braces doubled), or a function
 
-TASK, SHARED = "prompt", "main"  # names that a role can't have
+TASK, REQUEST, SHARED = _TAKEN = "prompt", "request", "main"  # names that a role can't have
+
+
+@dataclass(frozen=True)
+class Call:
+    """Permission to call a helper inside one's turn, as a tool.
+
+    helper   the helper's name
+    pattern  regular expression of a call in the caller's text; its first group is the {request} that the helper reads
+             (all of the match, if it has no group)
+    reply    what the caller reads when the helper is done (None: the helper's text)
+    most     budget: calls of this kind that an attempt carries out; further ones remain plain text
+    """
+
+    helper: str
+    pattern: str
+    reply: Text | None = field(default=None, kw_only=True)
+    most: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -40,8 +62,13 @@ class Role:
     answer   the team's answer after its turn (None: unchanged)
     back     the role, itself or an earlier one, that goes on if it does not accept the work
     accepts  test of acceptance: a regular expression to be found in its text, or a function of all texts
-    local    reward of each of its own texts (method at_grpo): a function of all texts and of the scores of the team's
-             answer after that text, by component, "outcome" and "success" among them (nan: unknown)
+    local    reward of each of its own texts (rollouts `team` with `pays: role`, and `team_cells`): a function of all
+             texts and of the scores of the team's answer, by component, "outcome" and "success" among them (nan:
+             unknown). In `team` they are the scores of the attempt, in `team_cells` of the answer after that text
+    at_once  True: it acts at the same time as the role before it, and reads what that role read
+    stop     texts that end its action, in addition to the run's `sampling.stop`
+    calls    helpers that it may call inside its turn. It goes on when all calls of a text are answered: a running
+             context with their replies appended, another one under `again`
     """
 
     name: str
@@ -52,6 +79,21 @@ class Role:
     back: str | None = field(default=None, kw_only=True)
     accepts: str | Callable[[Texts], bool] | None = field(default=None, kw_only=True)
     local: Callable[[Texts, Mapping[str, float]], float] | None = field(default=None, kw_only=True)
+    at_once: bool = field(default=False, kw_only=True)
+    stop: tuple[str, ...] = field(default=(), kw_only=True)
+    calls: tuple[Call, ...] = field(default=(), kw_only=True)
+
+    def requests(self, text: str, past: Collection[Call] = ()) -> list[tuple[Call, str]]:
+        """List the calls in a text with their requests, in the order in which they stand there.
+
+        past  calls that were carried out before: those that exceed the budget with them are left out
+        """
+        matches = []
+        for call in self.calls:
+            left = call.most - list(past).count(call)
+            matches += [(match, call) for match in list(re.finditer(call.pattern, text))[:left]]
+        ordered = sorted(matches, key=lambda pair: pair[0].start())
+        return [(call, match[1 if match.re.groups else 0] or "") for match, call in ordered]
 
     def satisfied(self, texts: Texts) -> bool:
         """Return True if the role accepts the work; a role that can't send anything back always does."""
@@ -64,55 +106,116 @@ class Role:
 class Graph:
     """Roles in the order of their turns; one that does not accept may send the work back, `rounds` - 1 times.
 
-    cases  two texts, for the team's answer and against it, for a judge to compare
-           (`scoring.options.judge.mode: debate`)
+    cases    two texts, for the team's answer and against it, for a judge to compare
+             (`scoring.options.judge.mode: debate`)
+    helpers  roles without a turn in that order, which others call (`Role.calls`); their texts have {request}
     """
 
     roles: tuple[Role, ...]
     rounds: int = 1
     cases: tuple[Text, Text] | None = None
+    helpers: tuple[Role, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        names = [role.name for role in self.roles]
         # all mistakes of a graph are found when it is made, before a model is loaded
-        for i, role in enumerate(self.roles):
-            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", role.name) or role.name in (TASK, SHARED, *names[:i]):
+        names = self.names
+        for i, role in enumerate(self.members):
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", role.name) or role.name in (*_TAKEN, *names[:i]):
                 raise ConfigError(
                     f"team: a role is called {role.name!r}; names are different words of letters, digits and _, and "
-                    f"not {TASK!r} or {SHARED!r}"
+                    f"not {', '.join(map(repr, _TAKEN))}"
                 )
-            if (role.back is None) != (role.accepts is None):
-                raise ConfigError(f"team: role {role.name!r} needs both `back` and `accepts`, or neither")
-            if role.back is not None and role.back not in names[: i + 1]:
-                raise ConfigError(
-                    f"team: {role.name!r} sends the work back to {role.back!r}: `back` must name itself or an earlier "
-                    "role"
-                )
-            for text in (role.prompt, role.again, role.answer, *(self.cases or ())):
-                for _, name, _, _ in string.Formatter().parse(text) if isinstance(text, str) else ():
-                    if name is not None and name not in (TASK, *names):
-                        allowed = [TASK, *names]
-                        raise ConfigError(
-                            f"team: a text of role {role.name!r} has {{{name}}}{did_you_mean(name, allowed)}; there is "
-                            f"{', '.join(f'{{{x}}}' for x in allowed)}; write literal braces twice"
-                        )
+            self._check_turns(role)
+            self._check_texts(role)
+        self._check_calls()
         if not any(role.answer is not None for role in self.roles):
             raise ConfigError("team: no role has an `answer`, so there is nothing to judge: give one to a role")
         if self.rounds < 1:
             raise ConfigError(f"team: rounds is {self.rounds}; it must be at least 1, since it counts the first round")
 
+    def _check_turns(self, role: Role) -> None:
+        """Raise ConfigError if the role's turn can't follow from those of others."""
+        names = [r.name for r in self.roles]
+        if (role.back is None) != (role.accepts is None):
+            raise ConfigError(f"team: role {role.name!r} needs both `back` and `accepts`, or neither")
+        if role.name not in names and (role.back, role.answer) != (None, None):
+            raise ConfigError(f"team: helper {role.name!r} has `back` or `answer`, which are for roles with turns")
+        if role.back is not None and role.back not in names[: names.index(role.name) + 1]:
+            raise ConfigError(
+                f"team: {role.name!r} sends the work back to {role.back!r}: `back` must name itself or an earlier role"
+            )
+        if role.at_once and (role.name not in names[1:] or role.calls):
+            raise ConfigError(
+                f"team: {role.name!r} has `at_once`, which is for a role without calls that stands after another one"
+            )
+
+    def _check_texts(self, role: Role) -> None:
+        """Raise ConfigError for a name in a role's templates that no text has."""
+        allowed = [TASK, *([REQUEST] if role in self.helpers else []), *self.names]
+        replies = [call.reply for call in role.calls]
+        for text in (role.prompt, role.again, role.answer, *replies, *(self.cases or ())):
+            for _, name, _, _ in string.Formatter().parse(text) if isinstance(text, str) else ():
+                if name is not None and name not in allowed:
+                    raise ConfigError(
+                        f"team: a text of role {role.name!r} has {{{name}}}{did_you_mean(name, allowed)}; there is "
+                        f"{', '.join(f'{{{x}}}' for x in allowed)}; write literal braces twice"
+                    )
+
+    def _check_calls(self) -> None:
+        """Raise ConfigError for calls without budget, of roles that are no helpers, or that may go on without end."""
+        helpers = [helper.name for helper in self.helpers]
+        for role in self.members:
+            for call in role.calls:
+                if call.helper == role.name:
+                    raise ConfigError(f"team: {role.name!r} calls itself, so the graph has no end: call a helper")
+                if call.helper not in helpers:
+                    hint = did_you_mean(call.helper, helpers) or f"; the helpers are {', '.join(helpers) or 'none'}"
+                    raise ConfigError(f"team: {role.name!r} calls {call.helper!r}, which is no helper{hint}")
+                if call.most < 1:
+                    raise ConfigError(
+                        f"team: {role.name!r} calls {call.helper!r} without a budget: give the call most=N, the calls "
+                        "that an attempt may make"
+                    )
+                try:
+                    re.compile(call.pattern)
+                except re.error as error:
+                    raise ConfigError(
+                        f"team: the pattern {call.pattern!r} of a call by {role.name!r} is no regular expression: "
+                        f"{error}"
+                    ) from None
+        callees = {role.name: {call.helper for call in role.calls} for role in self.members}
+        for name in helpers:
+            # all that a helper can lead to: itself among them is a circle
+            reached, new = set[str](), callees[name]
+            while new:
+                reached |= new
+                new = {y for x in new for y in callees[x]} - reached
+            if name in reached:
+                raise ConfigError(
+                    f"team: helper {name!r} may call itself through others, so the graph has no end: leave out one of "
+                    "these calls"
+                )
+            if not any(name in called for called in callees.values()):
+                raise ConfigError(f"team: no role calls the helper {name!r}: give one a Call, or leave it out")
+
     def __getitem__(self, name: str) -> Role:
-        return next(role for role in self.roles if role.name == name)
+        return next(role for role in self.members if role.name == name)
+
+    @property
+    def members(self) -> tuple[Role, ...]:
+        """Roles with turns, then helpers."""
+        return (*self.roles, *self.helpers)
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(role.name for role in self.roles)
+        return tuple(role.name for role in self.members)
 
     @property
     def longest(self) -> int:
-        """Most turns of an attempt."""
+        """Most turns of an attempt; a call adds the helper's and one more of the caller."""
         spans = [i - self.names.index(role.back) + 1 for i, role in enumerate(self.roles) if role.back is not None]
-        return len(self.roles) + (self.rounds - 1) * max(spans, default=0)
+        calls = sum(call.most for role in self.members for call in role.calls)
+        return len(self.roles) + (self.rounds - 1) * max(spans, default=0) + 2 * calls
 
     def after(self, role: Role, texts: Texts, round: int) -> tuple[Role | None, int]:
         """Return the next role after `role` in this round (from 1), and its round; None: the team is done."""
@@ -219,7 +322,85 @@ debate = Graph(
     cases=("{proponent}", "{opponent}"),
 )
 
+# For models that follow instructions: two write at the same time, each a half.
+halves = Graph(
+    (
+        Role("first", "{prompt}\n\nWrite the first half of the answer; another writes the rest."),
+        Role(
+            "second",
+            "{prompt}\n\nAnother writes the first half of the answer. Write the rest.",
+            at_once=True,
+            answer="{first}{second}",
+        ),
+    )
+)
+
+# For models that follow instructions: two answer, and a leader who reads both gives the team's answer.
+led = Graph(
+    (
+        Role("first"),
+        Role("second", at_once=True),
+        Role(
+            "leader",
+            "{prompt}\n\nOne answer:\n{first}\n\nAnother answer:\n{second}\n\nWhat is right? Solve it yourself.",
+            answer="{leader}",
+        ),
+    )
+)
+
+
+def _one_request(texts: Texts, scores: Mapping[str, float]) -> float:
+    """Reward a planner's text with 1 if it has no question, or one that is whole."""
+    return float(texts["planner"].count("<ask>") == texts["planner"].count("</ask>") <= 1)
+
+
+def _is_said(texts: Texts, scores: Mapping[str, float]) -> float:
+    """Reward a worker's text with 1 if it is not empty."""
+    return float(bool(texts["worker"].strip()))
+
+
+# For models that follow instructions: a planner asks a worker, who reads nothing but the question.
+asking = Graph(
+    (
+        Role(
+            "planner",
+            "{prompt}\n\nYou may ask a colleague, who can't see the task: <ask>your question</ask>. Then answer.",
+            running=True,
+            answer="{planner}",
+            stop=("</ask>",),
+            calls=(Call("worker", r"(?s)<ask>(.*?)</ask>", reply="Your colleague says:\n{worker}", most=2),),
+            local=_one_request,
+        ),
+    ),
+    helpers=(Role("worker", "{request}", local=_is_said),),
+)
+
+# For models that follow instructions: a planner with two search agents.
+searching = Graph(
+    (
+        Role(
+            "planner",
+            "{prompt}\n\nSearch with <local>question</local> or <web>question</web>. Then answer.",
+            running=True,
+            answer="{planner}",
+            stop=("</local>", "</web>"),
+            calls=(
+                Call("local", r"(?s)<local>(.*?)</local>", reply="Our documents:\n{local}", most=2),
+                Call("web", r"(?s)<web>(.*?)</web>", reply="The web:\n{web}", most=2),
+            ),
+        ),
+    ),
+    helpers=(
+        Role("local", "Answer from our own documents.\n\n{request}"),
+        Role("web", "Answer from the web.\n\n{request}"),
+    ),
+)
+
 GRAPHS: dict[str, Graph] = {
+    "halves": halves,
+    "led": led,
+    "asking": asking,
+    "searching": searching,
     "solver_verifier": solver_verifier,
     "second_opinion": second_opinion,
     "debate": debate,

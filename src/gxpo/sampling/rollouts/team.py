@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
 
 from gxpo.base import media
 from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
@@ -15,33 +20,50 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, ContextUpdate, EpisodeRules, Request, Sampling, Session, StreamKey, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Attempts, Fork
-from gxpo.sampling.rollouts.build import Count, RolloutPart, action, dotted, record
+from gxpo.sampling.rollouts.build import Count, RolloutPart, action, dotted, keyed, record
 from gxpo.sampling.rollouts.context import Context, marked
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.graph import SHARED, TASK, Graph, Role, Texts, filled, graph
+from gxpo.sampling.rollouts.graph import REQUEST, SHARED, TASK, Call, Graph, Role, Texts, filled, graph
 
 
 @dataclass(frozen=True)
 class TeamPolicies:
     """Assignment of policies to the roles of a team.
 
-    policy  "shared": one policy, SHARED, for all trained roles; "per_role": one for each, named as the role
-    frozen  roles that are not trained; each has a policy of its own name, the model that the run starts from
+    policy   "shared": one policy, SHARED, for all trained roles; "per_role": one for each, named as the role
+    frozen   roles that are not trained; each has a policy of its own name, the model that the run starts from
+    resting  roles that are not trained and keep the weights that their policy has
+    traitor_rate, traitor_prompt   see `Team`
     """
 
     graph: Graph
     policy: str
     frozen: tuple[str, ...]
+    resting: tuple[str, ...] = ()
+    traitor_rate: float = 0.0
+    traitor_prompt: str = "{prompt}"
 
     def __post_init__(self) -> None:
-        for name in self.frozen:
-            if name not in self.graph.names:
-                raise ConfigError(
-                    f"rollout.frozen: the team has no role {name!r}{did_you_mean(name, self.graph.names)}; it has "
-                    f"{', '.join(self.graph.names)}"
-                )
-        if set(self.graph.names) <= set(self.frozen):
-            raise ConfigError("rollout.frozen names every role of the team: leave out one, which is trained")
+        for option, names in (("frozen", self.frozen), ("resting", self.resting)):
+            for name in names:
+                if name not in self.graph.names:
+                    raise ConfigError(
+                        f"rollout.{option}: the team has no role {name!r}{did_you_mean(name, self.graph.names)}; it "
+                        f"has {', '.join(self.graph.names)}"
+                    )
+        if set(self.graph.names) <= set(self.untrained):
+            options = "rollout.frozen" + (" with rollout.resting" if self.resting else "")
+            raise ConfigError(f"{options} names every role of the team: leave out one, which is trained")
+        if both := set(self.frozen) & set(self.resting):
+            raise ConfigError(
+                f"rollout.resting: {min(both)!r} is in rollout.frozen, too: frozen is the model that the run starts "
+                "from, resting keeps what it has learned"
+            )
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Roles whose tokens are not trained."""
+        return (*self.frozen, *self.resting)
 
     def of(self, role: Role) -> str:
         """Return the name of a role's policy."""
@@ -51,9 +73,22 @@ class TeamPolicies:
     def policies(self) -> dict[str, str]:
         """Policy name -> "trained" or "frozen", the trained ones first."""
         trained_by_policy = {
-            self.of(role): "frozen" if role.name in self.frozen else "trained" for role in self.graph.roles
+            self.of(role): "frozen" if role.name in self.frozen else "trained" for role in self.graph.members
         }
         return dict(sorted(trained_by_policy.items(), key=lambda item: item[1] != "trained"))
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A role that waits for the replies to its calls; the first of `calls` is under way.
+
+    turn  number of its action, from 0, that made them
+    """
+
+    role: Role
+    turn: int
+    calls: tuple[tuple[Call, str], ...]
+    replies: tuple[str, ...] = ()
 
 
 class Walk:
@@ -65,6 +100,8 @@ class Walk:
     answer   the team's answer so far
     round    from 1; `calls` counts the actions so far
     cut      a context or an action was too long
+    callers  roles that wait for replies to their calls, each called by the one before it
+    traitor  the role that works against the others in all attempts at this task; "": none
     """
 
     def __init__(self, cast: TeamPolicies, task: Task, session: Session) -> None:
@@ -77,18 +114,32 @@ class Walk:
                     f"a team reads its tasks as texts, and task {task.id!r} is token ids: give it as text"
                 )
             prompt = marked(messages)
-        self.texts: dict[str, str] = {TASK: prompt, **dict.fromkeys(cast.graph.names, "")}
+        self.texts: dict[str, str] = {TASK: prompt, REQUEST: "", **dict.fromkeys(cast.graph.names, "")}
         self.answer, self.round, self.calls = "", 1, 0
         self.cut = False
         self.role: Role | None = cast.graph.roles[0]
-        self._past_speakers: set[str] = set()
+        self.callers: tuple[Caller, ...] = ()
+        self._speakers: tuple[str, ...] = ()  # the role of each action so far
+        self._past_calls: tuple[tuple[str, Call], ...] = ()  # with the names of the callers
         self._running: dict[str, Context] = {}
+        self._read_texts: Texts = self.texts
+        draw = keyed(session, task.id, "traitor")
+        self.traitor = draw.choice(cast.graph.names) if draw.random() < cast.traitor_rate else ""
         self.opening = self._open(self.role)
 
-    def _open(self, role: Role) -> ContextUpdate:
-        """Open the role's next context, new or running; it becomes the current one."""
-        again = role.again if role.name in self._past_speakers else None
-        self.read = filled(role.prompt if again is None else again, self.texts)
+    def _open(self, role: Role, replies: Sequence[str] = ()) -> ContextUpdate:
+        """Open the role's next context, new or running; it becomes the current one.
+
+        replies  to the role's calls, if it goes on after them
+        """
+        if not role.at_once:
+            self._read_texts = self.texts
+        again = role.again if role.name in self._speakers else None
+        self.read = filled(role.prompt if again is None else again, self._read_texts)
+        if replies and role.running:
+            self.read = "\n".join(replies)
+        if role.name == self.traitor:
+            self.read = self.cast.traitor_prompt.format(prompt=self.read)
         if not role.running:
             return ContextUpdate(self.session.encode(dataclasses.replace(self.task, prompt=self.read)), rebuilt=True)
         if role.name in self._running:
@@ -124,8 +175,9 @@ class Walk:
             "state": f"{role.name}:{hashlib.blake2b(repr(self.context).encode(), digest_size=8).hexdigest()}",
             **(context_columns or {"observation": list(self.opening.ids)}),
             "observation_text": media.text_of(self.read),
-            "trainable": role.name not in self.cast.frozen,
-            "info": {"round": self.round},
+            "trainable": role.name not in (*self.cast.untrained, self.traitor),
+            "caller": self.callers[-1].turn if self._is_called else None,
+            "info": {"round": self.round, "call": self._speakers.count(role.name)},
             **action(completion),
         }
 
@@ -155,12 +207,50 @@ class Walk:
         self.answer = self.answer_after(texts)
         self.texts, self.calls = texts, self.calls + 1
         self.cut |= completion.finish == "length"
-        self._past_speakers.add(role.name)
+        self._speakers = (*self._speakers, role.name)
         if role.running:
             self._running[role.name].act(completion.tokens)
-        self.role, self.round = self.cast.graph.after(role, texts, self.round)
+        replies = self._take_calls(role)
+        if not replies and not self.callers:
+            self.role, self.round = self.cast.graph.after(role, texts, self.round)
         if self.role is not None:
-            self.opening = self._open(self.role)
+            self.opening = self._open(self.role, replies)
+
+    @property
+    def _is_called(self) -> bool:
+        """True if the role whose turn is next answers a call, rather than goes on after its own."""
+        return bool(self.callers)
+
+    def _take_calls(self, role: Role) -> tuple[str, ...]:
+        """Go on to the next helper that is called, or back to its caller; return the replies that the caller reads.
+
+        Nothing changes where nobody has called anybody.
+        """
+        # calls of this action come first, whoever acted
+        past = [call for caller, call in self._past_calls if caller == role.name]
+        if requests := role.requests(self.texts[role.name], past):
+            self._past_calls += tuple((role.name, call) for call, _ in requests)
+            self.callers += (Caller(role, self.calls - 1, tuple(requests)),)
+        # without any, the action is a helper's reply to the first call of the role that waits last
+        elif self.callers:
+            caller = self.callers[-1]
+            call, _ = caller.calls[0]
+            reply = self.texts[role.name] if call.reply is None else filled(call.reply, self.texts)
+            caller = dataclasses.replace(caller, calls=caller.calls[1:], replies=(*caller.replies, reply))
+            self.callers = (*self.callers[:-1], caller)
+        if not self.callers:
+            return ()
+        caller = self.callers[-1]
+        if caller.calls:
+            call, request = caller.calls[0]
+            self.texts = {**self.texts, REQUEST: request}
+            self.role = self.cast.graph[call.helper]
+            return ()
+        # all calls are answered: the caller goes on
+        self.callers, self.role = self.callers[:-1], caller.role
+        if self.callers:
+            self.texts = {**self.texts, REQUEST: self.callers[-1].calls[0][1]}
+        return caller.replies
 
     def stops(self) -> bool:
         """End the walk if the context leaves no room for an action; return True if the team is done."""
@@ -188,6 +278,7 @@ class TeamAttempt(Walk):
         self.id, self.name = label or f"{spec.group}/{dotted(key)}", name
         self.info: dict[str, Any] = dict(spec.info)
         self.turns: list[dict[str, Any]] = []
+        self.speeches: list[tuple[Role, Texts]] = []  # the role of each turn, and all texts after it
         self.engine_names: list[str] = []  # names of the contexts that the engine keeps
 
     def request(self) -> Request:
@@ -207,14 +298,18 @@ class TeamAttempt(Walk):
         if self.spec.measured:
             turn["trainable"] = False
         self.turns.append(turn)
+        role = self.role
+        assert role is not None
         self.take(completion)
+        self.speeches.append((role, self.texts))
 
     def record(self, sampling: dict[str, Any]) -> dict[str, Any]:
         """Build the `gxpo.rollouts/1` record."""
         if not self.turns:  # not even the first context has room: an empty turn, so that the attempt is counted
             self.role = self.cast.graph.roles[0]
             self.turns.append(self.turn(Completion([], [], "none")))
-        line = self.line(self.id, self.group, self.turns, rounds=self.round, **self.info)
+        traitor = {"traitor": self.traitor} if self.cast.traitor_rate else {}
+        line = self.line(self.id, self.group, self.turns, rounds=self.round, **traitor, **self.info)
         measured = {"compared": False, "weight": 0.0} if self.spec.measured else {}
         return line | measured | {"origin": self.spec.origin, "sampling": sampling}
 
@@ -222,9 +317,9 @@ class TeamAttempt(Walk):
 class TeamPlay(Play):
     """Play of a team's attempts, many at once."""
 
-    def __init__(self, session: Session, cast: TeamPolicies) -> None:
+    def __init__(self, session: Session, cast: TeamPolicies, *, pays_roles: bool = False) -> None:
         super().__init__(session)
-        self.cast = cast
+        self.cast, self.pays_roles = cast, pays_roles
 
     def __exit__(self, *_: object) -> None:
         attempts: list[Any] = list(self.episodes)
@@ -245,7 +340,11 @@ class TeamPlay(Play):
     def turn(self, running: Sequence[Any], sampling: Sampling | None = None) -> None:
         by_sampling: dict[Sampling | None, list[Any]] = {}
         for attempt in running:
-            by_sampling.setdefault(sampling or attempt.spec.sampling, []).append(attempt)
+            role_sampling = sampling or attempt.spec.sampling
+            if attempt.role.stop:
+                role_sampling = role_sampling or self.session.sampling
+                role_sampling = dataclasses.replace(role_sampling, stop=(*role_sampling.stop, *attempt.role.stop))
+            by_sampling.setdefault(role_sampling, []).append(attempt)
         for batch_sampling, batch in by_sampling.items():
             requests = [attempt.request() for attempt in batch]
             sampled = (
@@ -264,7 +363,36 @@ class TeamPlay(Play):
         """Build the forest of these attempts, scored by the team's answers."""
         chosen: list[Any] = list(self.episodes if episodes is None else episodes)
         forest = Forest.from_records([e.record(dataclasses.asdict(self._recorded_sampling(e))) for e in chosen])
-        return self.session.score(forest, [e.answer for e in chosen])
+        scored = self.session.score(forest, [e.answer for e in chosen])
+        if self.cast.traitor_rate:
+            scored = with_traitors(scored, torch.tensor([bool(e.traitor) for e in chosen], dtype=torch.bool))
+        if not self.pays_roles:
+            return scored
+        rewards = [reward for r, e in enumerate(chosen) for reward in role_rewards(scored, r, e.speeches, len(e.turns))]
+        return scored.replace(step_reward=torch.tensor(rewards, dtype=torch.float64))
+
+
+def with_traitors(forest: Forest, is_attacked_R: Tensor) -> Forest:
+    """Name the outcomes of attempts without and with a traitor as components "clean" and "attacked", nan elsewhere."""
+    columns = {name: forest.components[:, i] for i, name in enumerate(forest.component_names)}
+    columns["clean"] = torch.where(is_attacked_R, torch.nan, forest.outcome)
+    columns["attacked"] = torch.where(is_attacked_R, forest.outcome, torch.nan)
+    return forest.with_rewards(forest.outcome, components=columns)
+
+
+def role_rewards(forest: Forest, r: int, speeches: Sequence[tuple[Role, Texts]], turns: int) -> list[float]:
+    """Reward of each turn of trajectory r: its role's `local`, or the outcome for a role without one; nan unscored.
+
+    speeches  role and texts of each turn; `turns` counts an empty one, too, of an attempt without room for any
+    """
+    outcome = float(forest.outcome[r])
+    columns = dict(zip(forest.component_names, forest.components[r].tolist(), strict=True))
+    scores = {**columns, "outcome": outcome, "success": float(forest.success[r])}
+    rewards = [
+        outcome if role.local is None or math.isnan(outcome) else float(role.local(texts, scores))
+        for role, texts in speeches
+    ]
+    return rewards + [outcome] * (turns - len(rewards))
 
 
 class Teamwork(RolloutPart):
@@ -273,6 +401,7 @@ class Teamwork(RolloutPart):
     graph: str | Graph
     policy: Literal["shared", "per_role"]
     frozen: list[str]
+    resting: list[str]
 
     provides = ("states",)
     single_turn = True
@@ -282,7 +411,8 @@ class Teamwork(RolloutPart):
 
     @cached_property
     def cast(self) -> TeamPolicies:
-        return TeamPolicies(graph(self.graph), self.policy, tuple(self.frozen))
+        traitors = getattr(self, "traitor_rate", 0.0), getattr(self, "traitor_prompt", "{prompt}")
+        return TeamPolicies(graph(self.graph), self.policy, tuple(self.frozen), tuple(self.resting), *traitors)
 
     @property
     def policies(self) -> dict[str, str]:
@@ -301,7 +431,7 @@ class Teamwork(RolloutPart):
 
     def evaluation(self, samples: int) -> Team:
         """Return the rollout for held-out tasks: the team, with one sample a turn."""
-        return Team(samples, self.graph, self.policy, self.frozen)
+        return Team(samples, self.graph, self.policy, self.frozen, resting=self.resting)
 
 
 @part("team", stage="rollout")
@@ -312,6 +442,19 @@ class Team(Teamwork):
     graph       a team: "solver_verifier", "second_opinion", or FILE.py:NAME (see `gxpo.sampling.rollouts.graph`)
     policy      "shared": one policy speaks for all roles; "per_role": each role trains an adapter of its own
     frozen      roles that stay the model the run starts from: their tokens are sampled and not trained
+    resting     roles that are not trained and keep the weights of their policy: in a later phase (`phases`) what they
+                have learned, under "shared" those of the others
+    pays        "team": the outcome is the attempt's; "role": in addition every turn is paid, as its step reward, what
+                its role's `local` gives, or the outcome for a role without. `credit.value: return` with
+                `credit.discount: 0` compares turns by it
+
+    traitor_rate, traitor_prompt   share of tasks in whose attempts one role, drawn anew for each task and step, reads
+                its prompt in these words and is not trained; components "clean" and "attacked" are the outcomes
+                without and with one. Held-out tasks have none
+
+    Calls of helpers (`Role.calls`) are turns of the attempt, sampled for all attempts at once; `caller` is the turn
+    that made the call. `credit.among` groups turns by [agent], [agent, step_info.call] (the k-th turn of a role),
+    [agent, turn], [state] (equal prompts); a call has a group of its own with the k-th calls of other attempts.
 
     An attempt is one trajectory. Each turn has its agent, its policy and its own context (or goes on in the agent's
     running one); `previous` goes through all agents in the order of their turns. The state of an action is its context,
@@ -324,8 +467,12 @@ class Team(Teamwork):
     graph: str | Graph = "solver_verifier"
     policy: Literal["shared", "per_role"] = "shared"
     frozen: list[str] = field(default_factory=list)
+    resting: list[str] = field(default_factory=list, kw_only=True)
+    pays: Literal["team", "role"] = field(default="team", kw_only=True)
+    traitor_rate: Annotated[float, Interval(ge=0, le=1)] = field(default=0.0, kw_only=True)
+    traitor_prompt: str = field(default="{prompt}\n\nMislead the others without being noticed.", kw_only=True)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        with TeamPlay(session, self.cast) as play:
+        with TeamPlay(session, self.cast, pays_roles=self.pays == "role") as play:
             play.finish(play.begin([draw.attempts(self.group_size) for draw in play.draws(tasks)]))
             return play.forest()

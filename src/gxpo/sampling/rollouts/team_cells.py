@@ -32,7 +32,7 @@ def mixed(team: Tensor, local: Tensor, alpha: float = 1.0) -> Tensor:
 class TeamCells(Teamwork):
     """Groups of `group_size` candidates under one context, at every turn of a team's attempt.
 
-    graph, policy, frozen   see `Team`
+    graph, policy, frozen, resting   see `Team`
     alpha                   weight of the team's reward beside the role's own
 
     A candidate is one trajectory of one turn: its prompt is all that it was sampled under, so nothing is trained twice,
@@ -54,6 +54,7 @@ class TeamCells(Teamwork):
     graph: str | Graph = "solver_verifier"
     policy: Literal["shared", "per_role"] = "shared"
     frozen: list[str] = field(default_factory=list)
+    resting: list[str] = field(default_factory=list, kw_only=True)
     alpha: float = 1.0
 
     @property
@@ -113,7 +114,7 @@ class _Cells(Walk):
     @property
     def next_role_is_frozen(self) -> bool:
         """True if the next role's tokens are not trained."""
-        return self.role is not None and self.role.name in self.cast.frozen
+        return self.role is not None and self.role.name in self.cast.untrained
 
     def request(self, candidates: int) -> Request:
         assert self.role is not None

@@ -22,7 +22,6 @@ class _Branch(Walk):
     def branch(self, completion: Completion) -> _Branch:
         """Return a copy of the walk that goes on with this action."""
         twin = copy.copy(self)
-        twin._past_speakers = set(self._past_speakers)
         twin._running = {name: context.copy() for name, context in self._running.items()}
         twin.take(completion)
         return twin
@@ -58,7 +57,7 @@ class Calls(Grower):
             walk: _Branch = node.piece.walk
             assert walk.role is not None
             # a frozen role is not trained, so alternatives of its turn would be compared for nothing
-            n_children = 1 if walk.role.name in self.cast.frozen else self.width
+            n_children = 1 if walk.role.name in self.cast.untrained else self.width
             requests.append(Request(walk.context, self.streams(tree, node, n_children), policy=self.cast.of(walk.role)))
         for (tree, node), completions in zip(batch, self.session.sample(requests), strict=True):
             walk = node.piece.walk
@@ -91,7 +90,7 @@ class TeamSearch(Searching, Teamwork):
 
     Attempts are scored by the team's answer, and recorded as in `Team`, each turn with its agent, policy and context.
 
-    graph, policy, frozen   see `Team`; a frozen role has one child instead of `width`
+    graph, policy, frozen, resting   see `Team`; a frozen role has one child instead of `width`
 
     Held-out tasks are attempted by the team, without search. Source: MASPRM, arXiv 2510.24803.
     """
@@ -99,6 +98,7 @@ class TeamSearch(Searching, Teamwork):
     graph: str | Graph = "solver_verifier"
     policy: Literal["shared", "per_role"] = "shared"
     frozen: list[str] = field(default_factory=list)
+    resting: list[str] = field(default_factory=list, kw_only=True)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         return self.searched(tasks, Calls(session, self.width, self.cast))
