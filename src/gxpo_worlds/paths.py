@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from gxpo.base.errors import ConfigError
@@ -19,7 +20,7 @@ MOVES: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right
 def path_figures(arrivals: Sequence[int | None], limit: int) -> dict[str, float]:
     """POGEMA's figures of an episode, from the step at which each agent arrived (None: never).
 
-    csr  all arrived;   isr  share that arrived;   soc  sum of costs;   makespan  of the last; both count `limit` for none
+    csr  all arrived;   isr  share that arrived;   soc  sum of costs;   makespan  the largest; none costs `limit`
 
     >>> path_figures([3, 5, None], 10)
     {'csr': 0.0, 'isr': 0.6666666666666666, 'soc': 18.0, 'makespan': 10.0}
@@ -58,6 +59,11 @@ def carried_out(places: Mapping[str, Cell], targets: Mapping[str, Cell]) -> dict
         if not held:
             return wanted
         wanted |= {agent: places[agent] for agent in held}
+
+
+def _cell(text: str) -> Cell:
+    row, column = map(int, text.split(","))
+    return row, column
 
 
 @dataclass(kw_only=True)
@@ -115,7 +121,7 @@ class Paths:
 
     def reset(self, seed: int) -> dict[str, TimeStep]:
         pairs = [part.split(">") for part in self.content(seed).split(";")[1:]]
-        cells = [tuple(tuple(map(int, cell.split(","))) for cell in pair) for pair in pairs]
+        cells = [(_cell(start), _cell(goal)) for start, goal in pairs]
         self._places = {f"agent_{i}": start for i, (start, _) in enumerate(cells)}
         self._goals = {f"agent_{i}": goal for i, (_, goal) in enumerate(cells)}
         self._arrivals: dict[str, int | None] = dict.fromkeys(self._places)
@@ -206,7 +212,7 @@ class Paths:
         plans: dict[str, list[Cell]] = {}
         for agent, start in self._places.items():
             taken = {(t, cell) for plan in plans.values() for t, cell in enumerate(plan)}
-            swaps = {(t, b, a) for plan in plans.values() for t, (a, b) in enumerate(zip(plan, plan[1:], strict=False))}
+            swaps = {(t, b, a) for plan in plans.values() for t, (a, b) in enumerate(pairwise(plan))}
             # those that have not been planned yet may stand still at their starts for the first step
             queue, way = deque([(start, [start])]), [start]
             seen = {(0, start)}
@@ -233,9 +239,7 @@ class Paths:
         rows = range(max(0, here[0] - reach), min(self.size, here[0] + reach + 1))
         columns = range(max(0, here[1] - reach), min(self.size, here[1] + reach + 1))
         grid = "\n".join("".join(marks.get((r, c), ".") for c in columns) for r in rows)
-        way = (
-            f"\nYour goal is {goal[0] - here[0]} rows down and {goal[1] - here[1]} columns right." if self.view else ""
-        )
+        way = f"\nYour goal is {goal[0] - here[0]} rows down, {goal[1] - here[1]} columns right." if self.view else ""
         return grid + way
 
     def _state(self) -> str:

@@ -79,8 +79,8 @@ class TicTacToe:
     @property
     def instructions(self) -> str:
         return "" if self.style == "bare" else (
-            "You play noughts and crosses. Three of your marks in a row, column or diagonal win. The cells are numbered "
-            "1 to 9, row by row. Reply with the number of an empty cell between <action> and </action>."
+            "You play noughts and crosses. Three of your marks in a row, column or diagonal win. The cells are "
+            "numbered 1 to 9, row by row. Reply with the number of an empty cell between <action> and </action>."
         )  # fmt: skip
 
     def content(self, seed: int) -> str:

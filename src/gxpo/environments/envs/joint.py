@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gxpo.environments.envs.checked import Nonsense, checked, checked_texts
@@ -39,15 +40,16 @@ class Joint:
     """One environment of a world of several agents.
 
     world  has `reset(seed)` and `step(actions)`, which give a `TimeStep` for each agent that has news, by its name, and
-           `acting()`, the agents whose actions the next step takes: one in a game of turns, all in a simultaneous world,
-           none once it is over. Agents may come and go. Optional are `legal(agent)` and `expert(agent)`, and for
-           conflicts `claims(actions)` (what each agent wants for itself, None: nothing), `fallback` (the action of those
-           that don't get it) and `distance(agent)`
+           `acting()`, the agents whose actions the next step takes: one in a game of turns, all in a simultaneous
+           world, none once it is over. Agents may come and go. Optional are `legal(agent)` and `expert(agent)`, and for
+           conflicts `claims(actions)` (what each agent wants for itself, None: nothing), `fallback` (the action of
+           those that don't get it) and `distance(agent)`
 
     An action is JSON: "actions" by agent; "players", of agents that are played here, "random" or "expert" by agent or
     "*"; "confidence" by agent and "conflict", which decide who keeps a claim: "priority" (the highest confidence),
     "first" (the order of `acting`), "random", "closest" (the least distance). Where one agent acts, a bare text is its
-    action. The answer's `info` has "agents", the fields of each agent's `TimeStep`, "acting", and "overridden".
+    action. The answer's `info` has "agents", the fields of each agent's `TimeStep`, "acting", "actions" as they were
+    carried out, and "overridden", whose were not.
     """
 
     def __init__(self, world: Any) -> None:
@@ -78,7 +80,8 @@ class Joint:
         actions, conflict = self._actions(order), order.get("conflict", "")
         overridden = self._overridden(actions, order) if conflict else []
         actions |= dict.fromkeys(overridden, getattr(self.world, "fallback", ""))
-        return self._answer(self.world.step(actions), overridden)
+        answer = self._answer(self.world.step(actions), overridden)
+        return replace(answer, info={**answer.info, "actions": actions})
 
     def legal(self) -> list[str]:  # type: ignore[no-redef]  # None where the world lists no actions
         """Some joint actions at random."""

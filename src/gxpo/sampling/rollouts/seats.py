@@ -17,7 +17,7 @@ from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, EnvFailure, Reply, Request, Session, StreamKey, Task, TimeStep
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Draw, Episode
-from gxpo.sampling.rollouts.build import AGENT, LIMITS, Count, Limit, RolloutPart, keyed, name_draws
+from gxpo.sampling.rollouts.build import AGENT, Count, Limit, RolloutPart, keyed, name_draws
 from gxpo.sampling.rollouts.context import Context
 from gxpo.sampling.rollouts.opponents import Opponents
 
@@ -61,7 +61,7 @@ class Seat:
     def turn(self, note: str = "") -> None:
         """Begin its next turn with all that it was told, and a note of what others have just done."""
         news, self.told = self.news(), []
-        news = dataclasses.replace(news, observation="\n".join(filter(None, (news.observation, note))))
+        news = dataclasses.replace(news, observation="\n".join(x for x in (str(news.observation), note) if x))
         if self.has_acted:
             self.attempt.step(dataclasses.replace(news, done=False), 1 << 30)
             return
