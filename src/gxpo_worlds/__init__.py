@@ -16,6 +16,9 @@ WORLDS = {
     "tictactoe": "gxpo_worlds.tictactoe:TicTacToe",
     "hallway": "gxpo_worlds.hallway:Hallway",
     "paths": "gxpo_worlds.paths:Paths",
+    "taxes": "gxpo_worlds.taxes:Taxes",
+    "secrets": "gxpo_worlds.secrets:Secrets",
+    "directions": "gxpo_worlds.directions:Directions",
 }
 
 __all__ = ["WORLDS"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Interval
 
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
@@ -20,6 +22,7 @@ from gxpo.sampling.rollouts.attempts import Draw, Episode
 from gxpo.sampling.rollouts.build import AGENT, Count, Limit, RolloutPart, keyed, name_draws
 from gxpo.sampling.rollouts.context import Context
 from gxpo.sampling.rollouts.opponents import Opponents
+from gxpo.sampling.rollouts.partners import Partners
 
 POLICY, PAST = "policy", "past"
 
@@ -123,8 +126,9 @@ class Seats(RolloutPart):
     pays       "own": each seat its own rewards; "team": the mean of all seats' sums, with the last action
     conflict   where several claim the same, as one cell: "" the world's own rule; "priority" the most probable action
                keeps it, "first" the first agent, "random", "closest". An overridden action is not trained
-    sees       role or agent -> those whose actions it reads before its own, within one step of the world;
-               sees_until   last step of the run with that (0: always)
+    sees       role or agent -> those whose actions it reads before its own, within one step of the world; "earlier":
+               each agent those before it; "partner": the one of these whose actions have mattered most to what it was
+               paid (`Partners`, of `share` of all pairs). sees_until   last step of the run with that (0: always)
 
     A trajectory's `info` has its "seat", "episode", "opponent" and the "result" that the world states (win, draw,
     invalid...), which metrics count apart (result_NAME). Held-out tasks give the trajectory of one seat each.
@@ -144,9 +148,11 @@ class Seats(RolloutPart):
     compare: Literal["role", "agent", "episode"] = "role"
     pays: Literal["own", "team"] = "own"
     conflict: Literal["", "priority", "first", "random", "closest"] = ""
-    sees: dict[str, list[str]] = field(default_factory=dict, hash=False)
+    sees: dict[str, list[str]] | Literal["earlier", "partner"] = field(default_factory=dict, hash=False)
     sees_until: Limit = 0
+    share: Annotated[float, Interval(gt=0, le=1)] = 0.5
     pool: Opponents = field(init=False, repr=False, compare=False)
+    partners: Partners = field(init=False, repr=False, compare=False, default_factory=Partners)
 
     provides = ("states",)
     requires = ("agents",)
@@ -157,8 +163,10 @@ class Seats(RolloutPart):
             raise ConfigError("rollout.policy=per_role has an adapter for each role: name them in rollout.roles")
         if self.policy == "per_role" and self.opponents == PAST:
             raise ConfigError("rollout.opponents=past plays one policy's snapshots: set rollout.policy=shared")
-        for name in self.sees:
-            self._levels([*self.sees, *(x for names in self.sees.values() for x in names)], name)
+        if isinstance(self.sees, dict):
+            names = [*self.sees, *(x for seen in self.sees.values() for x in seen)]
+            for name in names:
+                self._levels(names, name)
         object.__setattr__(self, "pool", Opponents(self.history, self.by))
 
     @property
@@ -169,18 +177,20 @@ class Seats(RolloutPart):
     @property
     def across_groups(self) -> bool:
         """True if opponents are earlier policies, which asynchronous training refuses."""
-        return self.opponents == PAST or self.against == "start"
+        return self.opponents == PAST or self.against == "start" or self.sees == "partner"
 
     def evaluation(self, samples: int) -> Seats:
         """Return the rollout for held-out tasks: one seat of each episode, with the opponents `against`."""
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
         twin = _HeldOut(**{**options, "group_size": samples, "opponents": self.against.replace("start", PAST)})
         object.__setattr__(twin, "pool", self.pool)
+        object.__setattr__(twin, "partners", self.partners)
         return twin
 
     # ------------------------------------------------------------ playing
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        if not self.is_held_out and self.across_groups and (session.step - 1) % self.every == 0:
+        takes_snapshots = self.opponents == PAST or self.against == "start"
+        if not self.is_held_out and takes_snapshots and (session.step - 1) % self.every == 0:
             self.pool.add(session.step - 1, session.learner.snapshot())  # type: ignore[attr-defined]  # the run's session
         draws = [Draw(t, n, f"s{session.step}/{n}") for t, n in zip(tasks, name_draws(tasks), strict=True)]
         tables = [
@@ -205,7 +215,22 @@ class Seats(RolloutPart):
             envs.finish([table.name for table in tables])
         if self.opponents == PAST and not self.is_held_out:
             self.pool.rate([(t.opponent, self._score(t)) for t in tables])
+        if self.sees == "partner" and not self.is_held_out:
+            for table in tables:
+                self._note_payoffs(table, session)
         return Forest.from_records([record for table in tables for record in self._records(table, session)])
+
+    def _note_payoffs(self, table: Table, session: Session) -> None:
+        """Note what each pair of agents did at each step of the world, and what both were paid in the end."""
+        texts = {
+            agent: [session.decode(turn["action"]) for turn in seat.attempt.turns]
+            for agent, seat in table.seats.items()
+            if seat.has_acted and math.isfinite(seat.total)
+        }
+        for a, b in itertools.permutations(texts, 2):
+            paid = (table.seats[a].total + table.seats[b].total) / 2
+            for pair in zip(texts[a], texts[b], strict=False):
+                self.partners.note(a, b, pair, paid)
 
     def _opponent(self, draw: Draw, session: Session) -> str:
         """Name the opponent of a group: a snapshot, or a player of the world; "" of the policy itself."""
@@ -285,7 +310,8 @@ class Seats(RolloutPart):
                         order["players"][agent] = seat.player
                         continue
                     # what the others do is read before the action
-                    seen = [a for a in order["actions"] if {a, role_of(a)} & {*self._parents(agent)}] if level else []
+                    before = list(order["actions"])
+                    seen = self._seen(agent, before) if level else []
                     seat.turn("\n".join(f"{a}: {order['actions'][a]}" for a in seen))
                     speakers.append((table, seat))
             for (table, seat), completion in zip(speakers, self._sample(speakers, session), strict=True):
@@ -333,20 +359,29 @@ class Seats(RolloutPart):
             return session.sample(requests)
 
     # ------------------------------------------------------------ who sees whom
-    def _parents(self, agent: str) -> list[str]:
-        return [*self.sees.get(agent, ()), *self.sees.get(role_of(agent), ())]
+    def _seen(self, agent: str, names: Sequence[str]) -> list[str]:
+        """Return those of the names whose actions the agent reads."""
+        if self.sees == "earlier":
+            return list(names)
+        if self.sees == "partner":
+            return self.partners.of(agent, names, self.share)
+        assert isinstance(self.sees, dict)
+        wanted = {*self.sees.get(agent, ()), *self.sees.get(role_of(agent), ())}
+        return [name for name in names if {name, role_of(name)} & wanted and name != agent]
 
     def _levels(self, names: Sequence[str], name: str, above: tuple[str, ...] = ()) -> int:
         """Depth of a name in the graph of who sees whom; ConfigError for a circle."""
         if name in above:
             raise ConfigError(f"rollout.sees goes in a circle: {' sees '.join((*above, name))}; leave one out")
-        parents = [p for p in names if p in self._parents(name) or role_of(p) in self._parents(name)]
+        parents = self._seen(name, names)
         return max((1 + self._levels(names, p, (*above, name)) for p in parents), default=0)
 
     def _rows(self, acting: Sequence[str], session: Session) -> list[list[str]]:
         """Group the agents that act by when they do: those that see nobody first."""
         if not self.sees or 0 < self.sees_until < session.step:
             return [list(acting)]
+        if not isinstance(self.sees, dict):  # in order, one after another
+            return [[agent] for agent in acting]
         levels = {agent: self._levels(acting, agent) for agent in acting}
         return [[a for a in acting if levels[a] == k] for k in range(max(levels.values()) + 1)]
 
@@ -380,10 +415,11 @@ class Seats(RolloutPart):
 
     # ------------------------------------------------------------ memory
     def state_dict(self) -> dict[str, Any]:
-        return self.pool.state_dict()
+        return {**self.pool.state_dict(), "payoffs": self.partners.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.pool.load_state_dict(state)
+        self.pool.load_state_dict({key: x for key, x in state.items() if key != "payoffs"})
+        self.partners.load_state_dict(state["payoffs"])
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return self.pool.tensors()

@@ -126,7 +126,7 @@ WARMUPS: dict[str, Recipe] = {
     "keydoor": EXPERT,
     # In a game of two every action is chance: a policy that knows the rules and plays no better than at random.
     "tictactoe": replace(
-        WORLD, expert=0.0, first_check=120, check_every=40, low=0.0, high=1.0, well_formed=0.9, max_new_tokens=2
+        WORLD, expert=0.0, first_check=400, check_every=40, max_steps=800, high=0.9, well_formed=0.8, max_new_tokens=2
     ),
     "shop": EXPERT,
     "shapes": PICTURES,
