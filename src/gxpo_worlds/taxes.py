@@ -63,8 +63,8 @@ class Taxes:
 
     A worker earns skill times hours; what is taxed is shared out equally. A worker is paid the change of its utility
     less the cost of its hours, the planner the change of the welfare. An action that can't be read is a rate of 0, or
-    no hours. The expert worker takes the best hours under the rate, alone; the expert planner the rate that these answer
-    best. Success: of the planner a welfare at least that of no taxes, of a worker utility above 0.
+    no hours. The expert worker takes the best hours under the rate, by itself; the expert planner takes the rate to
+    which these answer best. Success: of the planner a welfare at least that of no taxes, of a worker utility above 0.
     """
 
     workers: int = 3
@@ -82,7 +82,7 @@ class Taxes:
     @property
     def instructions(self) -> str:
         return (
-            "The planner sets a tax rate, in percent: 0, 10, ... 100. Workers choose hours, 0 to 10; an hour earns "
+            "The planner sets a tax rate in percent: 0, 10, ... 100. Workers choose hours, 0 to 10; an hour earns "
             "your skill in coins and costs effort. Taxes are shared out equally. Reply with one number."
         )
 

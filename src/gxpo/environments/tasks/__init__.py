@@ -14,6 +14,7 @@ from gxpo.environments.tasks.epochs import PooledTasks
 from gxpo.environments.tasks.file import KINDS, TaskFile
 from gxpo.environments.tasks.listed import ListedTasks
 from gxpo.environments.tasks.np_hard import NPHard
+from gxpo.environments.tasks.peers import Peers
 from gxpo.environments.tasks.points import Points
 from gxpo.environments.tasks.reasoning_gym import ReasoningGym
 from gxpo.environments.tasks.shapes import Shapes
@@ -22,7 +23,7 @@ from gxpo.environments.tasks.source import Arithmetic, GeneratedTasks, check_opt
 Own = type[Arithmetic] | type[Charts] | type[Code] | type[Countdown] | type[NPHard] | type[Points] | type[Shapes]
 OWN: dict[str, Own] = {
     "arithmetic": Arithmetic, "countdown": Countdown, "code": Code, "np_hard": NPHard, "points": Points,
-    "shapes": Shapes, "charts": Charts,
+    "shapes": Shapes, "charts": Charts, "peers": Peers,
 }  # fmt: skip
 Source = GeneratedTasks | ListedTasks | PooledTasks
 
