@@ -127,9 +127,7 @@ def test_a_pool_comes_back_whole_and_a_dead_opponent_is_named():
     other = Opponents(history=2)
     other.load_tensors(pool.tensors())
     other.load_state_dict(pool.state_dict())
-    assert other == pool or (
-        other.ratings == pool.ratings and torch.equal(other.parameters["s0"]["w"], torch.tensor([3.0]))
-    )
+    assert other.ratings == pool.ratings and other.parameters["s0"]["w"].tolist() == [3.0]
     dead = Opponents(history=2)
     dead.load_tensors({})
     with pytest.raises(CheckpointError, match="no parameters of opponent 's0'"):
@@ -140,7 +138,7 @@ def test_a_pool_comes_back_whole_and_a_dead_opponent_is_named():
 
 # ---------------------------------------------------------------- order and partners
 def test_a_circle_of_who_sees_whom_is_refused():
-    with pytest.raises(ConfigError, match="rollout.sees goes in a circle: a sees b sees a"):
+    with pytest.raises(ConfigError, match=r"rollout\.sees goes in a circle: a sees b sees a"):
         Seats(sees={"a": ["b"], "b": ["a"]})
 
 
@@ -172,9 +170,7 @@ def test_policies_that_do_not_fit_are_refused(keys, message):
 
 
 def test_one_agents_rollout_is_refused_in_a_world_of_several(tmp_path):
-    with pytest.raises(
-        ConfigError, match="world of several agents, and rollout independent plays one: set rollout=seats"
-    ):
+    with pytest.raises(ConfigError, match="rollout independent plays one: set rollout=seats"):
         run(tmp_path, "grpo", "tictactoe", 1)
 
 

@@ -10,8 +10,8 @@ ippo = Definition(
 
     Choices. From a third party's code (epymarl), which has 5-step returns in the place of GAE. One policy and one head
     in all seats, and the agent's name in what it reads; heads for each role are `credit.roles`, with a
-    `value_regression` of `head: ROLE` for each; policies for each are `rollout.policy: per_role`. The team's reward is the mean of
-    all agents' sums, paid with the last action (`rollout.pays`). Any world of several agents.
+    `value_regression` of `head: ROLE` for each; policies for each are `rollout.policy: per_role`. The
+    team's reward is the mean of all agents' sums, paid with the last action (`rollout.pays`).
     """,
     cite="dewitt2020ippo",
     evidence="secondary",
