@@ -26,11 +26,11 @@ SMALL = {
     "env.context": "window", "trainer.rollouts_every": 1,
 }  # fmt: skip
 BARE = {"style": "bare"}
-WORLD_OF = {"parco": "paths", "casec": "hallway", "maddpg": "hallway", "local_opt_marl": "hallway",
-            "bayes_net_marl": "paths", "ai_economist": "taxes", "conscientia": "directions"}  # fmt: skip
+WORLD = f"{Path(__file__).with_name('parity_world.py')}:Parity"
 PROMPTS = {"search_self_play": "arithmetic", "kairos": "peers", "mars2": "arithmetic", "toa": "arithmetic"}
-ROWS = ["mars_turn", "ippo", "hasac", "dpo_decentralised", *WORLD_OF, *PROMPTS]
-IN_QUICK = {"mars_turn", "parco", "hasac", "mars2"}
+SEATED = ("mars_turn", "ippo", "maddpg", "hasac", "parco", "casec", "ai_economist", "conscientia", "local_opt_marl",
+          "dpo_decentralised", "bayes_net_marl")  # fmt: skip
+IN_QUICK = {"parco", "hasac", "mars2"}
 
 
 def run(tmp_path, method, task, steps=2, **changes):
@@ -46,11 +46,18 @@ def records(tmp_path, step=1):
 
 
 # ---------------------------------------------------------------- two steps of each row
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[ALL] * (n not in IN_QUICK)) for n in ROWS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[ALL] * (n not in IN_QUICK)) for n in (*SEATED, *PROMPTS)])
 def test_each_method_takes_two_steps(tmp_path, name):
-    ended = run(tmp_path, name, PROMPTS.get(name) or WORLD_OF.get(name, "tictactoe"))
-    assert [row["step"] for row in ended.metrics if "loss" in row][-1] == 2
-    assert all(row.get("env_raised", 0) == row.get("env_nonsense", 0) == 0 for row in ended.metrics)
+    file, _, _ = WORLD.rpartition(":")
+    keys = {"rollout.group_size": 4, "env.workers": 0}
+    if name in PROMPTS:
+        keys = {"rollout.group_size": 4, "reward": f"{file}:even"}
+    if name == "search_self_play":
+        keys["rollout.valid"] = f"{file}:any_text"
+    ended = run(tmp_path, name, PROMPTS.get(name, WORLD), **keys)
+    rows = [row for row in ended.metrics if "trajectories" in row]
+    assert len(rows) == 2 and sum(row["optimiser_steps"] for row in rows) > 0
+    assert all(row.get("env_raised", 0) == row.get("env_nonsense", 0) == 0 for row in rows)
 
 
 @pytest.mark.parametrize("task", [pytest.param(t, marks=[ALL] * (t != "paths")) for t in ("paths", "secrets")])
