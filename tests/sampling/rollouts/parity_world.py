@@ -41,7 +41,3 @@ class Parity:
 
 def any_text(text, answer):
     return f"{answer}+0="
-
-
-def even(text, answer=None, **_):
-    return float(bool(text) and ord(text[0]) % 2 == 0)

@@ -27,6 +27,7 @@ SMALL = {
 }  # fmt: skip
 BARE = {"style": "bare"}
 WORLD = f"{Path(__file__).with_name('parity_world.py')}:Parity"
+REWARD = f"{Path(__file__).parents[2] / 'training/parity_reward.py'}:parity"
 PROMPTS = {"search_self_play": "arithmetic", "kairos": "peers", "mars2": "arithmetic", "toa": "arithmetic"}
 SEATED = ("mars_turn", "ippo", "maddpg", "hasac", "parco", "casec", "ai_economist", "conscientia", "local_opt_marl",
           "dpo_decentralised", "bayes_net_marl")  # fmt: skip
@@ -51,7 +52,7 @@ def test_each_method_takes_two_steps(tmp_path, name):
     file, _, _ = WORLD.rpartition(":")
     keys = {"rollout.group_size": 4, "env.workers": 0}
     if name in PROMPTS:
-        keys = {"rollout.group_size": 4, "reward": f"{file}:even"}
+        keys = {"rollout.group_size": 4, "reward": REWARD}
     if name == "search_self_play":
         keys["rollout.valid"] = f"{file}:any_text"
     ended = run(tmp_path, name, PROMPTS.get(name, WORLD), **keys)

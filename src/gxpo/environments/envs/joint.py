@@ -182,3 +182,26 @@ class Joint:
         if not acting and waiting:
             raise Nonsense(f"acting() names nobody, and the episode of {waiting[0]!r} is not over")
         return acting
+
+
+def seat_scores(world: Any, seeds: Sequence[int], players: Mapping[str, str]) -> dict[str, tuple[float, float]]:
+    """Reference scores of players of a world of several agents: agent -> (mean sum of rewards, share of successes).
+
+    players  "random" or "expert" by agent, or "*"
+
+    >>> from gxpo_worlds.tictactoe import TicTacToe
+    >>> seat_scores(TicTacToe(), range(20), {"*": "expert"})["X"][0] >= 0
+    True
+    """
+    joint, totals, wins = Joint(world), dict[str, list[float]](), dict[str, list[bool]]()
+    for seed in seeds:
+        step, rewards = joint.reset(seed), dict[str, float]()
+        while not step.done:
+            step = joint.step(json.dumps({"players": dict(players)}))
+            for agent, news in step.info["agents"].items():
+                rewards[agent] = rewards.get(agent, 0.0) + (news["reward"] or 0.0)
+                if news["done"]:
+                    wins.setdefault(agent, []).append(bool(news["success"]))
+        for agent, total in rewards.items():
+            totals.setdefault(agent, []).append(total)
+    return {agent: (sum(x) / len(x), sum(wins[agent]) / len(wins[agent])) for agent, x in totals.items()}

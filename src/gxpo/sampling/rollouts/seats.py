@@ -202,6 +202,7 @@ class Seats(RolloutPart):
         answers = envs.reset({table.name: table.draw.task.info["seed"] for table in tables})
         for table in tables:
             self._take(table, answers[table.name], session)
+        self._check_seat(tables)
         try:
             while running := [table for table in tables if table.acting]:
                 orders = self._act(running, session)
@@ -231,6 +232,12 @@ class Seats(RolloutPart):
             paid = (table.seats[a].total + table.seats[b].total) / 2
             for pair in zip(texts[a], texts[b], strict=False):
                 self.partners.note(a, b, pair, paid)
+
+    def _check_seat(self, tables: Sequence[Table]) -> None:
+        """Raise ConfigError for a role that the world does not have."""
+        roles = sorted({seat.role for table in tables for seat in table.seats.values()} - {AGENT})
+        if self.seat and roles and self.seat not in roles:
+            raise ConfigError(f"rollout.seat={self.seat}: the world has no such role; it has {', '.join(roles)}")
 
     def _opponent(self, draw: Draw, session: Session) -> str:
         """Name the opponent of a group: a snapshot, or a player of the world; "" of the policy itself."""
