@@ -251,7 +251,7 @@ class Seats(RolloutPart):
 
     def _player(self, table: Table, agent: str, agents: Sequence[str], session: Session) -> str:
         """Return who plays an agent of this table."""
-        roles = sorted({role_of(a) for a in agents})
+        roles = sorted({role_of(a) for a in agents} - {*self.frozen})
         drawn = roles[int(keyed(session, table.draw.name, "seat").random() * len(roles))] if roles else ""
         is_own = not table.opponent or role_of(agent) == (self.seat or drawn)
         return POLICY if is_own else table.opponent
