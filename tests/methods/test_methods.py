@@ -48,6 +48,9 @@ EQUAL_GROUPS_LEARN = {
     "trpa",  # groups of one level are set against score 0
     "kto",  # single answers
     "refuel",  # regression towards no change at all
+    "mars_turn", "search_self_play", "kairos", "mars2",  # a pull to the reference
+    "ippo", "maddpg", "hasac",  # against a value, or for entropy
+    "local_opt_marl", "dpo_decentralised", "conscientia",  # a pull back to the old policy; single answers
 }  # fmt: skip
 
 

@@ -60,10 +60,10 @@ class Joint:
         self._states: dict[str, str | None] = {}
         self._acting: list[str] = []
         self._seed = self._turn = 0
-        if not callable(getattr(world, "legal", None)):
-            self.legal = None
-        if not callable(getattr(world, "expert", None)):
-            self.expert = None
+        # without these of the world there are no such players: an attribute that is no method says so
+        for name in ("legal", "expert"):
+            if not callable(getattr(world, name, None)):
+                setattr(self, name, None)
 
     def __getattr__(self, name: str) -> Any:
         if name in DELEGATED:
@@ -83,11 +83,11 @@ class Joint:
         answer = self._answer(self.world.step(actions), overridden)
         return replace(answer, info={**answer.info, "actions": actions})
 
-    def legal(self) -> list[str]:  # type: ignore[no-redef]  # None where the world lists no actions
+    def legal(self) -> list[str]:
         """Some joint actions at random."""
         return [json.dumps({"players": {EVERYBODY: "random"}, "draw": k}) for k in range(8)]
 
-    def expert(self) -> str | None:  # type: ignore[no-redef]
+    def expert(self) -> str | None:
         """The joint action of experts."""
         return json.dumps({"players": {EVERYBODY: "expert"}})
 

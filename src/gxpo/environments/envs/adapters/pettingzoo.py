@@ -73,8 +73,9 @@ class PettingZoo:
             try:
                 return importlib.import_module(name)
             except Exception as error:  # a module of the library may need packages that are not installed
-                failure = failure if isinstance(error, ModuleNotFoundError) and error.name in name else error
-                failure = failure or error
+                # the module itself is not there under this name; anything else is what the user has to mend
+                is_absent = isinstance(error, ModuleNotFoundError) and str(error.name) in name
+                failure = failure if is_absent and failure is not None else error
         raise AdapterError(f"pettingzoo:{self.id} can't be imported: {' '.join(str(failure).split())[:200]}")
 
     def reset(self, seed: int) -> dict[str, TimeStep]:
