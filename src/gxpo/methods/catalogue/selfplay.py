@@ -6,7 +6,7 @@ mars_turn = Definition(
     r"""MARSHAL (first named MARS): self-play in games of two; returns of turns less the mean of the role's turns.
 
     R_{i,k} = sum_{k' >= k} r_{i,k'};   A_{i,k} = R_{i,k} - mean of R over all turns of the role in the batch
-    L: PPO's clip, 0.2, with a dual clip at 3, and 0.2 KL to the policy that the run starts from
+    L: PPO's clip, 0.2, with a dual clip at 3 (and 0.2 KL to the policy that the run starts from: `@paper`)
 
     Choices. The paper's order: sum, then take the mean off. The authors' code takes it off the rewards first, whitens,
     sums, takes off the mean of the distinct values and whitens again, which gives middling turns other signs. There a
@@ -23,9 +23,8 @@ mars_turn = Definition(
         "credit.among": ("batch", "agent"),
         "credit.scale": "none",
         "objective.surrogate": "dual_clip",
-        "objective.kl.coef": 0.2,
     },
-    paper_defaults={"optim.lr": 1e-6, "sampling.temperature": 0.6},
+    paper_defaults={"objective.kl.coef": 0.2, "optim.lr": 1e-6, "sampling.temperature": 0.6},
     cost="an episode gives a trajectory for each seat",
 )
 
@@ -45,15 +44,15 @@ search_self_play = Definition(
     cite="lu2025ssp",
     evidence="reference-code",
     code="Alibaba-Quark/SSP@b4797e185437 quarl/trainer/ppo/ssp_ray_trainer.py",
-    keys={"rollout": "proposer", "objective.clip_high": 0.285, "objective.kl.coef": 0.01},
-    paper_defaults={"optim.lr": 1e-6},
+    keys={"rollout": "proposer", "objective.clip_high": 0.285},
+    paper_defaults={"objective.kl.coef": 0.01, "optim.lr": 1e-6},
     cost="group_size attempts at each valid question, and the questions",
 )
 
 kairos = Definition(
     r"""KAIROS: GRPO on questions that peers of known reliability have answered before.
 
-    r = format + correct;   G = 8, beta 0.04, clip 0.2 and 0.28, 4 passes over each step's rollouts
+    r = format + correct;   G = 8, clip 0.2 and 0.28, 4 passes over each step's rollouts;   beta 0.04 (`@paper`)
     U = P(right with peers | wrong alone), Q = P(right with peers | right alone), F1 = 2 U Q / (U + Q)
 
     Choices. Authors' code without its debate reward (voices in the answer, counted by embeddings). Questions are task
@@ -63,15 +62,15 @@ kairos = Definition(
     cite="song2025kairos",
     evidence="reference-code",
     code="declare-lab/KAIROS@a22b81cb1c7b src/MAS/rewards.py src/MAS/grpo.py",
-    keys={"objective.kl.coef": 0.04, "objective.clip_high": 0.28, "update.epochs": 4},
-    paper_defaults={"optim.lr": 3e-6},
+    keys={"objective.clip_high": 0.28, "update.epochs": 4},
+    paper_defaults={"objective.kl.coef": 0.04, "optim.lr": 3e-6},
 )
 
 mars2 = Definition(
     r"""MARS^2: several policies grow one tree of answers per task; scores shaped by parents and siblings.
 
     b = (1 - lambda) s_parent + lambda mean of the siblings' s;   r = s + gamma (s - b);   gamma = lambda = 0.5
-    A = (r - mean_tree r) / (std_tree r + eps), whoever answered;   L: GSPO's ratio, 0.001 KL
+    A = (r - mean_tree r) / (std_tree r + eps), whoever answered;   L: GSPO's ratio (0.001 KL: `@paper`)
     next answer: at each node Thompson draws between a new answer of each policy and its children
 
     Choices. All right-hand sides are the unshaped scores (the authors' code shapes in place, so that the order of the
@@ -87,8 +86,7 @@ mars2 = Definition(
         "rollout": "answer_tree",
         "credit.value": "tree_shaped",
         "objective.ratio": "sequence",
-        "objective.kl.coef": 0.001,
     },
-    paper_defaults={"optim.lr": 1e-6},
+    paper_defaults={"objective.kl.coef": 0.001, "optim.lr": 1e-6},
     cost="group_size answers of a tree, one after another",
 )
