@@ -475,17 +475,8 @@ def parts_of(name):
     yield "shapes", bool(m.shapes)
 
 
-ONE_PER_GROUP = (
-    "hasac",
-    "parco",
-    "mars2",
-    "search_self_play",
-    "rank_grpo",
-    "wmpo",
-    "compass_skills",
-    "compass_latent",
-    "veriguard",
-)
+ONE_PER_GROUP = ("rank_grpo", "wmpo", "compass_skills", "compass_latent", "veriguard")
+ONE_PER_GROUP += ("search_self_play", "hasac", "parco", "mars2")
 
 
 def one_per_family():
