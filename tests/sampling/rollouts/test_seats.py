@@ -62,6 +62,7 @@ def test_both_seats_of_a_game_are_groups_of_their_own(tmp_path):
 def test_past_opponents_are_in_the_checkpoint(tmp_path):
     keys = {"rollout": "seats", "rollout.opponents": "past", "rollout.every": 1, "rollout.history": 2}
     ended = run(tmp_path, "grpo", "tictactoe", 4, **keys)
+    gxpo.resume(ended.path)  # finds its opponents again
     assert {info["opponent"] for info in records(tmp_path, 4).info} <= {"s0", "s2", "s3"}
     tensors = load_file(str(checkpoint.latest(Path(ended.path)) / "tensors.safetensors"))
     assert {name.split("/")[1] for name in tensors if name.startswith("rollout/")} == {"s0", "s2", "s3"}
