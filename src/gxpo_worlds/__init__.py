@@ -12,6 +12,13 @@ WORLDS = {
     "toolqa": "gxpo_worlds.toolqa:ToolQA",
     "zoom": "gxpo_worlds.zoom:Zoom",
     "buttons": "gxpo_worlds.buttons:Buttons",
+    # of several agents
+    "tictactoe": "gxpo_worlds.tictactoe:TicTacToe",
+    "hallway": "gxpo_worlds.hallway:Hallway",
+    "paths": "gxpo_worlds.paths:Paths",
+    "taxes": "gxpo_worlds.taxes:Taxes",
+    "secrets": "gxpo_worlds.secrets:Secrets",
+    "directions": "gxpo_worlds.directions:Directions",
 }
 
 __all__ = ["WORLDS"]

@@ -48,6 +48,9 @@ EQUAL_GROUPS_LEARN = {
     "trpa",  # groups of one level are set against score 0
     "kto",  # single answers
     "refuel",  # regression towards no change at all
+    "mars_turn",  # groups of a role against each other
+    "ippo", "maddpg", "hasac",  # against a value, or for entropy
+    "local_opt_marl", "dpo_decentralised", "conscientia",  # a pull back to the old policy; single answers
 }  # fmt: skip
 
 
@@ -425,6 +428,12 @@ SMOKE |= {
     "stepmix": {"learner.lora_rank": 4, "rollout.floor": 0.1},
     "primal_dual_marl": {"rollout.graph": "second_opinion", "credit.cost": "format", "credit.at_most": 0.1},
 }
+PARITY = f"{Path(__file__).parents[1] / 'sampling' / 'rollouts' / 'parity_world.py'}"
+SEATED = ("mars_turn", "ippo", "maddpg", "hasac", "parco", "casec", "ai_economist", "conscientia", "local_opt_marl",
+          "dpo_decentralised", "bayes_net_marl")  # fmt: skip
+SMOKE |= {name: {"task": f"{PARITY}:Parity", "rollout.group_size": 4} for name in SEATED}
+SMOKE["search_self_play"] = {"rollout.valid": f"{PARITY}:any_text"}
+SMOKE["kairos"] = {"task": "peers"}
 UNTRAINED = {"training_free_grpo", "mars_prompt", "compass_skills"}  # nothing but their bank learns
 LISTED = {  # by success rates of tasks that are met again
     "task": SMOKE["ttrl"]["task"], "tasks.options": {"held_out_fraction": 0.4}, "sampling.max_new_tokens": 6,
@@ -479,6 +488,7 @@ def parts_of(name):
 
 
 ONE_PER_GROUP = ("rank_grpo", "wmpo", "compass_skills", "compass_latent", "veriguard", "matpo", "mac_spgg")
+ONE_PER_GROUP += ("search_self_play", "hasac", "parco", "mars2")
 
 
 def one_per_family():

@@ -1,7 +1,8 @@
-"""Turn-by-turn update in reverse order (SeeUPO): a step on each turn, last first, then corrected advantages."""
+"""Updates turn by turn, last first (SeeUPO), or agent by agent (HAPPO): a step on each, then corrected advantages."""
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -43,6 +44,18 @@ def turn_ratio(log_ratio: Tensor, trajectory: Tensor, n: int, reduce: str = "mea
     return total.clamp(-FARTHEST, FARTHEST).exp()
 
 
+def agent_order(forest: Forest) -> tuple[Tensor, Tensor]:
+    """[P] place of each token's agent in an order at random, and [R] index of each trajectory's episode.
+
+    The order depends on the forest alone. Trajectories without `info["episode"]` are episodes by themselves.
+    """
+    chance = torch.Generator().manual_seed(zlib.crc32("/".join(forest.id).encode()))
+    place_A = torch.randperm(len(forest.agent_names), generator=chance)
+    names = [info.get("episode", name) for info, name in zip(forest.info, forest.id, strict=True)]
+    index = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return forest.to_path(place_A[forest.step_agent], "S"), torch.tensor([index[name] for name in names])
+
+
 @part("turns_reversed", stage="update")
 @dataclass(frozen=True)
 class TurnsReversed(UpdatePart):
@@ -57,6 +70,8 @@ class TurnsReversed(UpdatePart):
               fewer turns joins in later; "end": those as far from the end
     old       pi_old of the correction, which also divides the ratios: "turn": the policy before the step on that turn,
               so that all ratios are 1; "step": that at the start of the step
+    by        "turn"; "agent": a step for each agent, in an order at random, on its tokens. The correction of an episode
+              (`info["episode"]`, whose trajectories are those of its agents) is then the ratio of the agents before
     planned   optimiser steps a step that a learning-rate schedule counts on: the turns of a usual trajectory
 
     pi_new is the policy after the step on the turn; parameters are shared, so a turn's tokens have moved a little
@@ -65,7 +80,8 @@ class TurnsReversed(UpdatePart):
     distances from their ends counts at each of them, with the tokens of that distance. Turns without trained tokens
     are not counted. With one turn only it is one plain step.
 
-    Costs a forward pass for each turn in addition to its update. Source: SeeUPO, arXiv 2602.06554, and its code.
+    Costs a forward pass for each turn in addition to its update. Source: SeeUPO, arXiv 2602.06554, and its code; by
+    agent: HAPPO, arXiv 2109.11251, and HARL's code, whose factor is that of one step of the world.
     """
 
     correction_low: Annotated[float, Interval(ge=0, le=1)] = 0.2
@@ -74,36 +90,42 @@ class TurnsReversed(UpdatePart):
     reduce: Literal["mean", "product"] = "mean"
     count: Literal["start", "end"] = "start"
     old: Literal["turn", "step"] = "turn"
+    by: Literal["turn", "agent"] = "turn"
 
     def optimiser_steps(self, groups: int) -> int:
         """Expected number of optimiser steps, for schedules; the actual number is the longest trajectory's turns."""
         return self.planned
 
     def run(self, forest: Forest, credit: Tensor, weight: Tensor, learner: StepRunner) -> list[StepInfo]:
-        before, after = turn_numbers(forest)
-        turn_P = after if self.count == "end" else -before
+        if self.by == "agent":
+            turn_P, unit_R = agent_order(forest)
+        else:
+            before, after = turn_numbers(forest)
+            turn_P = after if self.count == "end" else -before
+            unit_R = torch.arange(forest.n_trajectories)
         turns = turn_P[forest.path_trainable].unique().tolist()
         if len(turns) < 2:
             # a single turn has nothing to correct: one plain step
             return [learner.step(forest, credit, weight)]
         old_logprob, infos = learner.logprob(), []
-        correction_R = torch.ones(forest.n_trajectories, dtype=old_logprob.dtype)
+        n_units = int(unit_R.max()) + 1
+        correction_U = torch.ones(n_units, dtype=old_logprob.dtype)
         for k in turns:
             # weight 0 and untrained: all other turns enter neither the gradient nor the denominators
             in_turn_P = turn_P == k
             infos.append(
-                learner.step(only(forest, in_turn_P), credit * forest.to_path(correction_R, "R"), weight * in_turn_P)
+                learner.step(
+                    only(forest, in_turn_P), credit * forest.to_path(correction_U[unit_R], "R"), weight * in_turn_P
+                )
             )
             # the correction after the last step would be read by nobody
             if infos[-1].empty or k == turns[-1]:
                 continue
             turn_tokens, now = (in_turn_P & forest.path_trainable).nonzero().squeeze(1), learner.logprob()
-            trajectory_of_token = forest.path_trajectory[turn_tokens]
-            ratio = turn_ratio(
-                (now - old_logprob)[turn_tokens], trajectory_of_token, forest.n_trajectories, self.reduce
-            )
+            unit_of_token = unit_R[forest.path_trajectory[turn_tokens]]
+            ratio = turn_ratio((now - old_logprob)[turn_tokens], unit_of_token, n_units, self.reduce)
             # clipped, each ratio and their product, or a few turns would decide all of the weights
-            correction_R = self._clip(correction_R * self._clip(ratio))
+            correction_U = self._clip(correction_U * self._clip(ratio))
             # old="turn": the next ratio is measured from here
             if self.old == "turn":
                 old_logprob = now

@@ -80,6 +80,8 @@ _MODULES = {
     "catalogue.masked_observations": "papo vppo",
     "catalogue.parameter_updates": "sfpo trpo seeupo",
     "catalogue.flows": "flow_grpo tempflow_grpo chunk_grpo",
+    "catalogue.selfplay": "mars_turn search_self_play kairos mars2",
+    "catalogue.coordination": "ippo maddpg hasac parco casec",
     "catalogue.worlds_and_banks": "wmpo training_free_grpo compass_latent",
     "reconstructed.rewards": "sem np_engine ssl_sweet_spot rl_struct uniform_phantom genii rluf reagent_v hi_grpo "
     "multi_objective_grpo",
@@ -87,6 +89,7 @@ _MODULES = {
     "reconstructed.worlds": "world4rl ctrl_world starwm mars_prompt compass_skills mra stepmix tscac veriguard "
     "primal_dual_marl",
     "reconstructed.teams": "mashost collab_ui lca",
+    "reconstructed.coordination": "ai_economist conscientia local_opt_marl dpo_decentralised bayes_net_marl toa",
     "reconstructed.sampling": "portool mbma hi_agent erpo craft_gui videorl_select favchat_degrpo mixed_po veripo "
     "bfs_prover_v2 glore scope refcritic sentinel fate",
 }

@@ -411,14 +411,21 @@ class Method:
             part.load_state_dict(state[name])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors that the signal parts own, such as weights of a trained model, by "signal/NAME/..."."""
-        return {f"signal/{k}/{n}": x for k, part in self.signals.items() for n, x in part.tensors().items()}
+        """Tensors that parts own, such as weights of a trained model: "signal/NAME/...", and "rollout/..."."""
+        owners = {**{f"signal/{name}": part for name, part in self.signals.items()}, "rollout": self.rollout}
+        return {
+            f"{key}/{name}": x
+            for key, part in owners.items()
+            if hasattr(part, "tensors")
+            for name, x in part.tensors().items()
+        }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore `tensors`; names of other parts are ignored, so that a whole checkpoint can be passed."""
-        for name, part in self.signals.items():
-            prefix = f"signal/{name}/"
-            part.load_tensors({k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)})
+        owners = {**{f"signal/{name}/": part for name, part in self.signals.items()}, "rollout/": self.rollout}
+        for prefix, part in owners.items():
+            if hasattr(part, "load_tensors"):
+                part.load_tensors({k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)})
 
     def fill(self, **values: Any) -> Method:
         """Return a copy without memories in which `values` fill the fields that parts leave None (`horizon`, ...)."""

@@ -13,6 +13,7 @@ from gxpo.parts.protocols import Rollout, Task
 from gxpo.sampling.rollouts import Independent
 from gxpo.training import statistics
 from gxpo.training.session import Session
+from gxpo.training.step_figures import result_figures
 
 LOOKED_AT = 256  # attempts on which the use of pictures is measured
 SHOWN = 8  # tasks whose attempts are kept as samples
@@ -57,6 +58,7 @@ def evaluate(
     for i, name in enumerate(forest.component_names):
         # An unscored component counts as 0, as the verdict does.
         figures[f"eval_{name}"] = float(torch.nan_to_num(forest.components[:, i], nan=0.0).mean())
+    figures |= {f"eval_{name}": share for name, share in result_figures(forest).items()}
     figures["eval_length"] = float(forest.lengths().to(torch.float64).mean())
     figures["eval_turns"] = forest.n_steps / forest.n_trajectories
     # Masking the pictures costs a forward pass for each attempt, so it is measured on some of them.

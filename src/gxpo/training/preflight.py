@@ -213,6 +213,10 @@ def check_world(method: Method, world: World, task: str, held_out: int = 0, temp
     advice = "choose a task that does"
     if world.envs is not None:
         provided.add("restarts")  # environments are deterministic: where there are no snapshots, actions are replayed
+        if "agents" in provided and "agents" not in RolloutPart.hook(method.rollout, "requires"):
+            raise ConfigError(
+                f"{task} is a world of several agents, and rollout {show(method.rollout)} plays one: set rollout=seats"
+            )
         if "states" not in world.envs.provides:  # what rollouts say of states is true where a prompt is the state
             provided.discard("states")
             advice = "give TimeStep.state, or tell states by what is read in them (credit.state=observation)"

@@ -10,7 +10,8 @@ import json
 import math
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -43,6 +44,7 @@ from gxpo.parts.protocols import (
     Task,
     TaskSource,
 )
+from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.sampling.rollouts.wording import reworded
 
 
@@ -124,6 +126,23 @@ class Session:
             answer = None if task is None else answer_of(task) if task.answer is None else task.answer
             answer_by_task[name] = None if answer is None else str(answer)
         return [answer_by_task[name] for name in forest.task]
+
+    @contextmanager
+    def sampling_with(self, parameters: Mapping[str, Tensor]) -> Iterator[None]:
+        """Context manager: `sample` has these parameters in the policy's place, as its learner's `snapshot` gave them.
+
+        ConfigError where the engine has a copy of its own, outside of this process.
+        """
+        if not isinstance(self.engine, TorchEngine):
+            raise ConfigError("earlier policies as opponents are sampled in this process: set sampling.engine=torch")
+        present = self.learner.snapshot()
+        try:
+            self.learner.restore(parameters)
+            self.learner.publish()
+            yield
+        finally:
+            self.learner.restore(present)
+            self.learner.publish()
 
     # ------------------------------------------------------------ texts and token ids
     def encode(self, task: Task) -> tuple[int, ...]:

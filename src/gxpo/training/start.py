@@ -90,7 +90,7 @@ def load_learner(learner: Any, path: Path) -> tuple[dict[str, Tensor], dict[str,
     if isinstance(learner, WritesFiles):
         learner.load(path / checkpoint.ENGINE, state["learner"])
     else:
-        learner_tensors = {name: x for name, x in tensors.items() if not name.startswith("signal/")}
+        learner_tensors = {name: x for name, x in tensors.items() if not name.startswith(("signal/", "rollout/"))}
         learner.load_tensors(learner_tensors, state["learner"])
     return tensors, state
 

@@ -186,7 +186,14 @@ def episode_figures(forest: Forest) -> dict[str, Any]:
         "rewritten_contexts": sum(info.get("rewritten", 0) for info in forest.info),
         "kept_against_template": sum(info.get("kept", 0) for info in forest.info),
         **{f"env_{kind}": ends.count(kind) for kind in FAILURES},
+        **result_figures(forest),
     }
+
+
+def result_figures(forest: Forest) -> dict[str, float]:
+    """Share of each way in which games end (win, draw, invalid...), of the trajectories whose `info` has a "result"."""
+    results = [info["result"] for info in forest.info if isinstance(info.get("result"), str)]
+    return {f"result_{name}": results.count(name) / len(results) for name in sorted(set(results))}
 
 
 def agent_figures(forest: Forest) -> dict[str, Any]:

@@ -182,6 +182,8 @@ class Gae(CreditPart):
                    (A - mean) / (std + 1e-8) over the turns of the batch, ddof 1, at level "turn"
     reward         None, or the signal [S] that is paid, times `weight`, in the place of the environment's rewards
     bonus          added to the reward of turns whose action `was_carried_out`
+    roles          agents with a value head each, "value@ROLE" (none: one head for all). Its term is
+                   `objective.add.ROLE: value_regression` with `head: ROLE`
 
     With these settings this is
       verl, Agent-R1's token_gae   level token
@@ -212,12 +214,16 @@ class Gae(CreditPart):
     weight: float = 1.0
     bonus: float = 0.0
     tail: Annotated[int, Ge(0)] = field(default=8, kw_only=True)
+    roles: tuple[str, ...] = field(default=(), kw_only=True)
 
     provides = ("value_target",)
     learns_from_equal_groups = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "needs", ("value",) if self.reward is None else ("value", self.reward))
+        heads = tuple(f"value@{role}" for role in self.roles) or ("value",)
+        object.__setattr__(self, "needs", heads if self.reward is None else (*heads, self.reward))
+        if self.roles:
+            object.__setattr__(self, "provides", tuple(f"value_target@{role}" for role in self.roles))
         if self.tail != 8 and self.cut != "trim":
             raise ConfigError("credit.tail is what credit.cut=trim leaves out: set that, or leave credit.tail out")
         if self.whiten == "turn" and self.level != "turn":
@@ -260,7 +266,34 @@ class Gae(CreditPart):
             anchor = ends(forest.path_step, forest.path_trainable, forest.n_steps)[self.anchor == "last"]
             is_anchor_P = torch.zeros_like(is_trained_P).index_fill_(0, anchor[anchor >= 0], True)
             is_trained_P &= is_anchor_P
-        return {"value_target": torch.where(is_trained_P, self._estimate(forest, signals, lam)[1], torch.nan)}
+        target_P = torch.where(is_trained_P, self._estimate(forest, signals, lam)[1], torch.nan)
+        if not self.roles:
+            return {"value_target": target_P}
+        role_P = self._role(forest)
+        return {
+            f"value_target@{role}": torch.where(role_P == i, target_P, torch.nan) for i, role in enumerate(self.roles)
+        }
+
+    def _role(self, forest: Forest) -> Tensor:
+        """[P] index in `roles` of the agent that wrote each token; GxpoError for an agent without a head."""
+        index_A = torch.tensor([self.roles.index(n) if n in self.roles else -1 for n in forest.agent_names])
+        role_P = forest.to_path(index_A[forest.step_agent], "S")
+        if bool((role_P[forest.path_trainable] < 0).any()):
+            strangers = [name for name in forest.agent_names if name not in self.roles]
+            raise GxpoError(f"credit.roles={list(self.roles)} has no head for {strangers[0]!r}: add it")
+        return role_P
+
+    def _value(self, forest: Forest, signals: Signals, is_counted_P: Tensor) -> Tensor:
+        """[P] value of each token: that of the one head, or of its agent's."""
+        if not self.roles:
+            return value_of(signals, "value", is_counted_P)
+        role_P = self._role(forest)
+        value_P = torch.zeros(forest.n_entries, dtype=torch.float64)
+        for i, role in enumerate(self.roles):
+            value_P = torch.where(
+                role_P == i, value_of(signals, f"value@{role}", is_counted_P & (role_P == i)), value_P
+            )
+        return value_P
 
     @property
     def _discount_between_turns(self) -> float:
@@ -302,7 +335,7 @@ class Gae(CreditPart):
     def _estimate(self, forest: Forest, signals: Signals, lam: float) -> tuple[Tensor, Tensor]:
         """[P] advantages and lambda-returns."""
         is_counted_P, unfinished = forest.path_trainable, self._unfinished(forest)
-        value = value_of(signals, "value", is_counted_P)
+        value = self._value(forest, signals, is_counted_P)
         reward, step = payments(forest, self._step_payment(forest, signals, unfinished)), forest.path_step
         # One pass over tokens; the discount out of a turn's last token may differ.
         if self.level == "token":

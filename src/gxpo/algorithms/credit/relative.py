@@ -274,7 +274,7 @@ class Relative(Statistic, Formula):
 
     def learns_from_equal(self) -> bool:
         # Equal outcomes leave differences in any other value, across groups, and against a baseline.
-        is_plain_outcome = self.value == "outcome" and self.among != ("batch",) and self.center != "baseline"
+        is_plain_outcome = self.value == "outcome" and "batch" not in self.among and self.center != "baseline"
         return super().learns_from_equal() or not is_plain_outcome
 
     def values(self, forest: Forest, signals: Signals) -> tuple[Tensor, str]:
@@ -315,6 +315,8 @@ class Relative(Statistic, Formula):
         """Ids of the sets of rows that are compared, [K]; -1: not compared."""
         if self.among == ("batch",):
             return torch.zeros_like(rows.take(forest.ids("group", axis="R"), "R"))
+        if self.among == ("batch", "agent"):
+            return rows.take(forest.step_agent, "S")
         # Levels are looked up on the finest axis of the rows, so that a turn's level tells turns apart.
         ids = rows.take(forest.ids(*self.among, axis=rows.axis), rows.axis)
         info_levels = [level for level in self.among if level.startswith("info.")]

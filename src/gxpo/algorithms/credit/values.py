@@ -189,3 +189,49 @@ def potential_change(
     phi = step_score.to(torch.float64)
     following = next_in(forest.ids("trajectory", "agent", axis="S"))
     return torch.where(following >= 0, decay * phi[following], torch.nan) - phi
+
+
+# ---------------------------------------------------------------- trees of answers
+@torch.no_grad()
+def tree_shaped_scores(score: Tensor, parent: Tensor, sibling: Tensor, gain: float, balance: float) -> Tensor:
+    """Scores of a tree's answers against their parents and siblings: s + gain (s - b), [R] float64.
+
+    b is (1 - balance) times the parent's score and balance times the mean of the other children's; the one of the two
+    that there is, or s itself where there is neither. All are the unshaped scores.
+
+    parent   [R] row of the answer that it refines, -1 none;   sibling  [R] ids of (tree, parent)
+
+    >>> s, parent = torch.tensor([0, 1, 0.5, 0, 1]), torch.tensor([-1, -1, 0, 0, 2])
+    >>> tree_shaped_scores(s, parent, torch.tensor([0, 0, 1, 1, 2]), 0.5, 0.5).tolist()
+    [-0.5, 1.5, 0.75, -0.125, 1.25]
+    """
+    score = score.to(torch.float64)
+    is_known = score.isfinite()
+    others = grouped.leave_one_out(torch.where(is_known, score, 0.0), sibling, is_known)
+    has_others = grouped.count(sibling, is_known) > 1
+    above = score[parent.clamp_min(0)]
+    has_parent = (parent >= 0) & above.isfinite()
+    both = (1 - balance) * above + balance * others
+    baseline = torch.where(has_parent & has_others, both, torch.where(has_parent, above, others))
+    return torch.where(has_parent | has_others, score + gain * (score - baseline), score)
+
+
+@column("R")
+def tree_shaped(
+    forest: Forest,
+    *,
+    gain: Annotated[float, Ge(0)] = 0.5,
+    balance: Annotated[float, Interval(ge=0, le=1)] = 0.5,
+) -> Tensor:
+    """Outcomes of the answers of a tree (rollout `answer_tree`), shaped by parents and siblings (MARS^2).
+
+    gain     how much an answer's lead over its baseline counts
+    balance  share of the siblings in the baseline, the rest is the parent's
+
+    Source: MARS^2 (MARTI's code, gain 0.5), in which all right-hand sides are the unshaped scores.
+    """
+    place = {name: r for r, name in enumerate(forest.id)}
+    parent = torch.tensor([place.get(str(info.get("parent", "")), -1) for info in forest.info], dtype=torch.int64)
+    family = [(group, info.get("parent", "")) for group, info in zip(forest.group, forest.info, strict=True)]
+    index = {key: i for i, key in enumerate(dict.fromkeys(family))}
+    return tree_shaped_scores(forest.outcome, parent, torch.tensor([index[key] for key in family]), gain, balance)

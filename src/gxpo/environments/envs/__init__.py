@@ -18,7 +18,9 @@ ADAPTERS = {  # NAME:ID, the ID in that library
     "gymnasium": "gxpo.environments.envs.gym:GymEnv",
     "minigrid": "gxpo.environments.envs.adapters.minigrid:MiniGrid",
     "openenv": "gxpo.environments.envs.adapters.openenv:OpenEnv",
+    "pettingzoo": "gxpo.environments.envs.adapters.pettingzoo:PettingZoo",
     "textarena": "gxpo.environments.envs.adapters.textarena:TextArena",
+    "textarena-seats": "gxpo.environments.envs.adapters.textarena_seats:TextArenaSeats",
     "textworld": "gxpo.environments.envs.adapters.textworld:TextWorldExpress",
     "verifiers": "gxpo.environments.envs.adapters.verifiers:Verifiers",
 }
@@ -26,7 +28,9 @@ LIBRARIES = {  # of the adapters: what is imported, and the extra that brings it
     "gymnasium": ("gymnasium", "envs"),
     "minigrid": ("minigrid", "minigrid"),
     "openenv": ("websockets", "openenv"),
+    "pettingzoo": ("pettingzoo", "envs"),
     "textarena": ("textarena", "textarena"),
+    "textarena-seats": ("textarena", "textarena"),
     "textworld": ("textworld_express", "textworld"),
     "verifiers": ("verifiers", "verifiers"),
 }

@@ -14,6 +14,7 @@ from typing import Any
 from gxpo.base.errors import GxpoError
 from gxpo.base.usercode import Unusable, described, from_file, hint, one_line, unusable
 from gxpo.environments.envs.checked import Nonsense, checked, checked_text, checked_texts, checked_whole, to_json
+from gxpo.environments.envs.joint import Joint, is_joint
 from gxpo.parts.protocols import Reply, TimeStep
 
 PROBED = (0, 1, 2)  # seeds to try before an environment counts as broken
@@ -34,7 +35,8 @@ class Host:
         try:
             kind, options = _class_of(source), dict(source["options"])
             _check_options(kind, options)
-            self.make: Callable[[], Any] = lambda: kind(**options)
+            make = lambda: kind(**options)  # noqa: E731
+            self.make: Callable[[], Any] = (lambda: Joint(make())) if is_joint(kind) else make
             self._reader = self.make()  # for contents only, never acted in
             self.about = _about(self._reader)
             self.about["provides"] = sorted(self._provides())
@@ -120,6 +122,8 @@ class Host:
         features |= {
             name for name in ("expert", "legal", "content", "answer", "level") if _has_method(self._reader, name)
         }
+        if isinstance(self._reader, Joint):
+            features.add("agents")
         if _has_method(self._reader, "snapshot") and _has_method(self._reader, "restore"):
             features.add("snapshots")
         if self._first().state is not None:

@@ -16,7 +16,7 @@ from gxpo.environments.envs.together import AT_ONCE, Together
 from gxpo.parts.protocols import EnvFailure, Reply, TimeStep
 
 FAILURES = ("raised", "nonsense", "timeout", "died")
-PROVIDES = ("states", "snapshots", "expert", "legal", "content", "answer", "level", "step_rewards")
+PROVIDES = ("states", "snapshots", "expert", "legal", "content", "answer", "level", "step_rewards", "agents")
 
 
 class EnvPool:
@@ -40,7 +40,8 @@ class EnvPool:
 
     name, instructions, max_turns, tools  as the class says
     provides  what it has of: "states" (its first step has a state id), "snapshots", "expert", "legal", "content",
-              "answer", "level", "step_rewards" (a first action is paid for); the class can state more in `provides`
+              "answer", "level", "step_rewards" (a first action is paid for), "agents" (several: see `Joint`); the class
+              can state more in `provides`
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class Demonstrations:
             raise ModelError(f"the warm-up on {task!r} needs a world with {' and '.join(f'{x}()' for x in required)}")
         self.envs, self.expert, self.random, self.errs_from = envs, expert, random, errs_from
         self._observations: dict[str, Observation] = {}  # by episode
+        self._seen: dict[str, dict[str, str]] = {}  # by episode and agent, in a world of several
         self._n_begun = 0
 
     def files(self) -> list[Path]:
@@ -57,12 +59,32 @@ class Demonstrations:
     def examples(self, n: int, step: int) -> list[tuple[Observation, str]]:
         """Return the next `n` pairs for a step of the warm-up."""
         pairs: list[tuple[Observation, str]] = []
+        if "agents" in self.envs.provides:
+            return self._joint_examples(n, step)
         while len(pairs) < n:
             self._start_episodes()
             actions = self._choose_actions(list(self._observations), self.expert if step > self.errs_from else 1.0)
             pairs += [(self._observations[name], action) for name, action in actions.items()]
             answers = self.envs.step({name: Reply(action) for name, action in actions.items()})
             self._observations = {name: _observation(a) for name, a in answers.items() if not _step(a).done}
+        return pairs[:n]
+
+    def _joint_examples(self, n: int, step: int) -> list[tuple[Observation, str]]:
+        """Return the next `n` pairs of a world of several agents, each of one agent."""
+        pairs: list[tuple[Observation, str]] = []
+        while len(pairs) < n:
+            self._start_episodes()
+            share = self.expert if step > self.errs_from else 1.0
+            orders = {
+                name: {"players": {"*": "expert" if self.random.random() < share else "random"}}
+                for name in self._observations
+            }
+            for name, answer in self.envs.step({n: Reply(json.dumps(order)) for n, order in orders.items()}).items():
+                info, seen = _step(answer).info, self._seen[name]
+                pairs += [(seen[agent], action) for agent, action in info["actions"].items()]
+                seen |= {agent: news["observation"] for agent, news in info["agents"].items() if news["observation"]}
+                if _step(answer).done:
+                    del self._observations[name]
         return pairs[:n]
 
     def _choose_actions(self, names: list[str], share: float) -> dict[str, str]:
@@ -87,7 +109,9 @@ class Demonstrations:
             numbers = range(self._n_begun, self._n_begun + n_missing)
             seeds = {f"demonstration {i}": t.info["seed"] for i, t in zip(numbers, self._tasks(n_missing), strict=True)}
             self._n_begun += n_missing
-            self._observations |= {name: _observation(a) for name, a in self.envs.reset(seeds).items()}
+            answers = self.envs.reset(seeds)
+            self._observations |= {name: _observation(a) for name, a in answers.items()}
+            self._seen |= {name: _seen(a) for name, a in answers.items()}
 
     def _tasks(self, n: int) -> list[Any]:
         return self.world.source.draw(n, self._n_begun)
@@ -97,7 +121,10 @@ class Demonstrations:
         # Sampled, as a run does: the band of a world's recipe is that of the sampled policy.
         engine, sampling = TorchEngine(model, tokenizer), Sampling(max_new_tokens=max_new_tokens)
         seeds = {task.id: task.info["seed"] for task in self.world.source.held_out(tasks)}
-        running = {name: _observation(answer) for name, answer in self.envs.reset(seeds).items()}
+        answers = self.envs.reset(seeds)
+        if "agents" in self.envs.provides:
+            return self._joint_check(answers, model, tokenizer, engine, sampling)
+        running = {name: _observation(answer) for name, answer in answers.items()}
         n_succeeded = n_actions = n_formed = turn = 0
         while running:
             requests = [
@@ -119,6 +146,36 @@ class Demonstrations:
         self.envs.finish(list(seeds))
         return n_succeeded / len(seeds), n_formed / n_actions
 
+    def _joint_check(
+        self, answers: Any, model: Any, tokenizer: Any, engine: TorchEngine, sampling: Sampling
+    ) -> tuple[float, float]:
+        """Return the shares of episodes that end in somebody's success, and of actions that are possible."""
+        seeds, turn, n_succeeded, n_actions, n_formed = list(answers), 0, 0, 0, 0
+        seen = {name: _seen(answer) for name, answer in answers.items()}
+        running = {name: _step(answer) for name, answer in answers.items()}
+        while running and turn < self.envs.max_turns:
+            speakers = [(name, agent) for name, step in running.items() for agent in step.info["acting"]]
+            requests = [
+                Request(
+                    tuple(prompt_ids(model, tokenizer, seen[name][agent])),
+                    (StreamKey(0, CHECK_STEP, f"{name}/{agent}", 0, turn=turn),),
+                )
+                for name, agent in speakers
+            ]
+            actions: dict[str, dict[str, str]] = {name: {} for name in running}
+            for (name, agent), (sample,) in zip(speakers, engine.sample(requests, sampling), strict=True):
+                actions[name][agent] = tokenizer.decode(sample.tokens, skip_special_tokens=True)
+            moves = {name: Reply(json.dumps({"actions": texts})) for name, texts in actions.items()}
+            running = {name: _step(answer) for name, answer in self.envs.step(moves).items()}
+            n_actions += len(speakers)
+            for name, step in running.items():
+                n_formed += len(actions[name]) - sum(bool(x["action_error"]) for x in step.info["agents"].values())
+                n_succeeded += bool(step.done and step.success)
+                seen[name] |= {a: x["observation"] for a, x in step.info["agents"].items() if x["observation"]}
+            running, turn = {name: step for name, step in running.items() if not step.done}, turn + 1
+        self.envs.finish(seeds)
+        return n_succeeded / len(seeds), n_formed / n_actions
+
     def close(self) -> None:
         """Close the environments."""
         self.world.close()
@@ -128,6 +185,11 @@ def _step(answer: TimeStep | EnvFailure) -> TimeStep:
     if isinstance(answer, EnvFailure):
         raise ModelError(f"the environment broke during the warm-up: {answer.message}")
     return answer
+
+
+def _seen(answer: TimeStep | EnvFailure) -> dict[str, str]:
+    """What each agent of a world of several has read; empty in a world of one."""
+    return {agent: news["observation"] for agent, news in _step(answer).info.get("agents", {}).items()}
 
 
 def _observation(answer: TimeStep | EnvFailure) -> Observation:

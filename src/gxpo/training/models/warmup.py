@@ -124,6 +124,10 @@ WARMUPS: dict[str, Recipe] = {
     "frozenlake": WORLD,
     "sokoban": replace(WORLD, options={"style": "bare", "size": 5, "max_pushes": 2}, low=0.15, high=0.5),
     "keydoor": EXPERT,
+    # In a game of two every action is chance: a policy that knows the rules and plays no better than at random.
+    "tictactoe": replace(
+        WORLD, expert=0.0, first_check=400, check_every=40, max_steps=800, high=0.9, well_formed=0.8, max_new_tokens=2
+    ),
     "shop": EXPERT,
     "shapes": PICTURES,
     "shapes-box": replace(
