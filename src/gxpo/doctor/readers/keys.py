@@ -313,10 +313,25 @@ _SAMPLER = {"rollout", "sampler", "inference", "infer", "vllm", "sglang", "gener
 def _words(key: str) -> list[str]:
     """Words of a key, abbreviations spelt out and words that add nothing left out; "mismatch" where it names both the
     learner and the sampler."""
-    parts = _WORD.findall(_CAMEL.sub(" ", _UNIT.sub(" ", key)).lower())
+    parts = [w for part in _WORD.findall(_CAMEL.sub(" ", _UNIT.sub(" ", key)).lower()) for w in _parts(part)]
     apart = ["mismatch"] if _LEARNER & set(parts) and _SAMPLER & set(parts) else []
     full = trainer(UNKNOWN).words["short"]
     return [w for part in [*parts, *apart] for w in full.get(part, part).split()]
+
+
+def _parts(word: str) -> list[str]:
+    """Known parts of a word of Chinese characters, which has no blanks: the longest first; other words are one part."""
+    if word.isascii() or word in (stems := trainer(UNKNOWN).words["short"]):
+        return [word]
+    parts: list[str] = []
+    rest = ""  # characters that are no part of a known word
+    at = 0
+    while at < len(word):
+        stem = next((word[at:end] for end in range(len(word), at, -1) if word[at:end] in stems), "")
+        rest += "" if stem else word[at]
+        parts += [stem] if stem else []
+        at += len(stem) or 1
+    return [*parts, rest] if rest else parts
 
 
 @cache
