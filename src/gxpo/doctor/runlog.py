@@ -190,9 +190,15 @@ class RunLog:
         """Name of the series of correctness: verdicts, else the component named so; None if only a total is known."""
         if self.has("success"):
             return "success"
-        # a lone component is the total again
         names = [n for n in self.components() if CORRECT.search(n) and not STYLE.search(n)]
-        return f"component/{names[0]}" if names and len(self.components()) > 1 else None
+        if not names or (len(self.components()) == 1 and self._is_total(f"component/{names[0]}")):
+            return None
+        return f"component/{names[0]}"
+
+    def _is_total(self, name: str) -> bool:
+        """True if a lone component is the total again, as far as the two have the same steps."""
+        part, total = self.values(name), self.values("reward")
+        return len(part) != len(total) or bool(np.allclose(part, total, atol=1e-6))
 
     @cached_property
     def evaluation(self) -> str | None:

@@ -55,3 +55,8 @@ def test_answers_that_grow_into_their_limit_before_the_reward_falls() -> None:
     reward = np.concatenate([rise(0.45, 0.6, 30), rise(0.6, 0.1, 30)]) + noise(0.01)
     first = diagnose(log("roll", reward=reward, truncated=cut, length=rise(380, 1000), grad_norm=0.3)).findings[0]
     assert first.ids[0] == "truncation" and "lr_too_high" in first.ids
+
+
+def test_first_rows_of_a_short_table_that_alone_are_higher_are_no_fall() -> None:
+    reward = [0.9, 0.7, *(0.5 + noise(0.01, 10))]
+    assert all("lr_too_high" not in f.ids for f in diagnose(log(reward=reward)).findings)

@@ -118,3 +118,15 @@ def test_one_reward_for_nearly_every_answer() -> None:
     silent = np.where(reward == 0.5, 1.0, 0.5)
     first = diagnose(log("unsloth", reward=reward, zero_signal=silent, grad_norm=0.1, kl=0.03)).findings[0]
     assert first.ids[0] == "reward_ignores_completion"
+
+
+def test_right_answers_that_begin_late_are_a_beginning() -> None:
+    reward = np.where(np.isin(np.arange(N), [40, 45, 50, 53, 57]), 0.01, 0.0)
+    run = log(reward=reward, success=reward, zero_signal=np.where(reward > 0, 0.9, 1.0))
+    assert all("all_wrong" not in f.ids for f in diagnose(run).findings)
+
+
+def test_few_right_answers_are_not_said_to_be_none() -> None:
+    reward = np.where(np.isin(np.arange(N), [7, 21, 45]), 0.01, 0.0)
+    first = diagnose(log(reward=reward, success=reward)).findings[0]
+    assert first.ids[0] == "all_wrong" and "in 95% of the steps" in first.title

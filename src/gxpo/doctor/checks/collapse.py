@@ -295,6 +295,10 @@ def shrinks_far_away(log: RunLog) -> Finding | None:
 
 def _falling(log: RunLog) -> Finding | None:
     """Report a reward that falls beyond its noise, whatever the reason: no such run is healthy."""
+    # a table of few rows whose first ones alone are higher: steps of few rollouts, or a mean over all steps so far
+    values = log.values("reward")
+    if 6 <= len(values) < 20 and float(np.ptp(values[len(values) // 4 :])) < 0.15 * float(np.ptp(values)):
+        return None
     if not log.falls("reward") or log.gains or (log.correctness is not None and not log.falls(log.correctness)):
         return None
     # held-out answers that get no worse speak for harder tasks

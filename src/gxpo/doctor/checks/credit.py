@@ -67,7 +67,7 @@ def all_wrong(log: RunLog) -> Finding | None:
     is_floor = lowest == round(lowest) and lowest <= 0.0 and zero >= 0.5
     above = max(float(values.mean()), float(values[:5].mean())) - lowest
     rare = lowest <= 0.0 and (name == "success" or (is_floor and zero < 1)) and above < RARE and not log.gains
-    if not (constant or rare):
+    if not (constant or rare) or _begins_to_succeed(values > lowest + 1e-9):
         return None
     # equal means hide groups with a signal
     if name == "reward" and not rare and not log.is_silent_from_start and spread_between(log) > 1e-9:
@@ -102,10 +102,21 @@ def all_wrong(log: RunLog) -> Finding | None:
         ids,
         "critical",
         "possible" if sparse else "proved" if zero == 1.0 and len(ids) == 1 else "likely",
-        "every answer is scored as wrong" if sparse else "every answer is scored as wrong from the first step on",
+        "every answer is scored as wrong"
+        if sparse
+        else "every answer is scored as wrong from the first step on"
+        if zero == 1.0
+        else f"no answer is scored as right in {zero:.0%} of the steps",
         *evidence,
         examples=log.facts.examples(range(3)) if log.facts is not None else (),
     )
+
+
+def _begins_to_succeed(is_paid: np.ndarray) -> bool:
+    """True if the steps with a right answer, however few, come late: four or more, four times the first half's."""
+    half = len(is_paid) // 2
+    early, late = int(is_paid[:half].sum()), int(is_paid[half:].sum())
+    return late >= max(4, 4 * early)
 
 
 def _off_form_unmoved(log: RunLog) -> float | None:

@@ -319,7 +319,7 @@ def dead_component(log: RunLog) -> Finding | None:
     name, level = dead[0]
     # a penalty that never applies and a form that is always kept are as they should be
     harmless = (PENALTY.search(name) is not None and level == 0.0) or (
-        level == 1.0 and STYLE.search(name) is not None and log.gains
+        level in (0.0, 1.0) and STYLE.search(name) is not None and log.gains
     )
     return finding(
         "dead_component",
@@ -395,6 +395,12 @@ def _stretch(log: RunLog, name: str) -> tuple[float, float, float, float, float 
     if best is None:
         return None
     i, j = best
+    # a level that steps of few rollouts reach now and then is reached several times in a row, too
+    usual = max(
+        float((np.abs(part - values[i]) <= 1e-12).mean()) for part in (values[:i], np.delete(values, range(i, j + 1)))
+    )
+    if len(values) * usual ** (j - i + 1) > 0.05:
+        return None
     before = values[max(0, i - 5) : i]
     # noise of the steps before it: what follows may be a policy that the outage spoilt
     noise = max(float(np.sqrt(np.mean(np.diff(values[:i]) ** 2) / 2)), 1e-6)
