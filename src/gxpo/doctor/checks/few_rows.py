@@ -21,7 +21,7 @@ ALL_TOKENS = 12.5  # nats, of all tokens of a vocabulary alike: more is a sum ov
 
 
 # Names of columns that say how many answers are right, in reports that call them as they like.
-VERDICT = re.compile(r"acc|\b(?:em|ex|f1)\b|success|solve|correct|pass@|exact", re.I)
+VERDICT = re.compile(r"acc|(?<![a-z])(?:em|ex|f1)(?![a-z])|success|solve|correct|pass@|exact", re.I)
 
 
 @dataclass(frozen=True)
