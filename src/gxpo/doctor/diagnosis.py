@@ -200,6 +200,7 @@ AGAINST: tuple[tuple[Callable[[RunLog], bool], str], ...] = (
     (lambda log: _end(log, "repetition") > 0.3, "completions repeat themselves"),
     (lambda log: _end(log, "length") > 0 and log.last("length") < 2, "completions are a token long"),
     (lambda log: log.evaluation_gain < 0, "held-out answers get worse"),
+    (lambda log: log.is_past_best, "both training and held-out answers are past their best"),
     (_is_unproved, "answers have another length than at first, and nothing tells if more of them are right"),
 )
 

@@ -77,8 +77,12 @@ def lr_too_high(log: RunLog) -> Finding | None:
     from_peak = score.best - score.last
     outside = log.evaluation_gain < 0 and not log.rises("reward")
     # what breaks in the first steps may learn something else later
-    broken = _breaks_at_once(log, start, error)
-    if fallen > 4 * error or (from_peak > 4 * error and fallen > error) or outside or broken:
+    is_full = score.last > 0.97 * log.top_reward and log.evaluation_gain < 0
+    broken = "" if is_full else _breaks_at_once(log, start, error)  # a full score for nothing is paid for something
+    # a few answers fewer, of tasks that are solved, are no collapse whatever the noise was
+    is_material = score.last < 0.97 * max(start, score.best) or start <= 0
+    has_fallen = is_material and (fallen > 4 * error or (from_peak > 4 * error and fallen > error))
+    if has_fallen or outside or broken:
         signs.append("reward")
         if broken:
             evidence.append(broken)
@@ -91,11 +95,13 @@ def lr_too_high(log: RunLog) -> Finding | None:
     low = float(reward.min())
     collapsed = "reward" in signs and score.last <= low + 0.1 * (max(score.best, start) - low)
     collapsed = collapsed or bool(broken)
-    grad = log.values("grad_norm")
+    grad, stays = log.values("grad_norm"), False
     if len(grad) >= 6:
         positive = grad[grad > 0]
         usual = float(np.median(positive[:5])) if len(positive) else 0.0
-        if usual > 0 and float(grad.max()) > 10 * usual:
+        # ten times in one step, or three times to the end while the reward has lost a third of its best
+        stays = from_peak > max(score.best, start) / 3 and log.last("grad_norm") > 3 * usual
+        if usual > 0 and (float(grad.max()) > 10 * usual or stays):
             signs.append("grad_norm")
             evidence.append(f"{log.key('grad_norm')} up to {grad.max():.3g}, {usual:.3g} in the first steps")
     # entropy may go either way: one answer for all, or noise
@@ -125,7 +131,7 @@ def lr_too_high(log: RunLog) -> Finding | None:
         evidence.append(f"within one step {log.key('reward')} falls by {drop:.3g}")
     if "reward" not in signs or len(signs) < 2:
         return _falling(log) or _few_points(log)
-    if len(signs) == 2 and not collapsed and not outside and score.last > 0.5 * start > 0:
+    if len(signs) == 2 and not collapsed and not outside and not stays and score.last > 0.5 * start > 0:
         return None  # harder tasks do as much
     # gains are what a wrong sign can't have had
     grade = "likely" if len(signs) >= 3 or collapsed else "possible"

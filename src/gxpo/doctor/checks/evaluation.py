@@ -139,7 +139,7 @@ def eval_too_small(log: RunLog) -> Finding | None:
 )
 def resume_discontinuity(log: RunLog) -> Finding | None:
     lines = []
-    is_repeated = False
+    is_repeated = is_continued = False
     main = next((log.series[n] for n in ("reward", "loss", "grad_norm") if n in log.series), None)
     if main is not None and len(main) > 5:
         # in the order of the file: a step that comes twice was made twice
@@ -171,17 +171,21 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
         rates, steps = rate.finite.values, rate.finite.steps
         lowest = _second_rise(rates)
         if lowest is not None:
+            at_end = rates[lowest] < 0.01 * rates.max() and _keeps_level(log, float(steps[lowest]))
+            is_continued = at_end and not lines
             lines.append(f"{rate.key} is {rates[lowest]:.3g} at step {steps[lowest]:.0f} and rises again after it")
     if not lines:
         return _old_weights(log)
     entropy = log.quote("entropy") if log.has("entropy") else ""
     # steps since the last checkpoint are made again by every resume, whether it lost state or not
-    is_harmless = is_repeated and len(lines) == 1 and _goes_on(log)
+    is_harmless = len(lines) == 1 and (is_continued or (is_repeated and _goes_on(log)))
     return finding(
         "resume_discontinuity",
         "note" if is_harmless else "warning",
         "proved",
-        "steps were made again after a resume; reward and entropy go on"
+        "the learning rate had come to its end and begins anew; the reward goes on"
+        if is_continued
+        else "steps were made again after a resume; reward and entropy go on"
         if is_harmless
         else "a resume did not continue where the run had stopped",
         *lines,
@@ -201,6 +205,22 @@ def _goes_on(log: RunLog) -> bool:
         change = np.array([value - first[step] for step, value in again if step in first])
         noise = float(np.nanstd(np.diff(series.values)))  # of the difference of two steps
         if len(change) and abs(np.nanmean(change)) > 3 * noise / np.sqrt(len(change)):
+            return False
+    return True
+
+
+def _keeps_level(log: RunLog, step: float) -> bool:
+    """True if reward and entropy are after a step where they were before it, or better, within twice the noise."""
+    for name, sides in (("reward", (-1.0,)), ("entropy", (-1.0, 1.0))):
+        values, steps = log.values(name), log.steps(name)
+        before, after = values[steps <= step][-2 * WINDOW :], values[steps > step][: 2 * WINDOW]
+        if len(before) < WINDOW or len(after) < WINDOW:
+            if name == "reward":
+                return False
+            continue
+        noise = float(np.median(np.abs(np.diff(values)))) / 0.95 * np.sqrt(1 / len(before) + 1 / len(after))
+        change = float(after.mean() - before.mean())
+        if any(change * side > 2 * noise for side in sides):
             return False
     return True
 

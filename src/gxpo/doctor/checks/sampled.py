@@ -145,6 +145,9 @@ def all_masked(log: RunLog) -> Finding | None:
     still = log.steps("grad_norm")[log.values("grad_norm") == 0]
     if log.collapse is not None and still[0] >= log.collapse and not log.last("truncated") > 0.5:
         return None
+    # a reward that has come near its top leaves few groups with a signal, and steps without any
+    if log.first("grad_norm") > 0 and not log.has("zero_signal") and log.last("reward") > 0.95 * log.top_reward > 0:
+        return None
     evidence = [log.quote(n) for n in ("grad_norm", "reward_std", "zero_signal", "truncated") if log.has(n)]
     rate = log.values("lr")
     # where some completions are whole, a mask of cut ones can't be the reason

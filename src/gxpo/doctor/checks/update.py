@@ -8,7 +8,7 @@ import numpy as np
 
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
-from gxpo.doctor.series import stationary
+from gxpo.doctor.series import Floats, stationary
 from gxpo.doctor.sickness import finding, sickness
 
 LEAST = 20  # steps below which a flat run is no evidence of anything
@@ -20,6 +20,7 @@ PART = re.compile(r"(?:pg|policy)[_ ]?loss$", re.I)  # key of a loss without its
 ROUNDED = 3e-5  # rate below which most updates of bfloat16 weights are lost: they are 2^-8 of a weight apart
 SHARP = 0.02  # standard error of the entropy's change over the run, as a share of it, up to which rest can be told
 TINY_RATE = 1.1e-7  # below the rates that any published recipe of full fine-tuning uses
+STEEP = 10.0  # standard errors of the slope of loss over KL from which it is the coefficient
 STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at a divergence of a few nats
 
 
@@ -89,7 +90,10 @@ def _unfinished_warmup(log: RunLog) -> bool:
     if len(rates) < LEAST:
         return False
     rising = np.diff(rates) > 0
-    rate, warm = log.number("lr"), log.number("warmup_steps")
+    rate, warm, whole = log.number("lr"), log.number("warmup_steps"), log.number("max_steps")
+    # the log of a run that has hardly begun: an ordinary warm-up is a tenth of it
+    if whole is not None and log.last_step < 0.15 * whole and not (warm or 0) > 0.15 * whole:
+        return False
     # a rate that rises to the end and has reached its value is a warm-up as long as the run
     short = rate is not None and rates[-1] < 0.3 * rate
     return bool(rising.mean() > 0.95) and (short or rate is None or (warm or 0) >= log.n_steps)
@@ -263,17 +267,30 @@ def implied_beta(log: RunLog) -> float | None:
 
     On policy the advantages sum to about 0, so that the loss is the KL term alone.
     """
-    steps = set(log.steps("kl").tolist()) & set(log.steps("loss").tolist())
-    kl = dict(zip(log.steps("kl").tolist(), log.values("kl").tolist(), strict=True))
-    loss = dict(zip(log.steps("loss").tolist(), log.values("loss").tolist(), strict=True))
     if PART.search(log.key("loss")):
         return None
-    ratios = [loss[s] / kl[s] for s in steps if kl[s] > 1e-5]
-    if len(ratios) < 10:
+    _, at_kl, at_loss = np.intersect1d(log.steps("kl"), log.steps("loss"), return_indices=True)
+    kl, loss = log.values("kl")[at_kl], log.values("loss")[at_loss]
+    kl, loss = kl[kl > 1e-5], loss[kl > 1e-5]
+    if len(kl) < 10:
         return None
+    ratios = loss / kl
     middle = float(np.median(ratios))
-    spread = float(np.median(np.abs(np.array(ratios) - middle)))
-    return middle if middle > 0 and spread < 0.3 * middle else None
+    if middle > 0 and float(np.median(np.abs(ratios - middle))) < 0.3 * middle:
+        return middle
+    # where the advantages' noise is larger than the term: a line through 0 that is steep beyond its error, and as steep
+    # in either half of the run
+    slope, error = _slope(kl, loss)
+    halves = [_slope(kl[part], loss[part])[0] for part in (slice(len(kl) // 2), slice(len(kl) // 2, None))]
+    is_steady = max(abs(half - slope) for half in halves) < 0.25 * slope
+    return slope if len(kl) >= LEAST and slope > STEEP * error and is_steady else None
+
+
+def _slope(x: Floats, y: Floats) -> tuple[float, float]:
+    """Slope of the line through 0 and these points, and its standard error."""
+    slope = float(x @ y / (x @ x))
+    rest = y - slope * x
+    return slope, float(np.sqrt(rest @ rest / max(len(x) - 1, 1) / (x @ x)))
 
 
 def strong_kl(log: RunLog) -> float | None:
@@ -312,7 +329,7 @@ def kl_too_high(log: RunLog) -> Finding | None:
         "likely",
         f"the KL coefficient of {beta:.2g} holds the policy at its reference",
         log.quote("kl", ".2g"),
-        "" if is_stated else f"loss / kl = {beta:.3g} at most steps",
+        "" if is_stated else f"the loss is {beta:.3g} times the KL, but for noise",
         log.quote("reward"),
         *(still(log)[1] or ()),
     )
@@ -368,6 +385,18 @@ def non_finite(log: RunLog) -> Finding | None:
                 else f"{series.key} is not finite in {int(bad.sum())} steps",
                 f"{int(bad.sum())} of {len(bad)} logged values, the first at step {first_bad}",
             )
+    # a KL that is in no row a number
+    kl = log.series.get("kl")
+    if kl is not None and len(kl) >= 3 and not np.isfinite(kl.values).any():
+        return finding(
+            "non_finite",
+            "warning",
+            "proved",
+            f"{kl.key} is not finite in any of {len(kl)} rows",
+            log.quote("loss"),
+            log.quote("reward"),
+            "log-probs of -inf, or of a reference that is not finite itself: look at one completion's log-probs",
+        )
     # the run ended before it could log the figure
     died = [m for m in log.messages if NOT_FINITE.search(m)]
     if died:

@@ -355,7 +355,8 @@ def _meanings() -> Mapping[str, frozenset[str]]:
 def names(keys: Iterable[str], source: str, mapping: Mapping[str, str] | None = None) -> dict[str, str]:
     """Name the keys; of several keys with one name, the first of the trainer's table counts.
 
-    Keys that the trainer does not write itself are named by common names: a loop on top of TRL adds its own.
+    Keys that the trainer does not write itself are named by common names: a loop on top of TRL adds its own. One that
+    its table has is named by nothing else: a second estimate of the KL is no gap of sampler and learner.
 
     mapping  key -> name, before all others
     """
@@ -366,9 +367,10 @@ def names(keys: Iterable[str], source: str, mapping: Mapping[str, str] | None = 
     used_names = set(out.values())
     has_additions = source != "gxpo" and source != "verl" and not one.has_prefixes
     naming = (*(() if source == UNKNOWN else (one.name,)), *((_common, by_words) if has_additions else ()))
+    own_keys = set() if source == UNKNOWN else {key for key in ordered if one.plain(key) in one.keys}
     for name_of in naming:
         for key in ordered:
-            name = name_of(key)
+            name = None if key in own_keys and name_of != one.name else name_of(key)
             if name is not None and name not in used_names and key not in out:
                 used_names.add(name)
                 out[key] = name
