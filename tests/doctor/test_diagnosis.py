@@ -234,3 +234,10 @@ def test_more_and_more_groups_without_a_right_answer_are_no_health() -> None:
 @pytest.mark.parametrize(("evaluated", "code"), [([-3.0, -1.0], 2), ([0.2, 0.9], 0)])
 def test_two_evaluations_of_a_reward_differ_by_chance(evaluated: list[float], code: int) -> None:
     assert diagnose(log(**healthy(FLAT, eval__reward=evaluated))).exit_code == code
+
+
+def test_a_flat_sum_of_parts_is_not_near_its_top_by_its_own_noise() -> None:
+    """1.02 to 1.1 of a sum of which one part pays 0.1 of a largest 1, and nothing gains."""
+    parts = {"component__a": 0.95 + noise(0.04), "component__b": 0.1 + noise(0.05, turn=3)}
+    run = log(reward=1.05 + noise(0.05, turn=2), **parts, grad_norm=0.3)
+    assert diagnose(run).exit_code == 2

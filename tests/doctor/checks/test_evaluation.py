@@ -116,3 +116,12 @@ def test_rollouts_that_take_ten_times_the_mean() -> None:
 def test_many_passes_of_a_run_that_gains_and_is_not_evaluated_are_a_note() -> None:
     run = log(**healthy(epoch=rise(0, 39)))
     assert [f.severity for f in diagnose(run).findings if f.ids[0] == "duplicate_prompts"] == ["note"]
+
+
+def test_a_schedule_that_came_to_its_end_and_begins_anew() -> None:
+    rates = np.concatenate([rise(1e-5, 1e-8, 20), rise(5e-6, 1e-8, 40)])
+    resumed = {f.ids[0]: f.severity for f in diagnose(log(**healthy(lr=rates))).findings}
+    assert resumed.get("resume_discontinuity") == "note"
+    # in the middle of a schedule it was no end
+    broken = np.concatenate([rise(1e-5, 4e-6, 20), rise(1e-5, 1e-8, 40)])
+    assert diagnose(log(**healthy(lr=broken))).findings[0].ids[0] == "resume_discontinuity"

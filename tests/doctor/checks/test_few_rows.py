@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tests.doctor.logs import log
 
 from gxpo.doctor import diagnose, read
 
@@ -224,3 +226,9 @@ def test_the_end_of_a_run_whose_entropy_is_gone(tmp_path: Path) -> None:
 def test_further_signs(tmp_path: Path, heads: str, rows: tuple[str, ...], first: str) -> None:
     found = diagnosis_of(table(heads, *rows), tmp_path).findings[0]
     assert found.ids[0] == first and found.grade == "possible"
+
+
+def test_a_first_update_that_leaves_nothing() -> None:
+    run = log(reward=np.array([29.6, 0.02, 0.03, 0.04]), length=np.array([483.0, 982.0, 975.0, 987.0]))
+    assert diagnose(run).findings[0].ids[0] == "sampler_mismatch"
+    assert not diagnose(log(reward=np.array([0.5, 0.0, 0.0, 0.0]), length=np.array([90.0, 95.0, 99.0, 91.0]))).sick

@@ -133,3 +133,10 @@ def test_a_rule_of_form_that_no_answer_breaks_is_a_note_while_the_run_gains() ->
     figures = {"component__correct": rise(0.2, 0.5) + noise(0.03), "component_std__format": 0.0}
     results = diagnose(log(**healthy(figures, component__format=0.0))).findings
     assert [f.severity for f in results if f.ids[0] == "dead_component"] == ["note"]
+
+
+def test_a_function_that_pays_next_to_nothing_in_a_run_that_does_not_gain() -> None:
+    parts = {"component__relevance": 0.9 + noise(0.05), "component__json_format": np.where(np.arange(N) % 9, 0.0, 0.02)}
+    run = log(reward=0.91 + noise(0.05), **parts, grad_norm=0.3)
+    first = diagnose(run).findings[0]
+    assert first.ids == ("dead_component",) and "json_format pays next to nothing" in first.title

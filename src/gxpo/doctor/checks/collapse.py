@@ -64,7 +64,7 @@ def lr_too_high(log: RunLog) -> Finding | None:
     score = log.trend("reward")
     if score is None or log.n_steps < 8:
         return _few_points(log)
-    if log.entropy_coefficient is not None:
+    if log.entropy_coefficient is not None or is_token(log):
         return None
     if (by_length := _length_moves_first(log)) is not None:
         return by_length
@@ -77,8 +77,7 @@ def lr_too_high(log: RunLog) -> Finding | None:
     from_peak = score.best - score.last
     outside = log.evaluation_gain < 0 and not log.rises("reward")
     # what breaks in the first steps may learn something else later
-    is_full = score.last > 0.97 * log.top_reward and log.evaluation_gain < 0
-    broken = "" if is_full else _breaks_at_once(log, start, error)  # a full score for nothing is paid for something
+    broken = _breaks_at_once(log, start, error)
     # a few answers fewer, of tasks that are solved, are no collapse whatever the noise was
     is_material = score.last < 0.97 * max(start, score.best) or start <= 0
     has_fallen = is_material and (fallen > 4 * error or (from_peak > 4 * error and fallen > error))
@@ -276,6 +275,43 @@ def shrinks_in_few_points(log: RunLog) -> Finding | None:
         log.quote("length"),
         log.quote("reward"),
         *(log.quote(name) for name in ("grad_norm", "entropy") if log.has(name)),
+    )
+
+
+def is_token(log: RunLog) -> bool:
+    """True if the reward is full for answers of a token that are always the same, and held-out ones are no better."""
+    held_out = log.values(log.evaluation or "eval/accuracy")
+    if (
+        not log.has("length", "entropy", "reward")
+        or len(held_out) < 2
+        or float(held_out[-1]) > 0.7 * float(held_out[0])
+    ):
+        return False
+    is_short = log.last("length") < 2.5 < float(log.values("length")[0])
+    return (
+        is_short
+        and log.last("entropy") < 0.1 * float(log.values("entropy")[0])
+        and (log.last("reward") > 0.95 * log.top_reward > 0)
+    )
+
+
+def is_torn(log: RunLog) -> bool:
+    """True if the KL has spikes of tens of nats beside answers of another length, and no verdict says that more of them
+    are right."""
+    if log.evaluation_gain > 0 or (log.correctness is not None and log.rises(log.correctness)):
+        return False
+    return log.largest("kl") > 50 and log.has("length") and not 0.4 < log.column("length").start_to_last < 2.5
+
+
+def pays_a_token(log: RunLog) -> Finding:
+    """Report a reward that one and the same token earns: of a majority, or of a judge."""
+    return finding(
+        ["length_collapse", "entropy_collapse", "judge_hacked"],
+        "critical",
+        "likely",
+        "all answers have become one and the same word, which is fully paid, and held-out ones are no longer right",
+        *(log.quote(n) for n in ("length", "entropy", "reward", log.evaluation or "eval/accuracy")),
+        "a reward of agreement (a majority vote) is largest where all answers are alike",
     )
 
 

@@ -441,7 +441,20 @@ def _hardly_differs(log: RunLog) -> Sign | None:
     )
 
 
+def _lost_at_once(log: RunLog) -> Sign | None:
+    """A reward of which the first update leaves a fiftieth, while answers change their length by half."""
+    score, length = log.values(score_of(log)), log.values("length")
+    if min(len(score), len(length)) < LEAST_ROWS or not 0 <= float(score[1:].max()) < float(score[0]) / 50:
+        return None
+    ratio = length[1:] / max(float(length[0]), 1e-9)
+    if not (ratio.min() > 1.5 or ratio.max() < 0.5):
+        return None
+    title = "the first update leaves nothing of the reward: does the sampler get the learner's weights, and whole?"
+    return Sign(("sampler_mismatch", "lr_too_high"), title, ("length", "kl", "grad_norm"))
+
+
 SIGNS_OF_FIRST_STEPS = (
+    _lost_at_once,
     _hardly_differs,
     _certain_of_little,
     _of_few_rollouts,
