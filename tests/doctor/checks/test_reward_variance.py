@@ -133,6 +133,10 @@ def test_a_rule_of_form_that_no_answer_breaks_is_a_note_while_the_run_gains() ->
     figures = {"component__correct": rise(0.2, 0.5) + noise(0.03), "component_std__format": 0.0}
     results = diagnose(log(**healthy(figures, component__format=0.0))).findings
     assert [f.severity for f in results if f.ids[0] == "dead_component"] == ["note"]
+    # a reward that is never paid is none, unless another part of the form is
+    figures = {"component__correct": rise(0.2, 0.5) + noise(0.03), "component__format_reward": 0.0}
+    assert diagnose(log(**healthy(figures))).findings[0].severity == "warning"
+    assert not diagnose(log(**healthy(figures, component__xml_tags=rise(0.1, 0.4) + noise(0.02)))).sick
 
 
 def test_a_function_that_pays_next_to_nothing_in_a_run_that_does_not_gain() -> None:

@@ -319,9 +319,11 @@ def dead_component(log: RunLog) -> Finding | None:
     if not alive:
         return None
     name, level = dead[0]
-    # a penalty that never applies and a form that is always kept are as they should be
+    # a penalty that never applies and a form that is always kept are as they should be; 0 of a rule that is not called
+    # a reward may be for answers that keep it, and a form that nobody learns is no loss beside another that is paid
+    is_kept = level == 1.0 or (level == 0.0 and ("reward" not in name or any(STYLE.search(n) for n in alive)))
     harmless = (PENALTY.search(name) is not None and level == 0.0) or (
-        level in (0.0, 1.0) and STYLE.search(name) is not None and log.gains
+        is_kept and STYLE.search(name) is not None and log.gains
     )
     return finding(
         "dead_component",
