@@ -94,13 +94,13 @@ def lr_too_high(log: RunLog) -> Finding | None:
     low = float(reward.min())
     collapsed = "reward" in signs and score.last <= low + 0.1 * (max(score.best, start) - low)
     collapsed = collapsed or bool(broken)
-    grad, stays = log.values("grad_norm"), False
+    grad, is_longer = log.values("grad_norm"), False
     if len(grad) >= 6:
         positive = grad[grad > 0]
         usual = float(np.median(positive[:5])) if len(positive) else 0.0
         # ten times in one step, or three times to the end while the reward has lost a third of its best
-        stays = from_peak > max(score.best, start) / 3 and log.last("grad_norm") > 3 * usual
-        if usual > 0 and (float(grad.max()) > 10 * usual or stays):
+        is_longer = from_peak > max(score.best, start) / 3 and log.last("grad_norm") > 3 * usual
+        if usual > 0 and (float(grad.max()) > 10 * usual or is_longer):
             signs.append("grad_norm")
             evidence.append(f"{log.key('grad_norm')} up to {grad.max():.3g}, {usual:.3g} in the first steps")
     # entropy may go either way: one answer for all, or noise
@@ -130,7 +130,7 @@ def lr_too_high(log: RunLog) -> Finding | None:
         evidence.append(f"within one step {log.key('reward')} falls by {drop:.3g}")
     if "reward" not in signs or len(signs) < 2:
         return _falling(log) or _few_points(log)
-    if len(signs) == 2 and not collapsed and not outside and not stays and score.last > 0.5 * start > 0:
+    if len(signs) == 2 and not collapsed and not outside and not is_longer and score.last > 0.5 * start > 0:
         return None  # harder tasks do as much
     # gains are what a wrong sign can't have had
     grade = "likely" if len(signs) >= 3 or collapsed else "possible"

@@ -171,8 +171,8 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
         rates, steps = rate.finite.values, rate.finite.steps
         lowest = _second_rise(rates)
         if lowest is not None:
-            at_end = rates[lowest] < 0.01 * rates.max() and _keeps_level(log, float(steps[lowest]))
-            is_continued = at_end and not lines
+            is_at_end = rates[lowest] < 0.01 * rates.max() and _keeps_level(log, float(steps[lowest]))
+            is_continued = is_at_end and not lines
             lines.append(f"{rate.key} is {rates[lowest]:.3g} at step {steps[lowest]:.0f} and rises again after it")
     if not lines:
         return _old_weights(log)
