@@ -96,3 +96,9 @@ def test_spikes_of_the_kl_beside_answers_that_shrink() -> None:
     figures = {"reward": rise(4, 8) + noise(1), "kl": kl, "length": rise(200, 60) + noise(3), "zero_signal": None}
     first = diagnose(log(**healthy(figures, length_max=None, length_min=None))).findings[0]
     assert (first.ids[0], first.severity) == ("kl_runaway", "warning")
+
+
+def test_single_right_answers_are_no_level_to_fall_from() -> None:
+    reward = np.where(np.isin(np.arange(N), [9, 30, 41]), 0.02, 0.0)
+    run = log(reward=reward, grad_norm=np.where(reward > 0, 0.3, 2e-5), truncated=1.0, length=256.0)
+    assert all("lr_too_high" not in f.ids for f in diagnose(run).findings)

@@ -111,3 +111,11 @@ def test_a_kl_that_is_no_number_in_any_row() -> None:
     run.series["kl"] = Series(steps, np.full(4, np.nan), "kl")
     first = diagnose(run).findings[0]
     assert first.ids == ("non_finite",) and first.title == "kl is not finite in any of 4 rows"
+
+
+def test_a_kl_of_0_that_nobody_computed_proves_no_rest() -> None:
+    """OpenRLHF logs 0 where the KL has no coefficient."""
+    figures = {"reward": 0.5 + noise(0.1, 160), "kl": np.zeros(160), "length": 380 + noise(20, 160)}
+    for source, is_proof in (("openrlhf", False), ("trl", True)):
+        run = log(source, **figures, grad_norm=np.full(160, 0.1), lr=np.full(160, 1e-6))
+        assert any("weights_do_not_move" in f.ids for f in diagnose(run).findings) == is_proof

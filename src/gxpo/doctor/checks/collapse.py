@@ -80,6 +80,8 @@ def lr_too_high(log: RunLog) -> Finding | None:
     broken = _breaks_at_once(log, start, error)
     # a few answers fewer, of tasks that are solved, are no collapse whatever the noise was
     is_material = score.last < 0.97 * max(start, score.best) or start <= 0
+    # single right answers among steps without any are no level to fall from
+    is_material = is_material and not (np.mean(reward <= reward.min()) > 0.9 and start < 0.3 * reward.max())
     has_fallen = is_material and (fallen > 4 * error or (from_peak > 4 * error and fallen > error))
     if has_fallen or outside or broken:
         signs.append("reward")

@@ -7,7 +7,7 @@ import numpy as np
 from gxpo.doctor.checks.outcome import memorising
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
-from gxpo.doctor.series import Floats
+from gxpo.doctor.series import Floats, Series
 from gxpo.doctor.sickness import finding, sickness
 
 BLIND = 1e-3  # nats a token
@@ -161,7 +161,8 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
     passes = log.series.get("epoch")
     if passes is not None and len(passes) > 5:
         back = np.flatnonzero(np.diff(passes.values) < -0.05 * np.nanmax(passes.values))
-        if len(back):
+        # steps that are made again belong to the pass that they belonged to
+        if len(back) and not (is_repeated and _is_same_pass(passes, int(back[0]) + 1)):
             i = int(back[0])
             lines.append(f"{passes.key} goes from {passes.values[i]:.3g} back to {passes.values[i + 1]:.3g}")
     rate = log.series.get("lr")
@@ -194,7 +195,8 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
 
 
 def _goes_on(log: RunLog) -> bool:
-    """True if reward and entropy of steps that were made twice are the same both times, within their noise."""
+    """True if reward and entropy of steps that were made twice are the same both times, within their noise, or go on
+    from the levels before the break."""
     for name in ("reward", "entropy"):
         series = log.series.get(name)
         if series is None or not len(series):
@@ -204,9 +206,17 @@ def _goes_on(log: RunLog) -> bool:
         again = zip(series.steps[at:].tolist(), series.values[at:].tolist(), strict=True)
         change = np.array([value - first[step] for step, value in again if step in first])
         noise = float(np.nanstd(np.diff(series.values)))  # of the difference of two steps
-        if len(change) and abs(np.nanmean(change)) > 3 * noise / np.sqrt(len(change)):
+        is_apart = len(change) > 0 and abs(np.nanmean(change)) > 3 * noise / np.sqrt(len(change))
+        step_over = float(np.nanmean(series.values[at : at + 2]) - np.nanmean(series.values[max(at - 2, 0) : at]))
+        if is_apart and abs(step_over) > 2 * noise:
             return False
     return True
+
+
+def _is_same_pass(passes: Series, at: int) -> bool:
+    """True if a step that is made again has the part of the pass over the data that it had the first time."""
+    before = passes.values[:at][passes.steps[:at] == passes.steps[at]]
+    return len(before) > 0 and abs(float(before[0] - passes.values[at])) < 0.02 * float(np.nanmax(passes.values))
 
 
 def _keeps_level(log: RunLog, step: float) -> bool:

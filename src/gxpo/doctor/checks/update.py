@@ -12,6 +12,7 @@ from gxpo.doctor.series import Floats, stationary
 from gxpo.doctor.sickness import finding, sickness
 
 LEAST = 20  # steps below which a flat run is no evidence of anything
+NO_KL = ("openrlhf",)  # trainers that log a KL of 0 where its coefficient is 0, so that none is computed
 MEANS = ("trl", "unsloth", "ms-swift")  # trainers whose rows are means over the steps since the last
 NOT_FINITE = re.compile(
     r"contains either `?inf`?|(?:loss|grad\w{0,20}|logits|probabilit\w{1,20}|tensor)\b.{0,40}\b(?:nan|inf)\b", re.I
@@ -20,7 +21,7 @@ PART = re.compile(r"(?:pg|policy)[_ ]?loss$", re.I)  # key of a loss without its
 ROUNDED = 3e-5  # rate below which most updates of bfloat16 weights are lost: they are 2^-8 of a weight apart
 SHARP = 0.02  # standard error of the entropy's change over the run, as a share of it, up to which rest can be told
 TINY_RATE = 1.1e-7  # below the rates that any published recipe of full fine-tuning uses
-STEEP = 10.0  # standard errors of the slope of loss over KL from which it is the coefficient
+STEEP = 6.0  # standard errors of the slope of loss over KL from which it is the coefficient
 STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at a divergence of a few nats
 
 
@@ -74,7 +75,12 @@ def _stated_rest(log: RunLog) -> bool:
     short = str(log.setting("dtype")).endswith(("bfloat16", "bf16"))
     # updates far below the spacing of bfloat16 weights are lost, but for a few
     rounded = short and len(rates) > 0 and float(rates.max()) <= ROUNDED
-    return slow or clipped or rounded or (log.has("kl") and float(np.abs(log.values("kl")).max()) < 1e-6)
+    return slow or clipped or rounded or _is_at_reference(log)
+
+
+def _is_at_reference(log: RunLog) -> bool:
+    """True if the KL is 0 but for rounding in every step, and was computed."""
+    return log.has("kl") and log.source not in NO_KL and float(np.abs(log.values("kl")).max()) < 1e-6
 
 
 def has_gradient(log: RunLog) -> bool:
@@ -215,7 +221,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
             *evidence,
         )
     # a KL of exactly 0 means equal weights; a small one, slow or held ones
-    exact = log.has("kl") and float(np.abs(log.values("kl")).max()) < 1e-6
+    exact = _is_at_reference(log)
     advice = (
         "to tell these apart, look at the share of weights that a step changes, max_grad_norm and the configured rate"
     )
