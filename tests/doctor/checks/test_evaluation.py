@@ -141,3 +141,11 @@ def test_steps_that_are_made_again_have_their_pass_again() -> None:
     )
     run.series["epoch"] = anew
     assert [f.severity for f in diagnose(run).findings if f.ids[0] == "resume_discontinuity"] == ["warning"]
+
+
+def test_steps_that_are_numbered_again_while_the_policy_goes_on() -> None:
+    """Steps 31 to 40 come twice; entropy falls on from where it was, and does not come back to its level at step 31."""
+    steps = np.r_[1.0:41.0, 31.0:51.0]
+    run = log(**healthy(entropy=rise(0.6, 0.3) + noise(0.01)))
+    run.series = {n: Series(steps, s.values, n) for n, s in run.series.items()}
+    assert [f.severity for f in diagnose(run).findings if f.ids[0] == "resume_discontinuity"] == ["note"]
