@@ -71,3 +71,9 @@ def test_figures_are_quoted_by_how_many_there_are():
     assert case.quote("eval/accuracy") == "eval_acc 0.1 at step 0, 0.5 at step 5"
     assert case.quote("length") == "len 1.5 in the first steps, 9 in the last (steps 1 to 10)"
     assert case.quote("grad_norm") == ""
+
+
+def test_a_lone_component_counts_if_it_is_not_the_total():
+    part = rise(0.0, 0.4)
+    assert log(reward=part + 0.5, component__correct=part).correctness == "component/correct"
+    assert log(reward=part, component__correct=part).correctness is None

@@ -176,18 +176,31 @@ def _is_entropy_gone(log: RunLog) -> bool:
     return not log.is_solved and log.has("entropy") and log.last("entropy") < min(0.02, 0.05 * log.first("entropy"))
 
 
+def _is_at_limit(log: RunLog) -> bool:
+    """True if the longest answer has one length in all steps, and the mean one four fifths of it: a limit cuts many."""
+    if not log.has("length", "length_max") or log.has("truncated") or len(log.values("length_max")) < LEAST_POINTS:
+        return False
+    return log.is_constant("length_max") and log.last("length") > 0.8 * log.last("length_max")
+
+
 # What speaks against health whatever the reward does, where no check has made a finding of it: condition, words.
 AGAINST: tuple[tuple[Callable[[RunLog], bool], str], ...] = (
     (lambda log: not log.is_solved and log.is_zero("grad_norm"), "the gradient is 0 in every step"),
     (_is_entropy_gone, "entropy is gone: the answers of a group are all alike"),
     (_is_far_off, "the policy is far from its reference"),
     (lambda log: _end(log, "truncated") > 0.5, "most completions are cut at the length limit"),
+    (_is_at_limit, "the mean answer is nearly as long as the longest, which has one length: a limit cuts many"),
+    (
+        lambda log: _end(log, "zero_wrong") > log.first("zero_wrong") + 0.2,
+        "groups without any right answer become more",
+    ),
     (lambda log: _end(log, "approx_kl") > 0.3, "the policy moves by 0.3 nats a token and more within a step"),
     (lambda log: _end(log, "clip_fraction") > 0.4, "most of the update is clipped"),
     (lambda log: _end(log, "staleness_mean") > 16, "rollouts are more than sixteen updates old"),
     (lambda log: _end(log, "repetition") > 0.3, "completions repeat themselves"),
     (lambda log: _end(log, "length") > 0 and log.last("length") < 2, "completions are a token long"),
     (lambda log: log.evaluation_gain < 0, "held-out answers get worse"),
+    (lambda log: log.is_past_best, "both training and held-out answers are past their best"),
     (_is_unproved, "answers have another length than at first, and nothing tells if more of them are right"),
 )
 
@@ -198,9 +211,21 @@ def _is_seen_to_gain(log: RunLog) -> bool:
     names = {"success", log.correctness} if log.correctness else {"reward", "success"}
     lines = [line for name in names if (line := log.trend(name)) is not None]
     factor = GAIN / CERTAIN
-    return log.gains or any(
-        line.change > factor * line.certain * line.error and line.ends > factor * line.certain * line.ends_error
-        for line in lines
+    every = [line for name in ("reward", "success") if (line := log.trend(name)) is not None]
+    # two or three evaluations of a reward, of which nobody knows how many tasks they are, differ by chance
+    is_known = log.evaluation is not None and (
+        len(log.values(log.evaluation)) > 3
+        or log.evaluation_tasks
+        or 0 <= float(log.values(log.evaluation).min()) <= log.largest(log.evaluation) <= 1
+    )
+    is_better = log.evaluation_gain > 0 and bool(is_known)
+    return (
+        is_better
+        or any(line.may_rise for line in every)
+        or any(
+            line.change > factor * line.certain * line.error and line.ends > factor * line.certain * line.ends_error
+            for line in lines
+        )
     )
 
 
@@ -208,8 +233,12 @@ def _is_near_top(log: RunLog, name: str) -> bool:
     """True if the last steps are within a fifth of the largest reward: as recorded, else the next round number."""
     values = log.values(name)
     low, high = float(min(values.min(), 0.0)), float(values.max())
+    parts = log.components()
     if log.has("reward_max") and name == "reward":
         top = log.largest("reward_max")
+    elif name == "reward" and high > 1.001 and len(parts) > 1:
+        # the largest sum is not known by sums of steps that differ by chance: each part is near its own top
+        return all(log.last(f"component/{part}") <= 0 or _is_near_top(log, f"component/{part}") for part in parts)
     else:
         top = 0.0 if high <= 0 else next(n for n in (*ROUND_TOPS, high) if high <= n * 1.001)
     return log.last(name) >= top - 0.2 * (top - low)

@@ -44,6 +44,7 @@ SETTINGS: dict[str, str] = {
 # Keys of a value model; verl calls all figures of advantages critic/...
 _CRITIC = re.compile(r"vf_(?:loss|explained_var|clipfrac)|critic/values|critic_loss|value_(?:loss|clipfrac)", re.I)
 FEW_ROWS = 15  # below it a table is an excerpt, as reports have them, in which no trend can be judged
+_PASS_OF_GROUP = re.compile(r"reward/avg_pass_at_(\d+)$")  # SkyRL: a prompt passes by any of its group's answers
 USUAL_TASKS = 100  # of an evaluation whose size is unknown: benchmarks have 30 (AIME) to 500 (MATH-500)
 
 
@@ -197,9 +198,15 @@ class RunLog:
         """Name of the series of correctness: verdicts, else the component named so; None if only a total is known."""
         if self.has("success"):
             return "success"
-        # a lone component is the total again
         names = [n for n in self.components() if CORRECT.search(n) and not STYLE.search(n)]
-        return f"component/{names[0]}" if names and len(self.components()) > 1 else None
+        if not names or (len(self.components()) == 1 and self.is_total(f"component/{names[0]}")):
+            return None
+        return f"component/{names[0]}"
+
+    def is_total(self, name: str) -> bool:
+        """True if a lone component is the total again, as far as the two have the same steps."""
+        part, total = self.values(name), self.values("reward")
+        return len(part) != len(total) or bool(np.allclose(part, total, atol=1e-6))
 
     @cached_property
     def evaluation(self) -> str | None:
@@ -229,6 +236,21 @@ class RunLog:
         # the last alone may be a lucky or an unlucky one
         change = float(values[-2:].mean() - values[0]) if len(values) > 2 else float(values[-1] - values[0])
         return float(np.sign(change)) if abs(change) > 2 * self.evaluation_error else 0.0
+
+    @cached_property
+    def is_past_best(self) -> bool:
+        """True if both the reward and the held-out answers have lost a tenth of their best, beyond their noise: harder
+        tasks would leave the held-out ones as they are."""
+        score = self.trend("reward") or self.trend("success")
+        if score is None or self.evaluation is None or len(self.values(self.evaluation)) < 6:
+            return False
+        held_out = np.convolve(self.values(self.evaluation), np.ones(3) / 3, mode="valid")
+        lost, lost_held_out = score.best - score.last, float(held_out.max() - held_out[-1])
+        return (
+            lost > max(5 * score.ends_error, 0.1 * abs(score.best))
+            and held_out.max() > 0
+            and lost_held_out > max(self.evaluation_error, 0.1 * float(held_out.max()))
+        )
 
     @cached_property
     def evaluation_error(self) -> float:
@@ -441,6 +463,8 @@ class RunLog:
         """
         if are_of_pairs(self.values("advantage_max"), -self.values("advantage_min")):
             return 2.0
+        if match := _PASS_OF_GROUP.search(self.key("zero_wrong")):
+            return float(match[1])
         if not self.has_binary_rewards or len(np.unique(self.values("zero_signal"))) < 4:
             return None
         rollouts, groups = denominator(self.values("reward")), denominator(self.values("zero_signal"))

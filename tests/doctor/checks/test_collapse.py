@@ -55,3 +55,50 @@ def test_answers_that_grow_into_their_limit_before_the_reward_falls() -> None:
     reward = np.concatenate([rise(0.45, 0.6, 30), rise(0.6, 0.1, 30)]) + noise(0.01)
     first = diagnose(log("roll", reward=reward, truncated=cut, length=rise(380, 1000), grad_norm=0.3)).findings[0]
     assert first.ids[0] == "truncation" and "lr_too_high" in first.ids
+
+
+def test_first_rows_of_a_short_table_that_alone_are_higher_are_no_fall() -> None:
+    reward = [0.9, 0.7, *(0.5 + noise(0.01, 10))]
+    assert all("lr_too_high" not in f.ids for f in diagnose(log(reward=reward)).findings)
+
+
+def test_a_few_answers_fewer_of_solved_tasks_are_no_collapse() -> None:
+    """1 and in single steps 0.97, with one long gradient beside many of next to 0."""
+    reward = np.where(np.arange(N) % 20 == 19, 0.97, 1.0)
+    grad = np.where(np.arange(N) % 20 == 19, 0.12, 2e-4)
+    run = log(**healthy(reward=reward, zero_signal=np.where(reward < 1, 0.9, 1.0), grad_norm=grad))
+    assert all("lr_too_high" not in f.ids for f in diagnose(run).findings)
+
+
+def test_a_gradient_that_stays_three_times_as_long_beside_a_lost_third() -> None:
+    reward = np.concatenate([rise(0.5, 0.9, 20), rise(0.9, 0.4, 40)]) + noise(0.03)
+    figures = {"reward": reward, "grad_norm": rise(0.1, 0.4), "length": rise(300, 600), "entropy": rise(0.4, 0.5)}
+    assert diagnose(log(**healthy(figures, zero_signal=None))).findings[0].ids[0] == "lr_too_high"
+    # the same with an ordinary gradient may be harder tasks
+    calm = diagnose(log(**healthy(figures, zero_signal=None, grad_norm=0.1 + noise(0.01), length=300 + noise(5))))
+    assert calm.findings == [] or calm.findings[0].grade == "possible"
+
+
+def test_one_word_that_is_fully_paid_and_not_right() -> None:
+    """A majority's vote: every answer is the same word, its reward 1, and held-out answers are no longer right."""
+    reward = np.concatenate([[0.5, 0.4, 0.1, 0.1, 0.2], np.full(55, 1.0)])
+    figures = {
+        "reward": reward,
+        "length": np.r_[5.0, 4.0, 2.0, np.ones(57)],
+        "entropy": np.r_[0.5, 0.1, np.full(58, 1e-3)],
+    }
+    run = log("verl", **figures, eval__accuracy=np.array([0.5, 0.5, 0.0, 0.0]))
+    assert diagnose(run).findings[0].ids[0] == "length_collapse"
+
+
+def test_spikes_of_the_kl_beside_answers_that_shrink() -> None:
+    kl = np.where(np.arange(N) < 5, 0.01, np.where(np.arange(N) % 6 == 0, 200.0, 2.0))
+    figures = {"reward": rise(4, 8) + noise(1), "kl": kl, "length": rise(200, 60) + noise(3), "zero_signal": None}
+    first = diagnose(log(**healthy(figures, length_max=None, length_min=None))).findings[0]
+    assert (first.ids[0], first.severity) == ("kl_runaway", "warning")
+
+
+def test_single_right_answers_are_no_level_to_fall_from() -> None:
+    reward = np.where(np.isin(np.arange(N), [9, 30, 41]), 0.02, 0.0)
+    run = log(reward=reward, grad_norm=np.where(reward > 0, 0.3, 2e-5), truncated=1.0, length=256.0)
+    assert all("lr_too_high" not in f.ids for f in diagnose(run).findings)

@@ -67,3 +67,15 @@ def test_a_gap_that_grows_between_fresh_rollouts_is_a_mismatch() -> None:
 def test_a_kl_of_nats_before_any_update() -> None:
     run = log(**healthy(kl=np.concatenate([[10833.0, 9211.0], np.full(58, 12000.0)]), reward=rise(0.3, 0.02)))
     assert "logprob_shift" in diagnose(run).findings[0].ids
+
+
+def test_clipped_tokens_in_a_run_that_is_past_its_best() -> None:
+    """A seventh of the tokens clipped; reward and held-out answers fall from 0.86 and 0.95."""
+    reward = np.concatenate([rise(0.4, 0.86, 10), rise(0.86, 0.65, 50)]) + noise(0.02)
+    held_out = np.array([0.3, 0.93, 0.95, 0.93, 0.88, 0.8, 0.78])
+    run = log(**healthy(reward=reward, clip_fraction=0.14 + noise(0.01), zero_signal=None, eval__accuracy=held_out))
+    first = diagnose(run).findings[0]
+    assert (first.ids[0], first.severity) == ("too_off_policy", "critical")
+    # harder tasks leave the held-out ones as they are
+    kept = np.array([0.3, 0.8, 0.86, 0.9, 0.92, 0.94, 0.95])
+    assert not diagnose(log(**healthy(reward=reward, clip_fraction=0.14, eval__accuracy=kept))).sick

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.doctor.logs import (
@@ -118,3 +120,29 @@ def test_one_reward_for_nearly_every_answer() -> None:
     silent = np.where(reward == 0.5, 1.0, 0.5)
     first = diagnose(log("unsloth", reward=reward, zero_signal=silent, grad_norm=0.1, kl=0.03)).findings[0]
     assert first.ids[0] == "reward_ignores_completion"
+
+
+def test_right_answers_that_begin_late_are_a_beginning() -> None:
+    reward = np.where(np.isin(np.arange(N), [40, 45, 50, 53, 57]), 0.01, 0.0)
+    run = log(reward=reward, success=reward, zero_signal=np.where(reward > 0, 0.9, 1.0))
+    assert all("all_wrong" not in f.ids for f in diagnose(run).findings)
+
+
+def test_few_right_answers_are_not_said_to_be_none() -> None:
+    reward = np.where(np.isin(np.arange(N), [7, 21, 45]), 0.01, 0.0)
+    first = diagnose(log(reward=reward, success=reward)).findings[0]
+    assert first.ids[0] == "all_wrong" and "in 95% of the steps" in first.title
+
+
+def test_pairs_that_hardly_learn_and_their_size_in_the_key() -> None:
+    """SkyRL's avg_pass_at_2 is of groups of two; nine in ten stay without a right answer."""
+    run = log("skyrl", reward=rise(0.05, 0.12) + noise(0.02), zero_wrong=rise(0.92, 0.84), grad_norm=0.03)
+    run.series["zero_wrong"] = replace(run.series["zero_wrong"], key="1 - reward/avg_pass_at_2")
+    first = diagnose(run).findings[0]
+    assert (first.ids, first.severity) == (("group_too_small",), "warning")
+    assert first.evidence[0] == "group size 2"
+
+
+def test_a_largest_mean_is_no_share_of_right_answers() -> None:
+    run = log(reward=np.array([0.182]), zero_signal=np.array([0.767]), config={"group_size": 2})
+    assert diagnose(run).findings[0].evidence[0] == "group size 2"

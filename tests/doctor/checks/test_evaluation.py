@@ -7,6 +7,7 @@ import pytest
 from tests.doctor.logs import (
     FLAT,
     WORDS,
+    N,
     check_first_finding,
     groups,
     healthy,
@@ -116,3 +117,35 @@ def test_rollouts_that_take_ten_times_the_mean() -> None:
 def test_many_passes_of_a_run_that_gains_and_is_not_evaluated_are_a_note() -> None:
     run = log(**healthy(epoch=rise(0, 39)))
     assert [f.severity for f in diagnose(run).findings if f.ids[0] == "duplicate_prompts"] == ["note"]
+
+
+def test_a_schedule_that_came_to_its_end_and_begins_anew() -> None:
+    rates = np.concatenate([rise(1e-5, 1e-8, 20), rise(5e-6, 1e-8, 40)])
+    resumed = {f.ids[0]: f.severity for f in diagnose(log(**healthy(lr=rates))).findings}
+    assert resumed.get("resume_discontinuity") == "note"
+    # in the middle of a schedule it was no end
+    broken = np.concatenate([rise(1e-5, 4e-6, 20), rise(1e-5, 1e-8, 40)])
+    assert diagnose(log(**healthy(lr=broken))).findings[0].ids[0] == "resume_discontinuity"
+
+
+def test_steps_that_are_made_again_have_their_pass_again() -> None:
+    """Steps 31 to 40 come twice, each with its part of the pass: a resume from a checkpoint."""
+    order = np.r_[0:40, 30:N]
+    run = log(**healthy(epoch=rise(0.0, 2.0)))
+    run.series = {n: Series(s.steps[order], s.values[order], n) for n, s in run.series.items()}
+    assert [f.severity for f in diagnose(run).findings if f.ids[0] == "resume_discontinuity"] == ["note"]
+    # the same steps with the data from the beginning
+    passes = run.series["epoch"]
+    anew = Series(
+        passes.steps, np.where(np.arange(len(order)) < 40, passes.values, rise(0.0, 0.9, len(order))), "epoch"
+    )
+    run.series["epoch"] = anew
+    assert [f.severity for f in diagnose(run).findings if f.ids[0] == "resume_discontinuity"] == ["warning"]
+
+
+def test_steps_that_are_numbered_again_while_the_policy_goes_on() -> None:
+    """Steps 31 to 40 come twice; entropy falls on from where it was, and does not come back to its level at step 31."""
+    steps = np.r_[1.0:41.0, 31.0:51.0]
+    run = log(**healthy(entropy=rise(0.6, 0.3) + noise(0.01)))
+    run.series = {n: Series(steps, s.values, n) for n, s in run.series.items()}
+    assert [f.severity for f in diagnose(run).findings if f.ids[0] == "resume_discontinuity"] == ["note"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tests.doctor.logs import log
 
 from gxpo.doctor import diagnose, read
 
@@ -178,3 +180,55 @@ def test_the_end_of_a_run_whose_entropy_is_gone(tmp_path: Path) -> None:
     (tmp_path / "logs.md").write_text("".join(row.format(383 + i, s) for i, s in enumerate(scores)))
     first = diagnose(read(tmp_path / "logs.md")).findings[0]
     assert "entropy_collapse" in first.ids
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "first"),
+    [
+        # paid for length, and the same phrases again and again
+        (
+            "step  reward  length  distinct-4",
+            ("0 0.7 100 0.8", "60 1.2 200 0.7", "120 2.0 320 0.5", "180 2.9 500 0.3"),
+            "length_hack",
+        ),
+        # hardly an answer is right, whatever the total says
+        (
+            "step  reward  accuracy",
+            ("10 0.06 0.00", "20 0.08 0.02", "30 0.07 0.01", "40 0.09 0.02"),
+            "all_wrong",
+        ),
+        # a mean over all steps so far settles, and nothing is learnt
+        (
+            "step  reward  pg_loss",
+            ("5 0.7 ~0", "40 0.51 ~0", "90 0.49 ~0", "150 0.495 ~0", "210 0.49 ~0", "300 0.495 ~0", "400 0.49 ~0"),
+            "weights_do_not_move",
+        ),
+        # the longest answers alone earn nothing
+        ("step  reward  length", ("1 0.3 60", "2 0 256", "3 0.4 110", "4 0 256"), "truncation"),
+        # no tool is called any more
+        ("step  reward  tool_calls", ("50 0.2 0.4", "100 0.22 0", "150 0.24 0", "200 0.23 0"), "tool_failures"),
+        # a reward that another verdict does not follow
+        (
+            "step  reward  dev_EX",
+            ("10 0.06 0.07", "20 0.12 0.03", "30 0.09 0.03", "40 0.2 0.03"),
+            "component_dominates",
+        ),
+        # answers run away, and a share of one's own name falls
+        ("step  length  deal", ("4 900 0.4", "30 4000 0.7", "50 6500 0.6", "60 6900 0.1"), "length_hack"),
+        # training and held-out score where they were
+        (
+            "step  train_reward  eval_reward",
+            ("0 0.547 0.545", "40 0.551 0.548", "80 0.549 0.552", "120 0.55 0.543"),
+            "lr_too_low",
+        ),
+    ],
+)
+def test_further_signs(tmp_path: Path, heads: str, rows: tuple[str, ...], first: str) -> None:
+    found = diagnosis_of(table(heads, *rows), tmp_path).findings[0]
+    assert found.ids[0] == first and found.grade == "possible"
+
+
+def test_a_first_update_that_leaves_nothing() -> None:
+    run = log(reward=np.array([29.6, 0.02, 0.03, 0.04]), length=np.array([483.0, 982.0, 975.0, 987.0]))
+    assert diagnose(run).findings[0].ids[0] == "sampler_mismatch"
+    assert not diagnose(log(reward=np.array([0.5, 0.0, 0.0, 0.0]), length=np.array([90.0, 95.0, 99.0, 91.0]))).sick

@@ -120,3 +120,27 @@ def test_one_reward_that_is_no_usual_largest_one() -> None:
     run = log(reward=0.5, component__reward_fn=0.5, zero_signal=1.0, reward_std=0.0, grad_norm=0.1, kl=0.03)
     first = diagnose(run).findings[0]
     assert first.ids == ("reward_ignores_completion", "all_right") and "earns 0.5" in first.title
+
+
+def test_a_level_that_single_groups_reach_by_chance_is_no_outage() -> None:
+    """One prompt a step: all of its answers are wrong in three steps of ten, and three times in a row once."""
+    reward = np.resize([0.0, 0.5, 0.0, 0.25, 0.0, 0.75, 0.5, 1.0, 0.5, 0.25], N)
+    reward[31] = 0.0
+    assert all("verifier_outage" not in f.ids for f in diagnose(log(reward=reward, length=100 + noise(3))).findings)
+
+
+def test_a_rule_of_form_that_no_answer_breaks_is_a_note_while_the_run_gains() -> None:
+    figures = {"component__correct": rise(0.2, 0.5) + noise(0.03), "component_std__format": 0.0}
+    results = diagnose(log(**healthy(figures, component__format=0.0))).findings
+    assert [f.severity for f in results if f.ids[0] == "dead_component"] == ["note"]
+    # a reward that is never paid is none, unless another part of the form is
+    figures = {"component__correct": rise(0.2, 0.5) + noise(0.03), "component__format_reward": 0.0}
+    assert diagnose(log(**healthy(figures))).findings[0].severity == "warning"
+    assert not diagnose(log(**healthy(figures, component__xml_tags=rise(0.1, 0.4) + noise(0.02)))).sick
+
+
+def test_a_function_that_pays_next_to_nothing_in_a_run_that_does_not_gain() -> None:
+    parts = {"component__relevance": 0.9 + noise(0.05), "component__json_format": np.where(np.arange(N) % 9, 0.0, 0.02)}
+    run = log(reward=0.91 + noise(0.05), **parts, grad_norm=0.3)
+    first = diagnose(run).findings[0]
+    assert first.ids == ("dead_component",) and "json_format pays next to nothing" in first.title

@@ -135,3 +135,21 @@ def test_two_rows_without_a_gradient_although_rewards_differ() -> None:
     figures = {"reward": [0.707, 0.765], "zero_signal": [0.516, 0.547], "truncated": [0.516, 0.555]}
     first = diagnose(log("ms-swift", grad_norm=[0.0, 0.0], kl=[0.0, 0.0], **figures)).findings[0]
     assert first.ids[:2] == ("all_masked", "weights_do_not_move")
+
+
+def test_cuts_that_come_and_go_are_no_sickness() -> None:
+    cut = np.concatenate([0.1 + noise(0.05, 50), np.full(10, 0.22)])
+    assert all("truncation" not in f.ids for f in diagnose(log(**healthy(FLAT, truncated=cut))).findings)
+
+
+def test_cuts_of_few_answers_leave_the_others_to_learn_from() -> None:
+    cut = np.concatenate([0.14 + noise(0.05, 50), np.full(10, 0.3)])
+    results = diagnose(log(**healthy(FLAT, truncated=cut))).findings
+    assert [f.severity for f in results if "truncation" in f.ids] == ["warning"]
+
+
+def test_steps_without_a_gradient_near_the_top_are_of_silent_groups() -> None:
+    reward = np.concatenate([rise(0.5, 1.0, 20), np.full(40, 0.99)])
+    grad = np.concatenate([np.full(20, 5.0), np.zeros(40)])
+    run = log("verl", reward=reward, grad_norm=grad, advantage_max=0.5, advantage_min=-0.5)
+    assert all("all_masked" not in f.ids for f in diagnose(run).findings)

@@ -82,3 +82,10 @@ def test_a_total_that_is_one_component_less_another_has_a_negative_weight() -> N
 def test_a_score_in_other_units_below_zero_that_rises_is_no_flipped_verdict() -> None:
     reward = rise(-123.3, -80.0) + noise(5.0)
     assert diagnose(log(**healthy(reward=reward, component__score=reward))).exit_code != 1
+
+
+def test_verdicts_that_fall_beside_a_form_that_is_learnt_are_no_wrong_sign() -> None:
+    """One reward function for form, verdicts logged apart: the form is what the reward pays for."""
+    figures = {"reward": rise(0.5, 1.1) + noise(0.02), "success": rise(0.4, 0.1) + noise(0.02)}
+    run = log(**healthy(figures, component__format_score=rise(0.1, 1.0), zero_signal=None))
+    assert diagnose(run).findings[0].ids[0] == "component_dominates"

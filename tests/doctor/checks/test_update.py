@@ -16,7 +16,7 @@ from tests.doctor.logs import (
     rise,
 )
 
-from gxpo.doctor import RunLog, diagnose
+from gxpo.doctor import RunLog, Series, diagnose
 from gxpo.doctor.checks.update import implied_beta
 
 CASES: dict[str, RunLog] = {
@@ -72,3 +72,50 @@ def test_a_kl_in_the_reward_that_outweighs_it() -> None:
     run = log("verl", reward=score, reward_max=1.0, reward_min=-1.0, kl_charge=charge, length=length, grad_norm=1.0)
     first = diagnose(run).findings[0]
     assert first.ids == ("kl_too_high", "length_collapse") and first.severity == "critical"
+
+
+def test_a_coefficient_is_told_through_noise_larger_than_its_term() -> None:
+    """KL of at most 0.0005, a loss of 8 x the KL and noise of 0.005: no ratio is steady, their line through 0 is."""
+    kl = rise(1e-4, 5e-4, 300)
+    figures = {"kl": kl, "loss": 8 * kl + noise(5e-3, 300), "reward": 0.4 + noise(0.05, 300)}
+    run = log(**figures, entropy=0.5 + noise(0.02, 300), grad_norm=np.full(300, 0.5))
+    assert diagnose(run).findings[0].ids == ("kl_too_high",)
+    assert implied_beta(log(kl=kl, loss=noise(5e-3, 300))) is None
+
+
+def test_the_first_steps_of_a_long_warm_up_are_no_rate_that_is_too_low() -> None:
+    """60 of 1,200 steps are logged: the rate may well rise to the end of them."""
+    run = log(**healthy(reward=0.4 + noise(0.05), lr=rise(1e-8, 5e-7)), config={"max_steps": 1200})
+    assert all("lr_too_low" not in f.ids for f in diagnose(run).findings)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        # between -1 and 1, near its reference
+        {"reward": -0.2 + noise(0.2, 400), "kl": rise(5e-4, 3e-3, 400), "entropy": 1.3 + noise(0.05, 400)},
+        # at a nat from its reference from the first step to the last
+        {"reward": -0.3 + noise(0.6, 200), "kl": 1.0 + noise(0.1, 200), "entropy": 0.6 + noise(0.03, 200)},
+        # few rows, too noisy to see a gain, and within a thousandth of a nat
+        {"reward": np.tile([-1.0, 0.7, -0.2], 110), "kl": rise(1e-4, 9e-4, 330)},
+    ],
+)
+def test_a_policy_that_stays_where_it_is(figures: dict[str, np.ndarray]) -> None:
+    first = diagnose(log("trl", **figures, grad_norm=np.full(len(figures["kl"]), 0.5))).findings[0]
+    assert (first.ids[0], first.severity, first.grade) == ("lr_too_low", "warning", "possible")
+
+
+def test_a_kl_that_is_no_number_in_any_row() -> None:
+    steps = np.arange(1.0, 5.0)
+    run = log(reward=np.array([13.0, 7.0, 6.0, 6.5]), loss=np.array([-0.28, -0.15, -0.11, -0.01]))
+    run.series["kl"] = Series(steps, np.full(4, np.nan), "kl")
+    first = diagnose(run).findings[0]
+    assert first.ids == ("non_finite",) and first.title == "kl is not finite in any of 4 rows"
+
+
+def test_a_kl_of_0_that_nobody_computed_proves_no_rest() -> None:
+    """OpenRLHF logs 0 where the KL has no coefficient."""
+    figures = {"reward": 0.5 + noise(0.1, 160), "kl": np.zeros(160), "length": 380 + noise(20, 160)}
+    for source, is_proof in (("openrlhf", False), ("trl", True)):
+        run = log(source, **figures, grad_norm=np.full(160, 0.1), lr=np.full(160, 1e-6))
+        assert any("weights_do_not_move" in f.ids for f in diagnose(run).findings) == is_proof

@@ -376,3 +376,12 @@ def test_ms_swift_is_told_by_its_speed(tmp_path):
         '"global_step/max_steps": "1/547", "train_speed(iter/s)": 0.00314}\n'
     )
     assert one(tmp_path, text).source == "ms-swift"
+
+
+def test_a_row_whose_opening_brace_was_not_copied(tmp_path):
+    """With a gradient of 0 although every group has spread: the row is of step 5."""
+    row = "'loss': -0.0, 'grad_norm': 0.0, 'learning_rate': 2.6e-07, 'reward': 0.34, 'reward_std': 0.44, "
+    path = tmp_path / "console.txt"
+    path.write_text(row + "'frac_reward_zero_std': 0.0, 'epoch': 0.0, 'global_step/max_steps': '5/3766'}\n")
+    run = read(path)
+    assert (run.values("reward").tolist(), run.steps("reward").tolist()) == ([0.34], [5.0])

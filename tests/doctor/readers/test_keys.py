@@ -152,3 +152,9 @@ def test_a_trainers_keys_with_underlines_for_strokes(tmp_path):
 
 def test_two_keys_with_underlines_tell_no_trainer():
     assert restored(["actor_grad_norm", "actor_lr", "critic_score_mean"]) == {}
+
+
+def test_a_second_estimate_of_the_kl_is_no_gap_of_sampler_and_learner() -> None:
+    """OpenRLHF's logprobs_diff is the policy's less the reference's."""
+    keys = ["kl", "logprobs_diff", "policy_loss", "actor_lr"]
+    assert names(keys, "openrlhf") == {"kl": "kl", "policy_loss": "loss", "actor_lr": "lr"}

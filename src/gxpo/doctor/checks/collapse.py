@@ -64,7 +64,7 @@ def lr_too_high(log: RunLog) -> Finding | None:
     score = log.trend("reward")
     if score is None or log.n_steps < 8:
         return _few_points(log)
-    if log.entropy_coefficient is not None:
+    if log.entropy_coefficient is not None or is_token(log):
         return None
     if (by_length := _length_moves_first(log)) is not None:
         return by_length
@@ -78,7 +78,12 @@ def lr_too_high(log: RunLog) -> Finding | None:
     outside = log.evaluation_gain < 0 and not log.rises("reward")
     # what breaks in the first steps may learn something else later
     broken = _breaks_at_once(log, start, error)
-    if fallen > 4 * error or (from_peak > 4 * error and fallen > error) or outside or broken:
+    # a few answers fewer, of tasks that are solved, are no collapse whatever the noise was
+    is_material = score.last < 0.97 * max(start, score.best) or start <= 0
+    # single right answers among steps without any are no level to fall from
+    is_material = is_material and not (np.mean(reward <= reward.min()) > 0.9 and start < 0.3 * reward.max())
+    has_fallen = is_material and (fallen > 4 * error or (from_peak > 4 * error and fallen > error))
+    if has_fallen or outside or broken:
         signs.append("reward")
         if broken:
             evidence.append(broken)
@@ -91,11 +96,13 @@ def lr_too_high(log: RunLog) -> Finding | None:
     low = float(reward.min())
     collapsed = "reward" in signs and score.last <= low + 0.1 * (max(score.best, start) - low)
     collapsed = collapsed or bool(broken)
-    grad = log.values("grad_norm")
+    grad, is_longer = log.values("grad_norm"), False
     if len(grad) >= 6:
         positive = grad[grad > 0]
         usual = float(np.median(positive[:5])) if len(positive) else 0.0
-        if usual > 0 and float(grad.max()) > 10 * usual:
+        # ten times in one step, or three times to the end while the reward has lost a third of its best
+        is_longer = from_peak > max(score.best, start) / 3 and log.last("grad_norm") > 3 * usual
+        if usual > 0 and (float(grad.max()) > 10 * usual or is_longer):
             signs.append("grad_norm")
             evidence.append(f"{log.key('grad_norm')} up to {grad.max():.3g}, {usual:.3g} in the first steps")
     # entropy may go either way: one answer for all, or noise
@@ -125,7 +132,7 @@ def lr_too_high(log: RunLog) -> Finding | None:
         evidence.append(f"within one step {log.key('reward')} falls by {drop:.3g}")
     if "reward" not in signs or len(signs) < 2:
         return _falling(log) or _few_points(log)
-    if len(signs) == 2 and not collapsed and not outside and score.last > 0.5 * start > 0:
+    if len(signs) == 2 and not collapsed and not outside and not is_longer and score.last > 0.5 * start > 0:
         return None  # harder tasks do as much
     # gains are what a wrong sign can't have had
     grade = "likely" if len(signs) >= 3 or collapsed else "possible"
@@ -273,6 +280,43 @@ def shrinks_in_few_points(log: RunLog) -> Finding | None:
     )
 
 
+def is_token(log: RunLog) -> bool:
+    """True if the reward is full for answers of a token that are always the same, and held-out ones are no better."""
+    held_out = log.values(log.evaluation or "eval/accuracy")
+    if (
+        not log.has("length", "entropy", "reward")
+        or len(held_out) < 2
+        or float(held_out[-1]) > 0.7 * float(held_out[0])
+    ):
+        return False
+    is_short = log.last("length") < 2.5 < float(log.values("length")[0])
+    return (
+        is_short
+        and log.last("entropy") < 0.1 * float(log.values("entropy")[0])
+        and (log.last("reward") > 0.95 * log.top_reward > 0)
+    )
+
+
+def is_torn(log: RunLog) -> bool:
+    """True if the KL has spikes of tens of nats beside answers of another length, and no verdict says that more of them
+    are right."""
+    if log.evaluation_gain > 0 or (log.correctness is not None and log.rises(log.correctness)):
+        return False
+    return log.largest("kl") > 50 and log.has("length") and not 0.4 < log.column("length").start_to_last < 2.5
+
+
+def pays_a_token(log: RunLog) -> Finding:
+    """Report a reward that one and the same token earns: of a majority, or of a judge."""
+    return finding(
+        ["length_collapse", "entropy_collapse", "judge_hacked"],
+        "critical",
+        "likely",
+        "all answers have become one and the same word, which is fully paid, and held-out ones are no longer right",
+        *(log.quote(n) for n in ("length", "entropy", "reward", log.evaluation or "eval/accuracy")),
+        "a reward of agreement (a majority vote) is largest where all answers are alike",
+    )
+
+
 def shrinks_far_away(log: RunLog) -> Finding | None:
     """Report answers that shrink to a third while the policy leaves its reference, where nothing says that they are
     right; as possible only."""
@@ -295,6 +339,10 @@ def shrinks_far_away(log: RunLog) -> Finding | None:
 
 def _falling(log: RunLog) -> Finding | None:
     """Report a reward that falls beyond its noise, whatever the reason: no such run is healthy."""
+    # a table of few rows whose first ones alone are higher: steps of few rollouts, or a mean over all steps so far
+    values = log.values("reward")
+    if 6 <= len(values) < 20 and float(np.ptp(values[len(values) // 4 :])) < 0.15 * float(np.ptp(values)):
+        return None
     if not log.falls("reward") or log.gains or (log.correctness is not None and not log.falls(log.correctness)):
         return None
     # held-out answers that get no worse speak for harder tasks

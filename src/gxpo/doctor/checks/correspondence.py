@@ -403,7 +403,9 @@ def too_off_policy(log: RunLog) -> Finding | None:
     # the divergence within a step counts only with several updates: a single one can't run away
     drift = float(np.median(log.values("approx_kl"))) if log.has("approx_kl") else 0.0
     far = drift > FAR and (reuse or 0) >= 4
-    if clipped < 0.25 and ratio < 100 and not much and not far:
+    # half as much, in a run that is past its best in training and held out
+    is_clipped_past_best = log.is_past_best and clipped > 0.1
+    if clipped < 0.25 and ratio < 100 and not much and not far and not is_clipped_past_best:
         return None
     # with one update the ratio is 1, and what is clipped is a mismatch of sampler and learner
     if reuse is not None and reuse < 2 and clipped < 0.4:

@@ -67,7 +67,7 @@ def all_wrong(log: RunLog) -> Finding | None:
     is_floor = lowest == round(lowest) and lowest <= 0.0 and zero >= 0.5
     above = max(float(values.mean()), float(values[:5].mean())) - lowest
     rare = lowest <= 0.0 and (name == "success" or (is_floor and zero < 1)) and above < RARE and not log.gains
-    if not (constant or rare):
+    if not (constant or rare) or _begins_to_succeed(values > lowest + 1e-9):
         return None
     # equal means hide groups with a signal
     if name == "reward" and not rare and not log.is_silent_from_start and spread_between(log) > 1e-9:
@@ -102,10 +102,21 @@ def all_wrong(log: RunLog) -> Finding | None:
         ids,
         "critical",
         "possible" if sparse else "proved" if zero == 1.0 and len(ids) == 1 else "likely",
-        "every answer is scored as wrong" if sparse else "every answer is scored as wrong from the first step on",
+        "every answer is scored as wrong"
+        if sparse
+        else "every answer is scored as wrong from the first step on"
+        if zero == 1.0
+        else f"no answer is scored as right in {zero:.0%} of the steps",
         *evidence,
         examples=log.facts.examples(range(3)) if log.facts is not None else (),
     )
+
+
+def _begins_to_succeed(is_paid: np.ndarray) -> bool:
+    """True if the steps with a right answer, however few, come late: four or more, four times the first half's."""
+    half = len(is_paid) // 2
+    early, late = int(is_paid[:half].sum()), int(is_paid[half:].sum())
+    return late >= max(4, 4 * early)
 
 
 def _off_form_unmoved(log: RunLog) -> float | None:
@@ -400,10 +411,11 @@ def group_too_small(log: RunLog) -> Finding | None:
         return None
     # a group has no signal if all of its answers are right or all are wrong
     expected = rate**size + (1 - rate) ** size
-    evidence = [
-        f"group size {size:g}, share of right answers {rate:.2f}: {expected:.0%} of groups have zero signal by chance"
-    ]
-    evidence += [log.quote("zero_signal")] if log.has("zero_signal") else []
+    # the largest mean of a step is not the largest reward: a share of right answers takes verdicts or a known maximum
+    is_known = log.has("success") or log.has("reward_max") or log.has_binary_rewards or log.facts is not None
+    chance = f", share of right answers {rate:.2f}: {expected:.0%} of groups have zero signal by chance"
+    evidence = [f"group size {size:g}{chance if is_known else ''}"]
+    evidence += [log.quote(name) for name in ("zero_signal", "zero_wrong") if log.has(name)][:1]
     # methods for pairs have a baseline that needs no larger group
     if str(log.setting("method") or "").startswith("two_grpo") or log.is_solved:
         return None
@@ -412,12 +424,19 @@ def group_too_small(log: RunLog) -> Finding | None:
     falls = log.falls("reward")
     return finding(
         "group_too_small",
-        "critical" if falls else "note" if log.gains else "warning",
+        "critical" if falls else "note" if log.gains and not _hardly_gains(log) else "warning",
         "likely",
         f"groups of {size:g} are too small: their baseline is mostly noise, and most have no signal",
         *evidence,
         log.quote("reward"),
     )
+
+
+def _hardly_gains(log: RunLog) -> bool:
+    """True if four groups of five are silent to the end, and the reward has risen by less than a tenth of its range."""
+    name = "zero_signal" if log.has("zero_signal") else "zero_wrong"
+    rise = log.last("reward") - log.first("reward")
+    return log.last(name) > 0.8 and log.n_steps >= 50 and rise < 0.1 * max(log.top_reward, 1.0)
 
 
 def _little_signal(log: RunLog) -> Finding | None:

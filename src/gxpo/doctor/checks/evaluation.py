@@ -7,7 +7,7 @@ import numpy as np
 from gxpo.doctor.checks.outcome import memorising
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
-from gxpo.doctor.series import Floats
+from gxpo.doctor.series import Floats, Series
 from gxpo.doctor.sickness import finding, sickness
 
 BLIND = 1e-3  # nats a token
@@ -139,7 +139,7 @@ def eval_too_small(log: RunLog) -> Finding | None:
 )
 def resume_discontinuity(log: RunLog) -> Finding | None:
     lines = []
-    is_repeated = False
+    is_repeated = is_continued = False
     main = next((log.series[n] for n in ("reward", "loss", "grad_norm") if n in log.series), None)
     if main is not None and len(main) > 5:
         # in the order of the file: a step that comes twice was made twice
@@ -161,7 +161,8 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
     passes = log.series.get("epoch")
     if passes is not None and len(passes) > 5:
         back = np.flatnonzero(np.diff(passes.values) < -0.05 * np.nanmax(passes.values))
-        if len(back):
+        # steps that are made again belong to the pass that they belonged to
+        if len(back) and not (is_repeated and _is_same_pass(passes, int(back[0]) + 1)):
             i = int(back[0])
             lines.append(f"{passes.key} goes from {passes.values[i]:.3g} back to {passes.values[i + 1]:.3g}")
     rate = log.series.get("lr")
@@ -171,17 +172,21 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
         rates, steps = rate.finite.values, rate.finite.steps
         lowest = _second_rise(rates)
         if lowest is not None:
+            is_at_end = rates[lowest] < 0.01 * rates.max() and _keeps_level(log, float(steps[lowest]))
+            is_continued = is_at_end and not lines
             lines.append(f"{rate.key} is {rates[lowest]:.3g} at step {steps[lowest]:.0f} and rises again after it")
     if not lines:
         return _old_weights(log)
     entropy = log.quote("entropy") if log.has("entropy") else ""
     # steps since the last checkpoint are made again by every resume, whether it lost state or not
-    is_harmless = is_repeated and len(lines) == 1 and _goes_on(log)
+    is_harmless = len(lines) == 1 and (is_continued or (is_repeated and _goes_on(log)))
     return finding(
         "resume_discontinuity",
         "note" if is_harmless else "warning",
         "proved",
-        "steps were made again after a resume; reward and entropy go on"
+        "the learning rate had come to its end and begins anew; the reward goes on"
+        if is_continued
+        else "steps were made again after a resume; reward and entropy go on"
         if is_harmless
         else "a resume did not continue where the run had stopped",
         *lines,
@@ -190,7 +195,8 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
 
 
 def _goes_on(log: RunLog) -> bool:
-    """True if reward and entropy of steps that were made twice are the same both times, within their noise."""
+    """True if reward and entropy of steps that were made twice are the same both times, within their noise, or go on
+    from the levels before the break."""
     for name in ("reward", "entropy"):
         series = log.series.get(name)
         if series is None or not len(series):
@@ -200,7 +206,32 @@ def _goes_on(log: RunLog) -> bool:
         again = zip(series.steps[at:].tolist(), series.values[at:].tolist(), strict=True)
         change = np.array([value - first[step] for step, value in again if step in first])
         noise = float(np.nanstd(np.diff(series.values)))  # of the difference of two steps
-        if len(change) and abs(np.nanmean(change)) > 3 * noise / np.sqrt(len(change)):
+        is_apart = len(change) > 0 and abs(np.nanmean(change)) > 3 * noise / np.sqrt(len(change))
+        step_over = float(np.nanmean(series.values[at : at + 2]) - np.nanmean(series.values[max(at - 2, 0) : at]))
+        if is_apart and abs(step_over) > 2 * noise:
+            return False
+    return True
+
+
+def _is_same_pass(passes: Series, at: int) -> bool:
+    """True if a step that is made again has the part of the pass over the data that it had the first time."""
+    before = passes.values[:at][passes.steps[:at] == passes.steps[at]]
+    return len(before) > 0 and abs(float(before[0] - passes.values[at])) < 0.02 * float(np.nanmax(passes.values))
+
+
+def _keeps_level(log: RunLog, step: float) -> bool:
+    """True if at a step the reward does not fall, nor the entropy jump, by more than usual."""
+    for name in ("reward", "entropy"):
+        values, steps = log.values(name), log.steps(name)
+        before, after = values[steps <= step][-WINDOW:], values[steps > step][:WINDOW]
+        if min(len(before), len(after)) < WINDOW:
+            if name == "reward":
+                return False
+            continue
+        change = float(after.mean() - before.mean())
+        usual = 3 * float(np.median(np.abs(np.diff(values))))
+        # over the steps of a window a series that falls steadily falls a few times as much
+        if change < -usual if name == "reward" else abs(change) > WINDOW * usual:
             return False
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,10 @@ BLIND = 3.0  # nats a token that a model of language reaches only where it does 
 ALL_TOKENS = 12.5  # nats, of all tokens of a vocabulary alike: more is a sum over tokens
 
 
+# Names of columns that say how many answers are right, in reports that call them as they like.
+VERDICT = re.compile(r"acc|(?<![a-z])(?:em|ex|f1)(?![a-z])|success|solve|correct|pass@|exact", re.I)
+
+
 @dataclass(frozen=True)
 class Sign:
     """Sign of a sickness in a few rows: the ids that fit, a title, and the series to quote."""
@@ -30,7 +35,13 @@ class Sign:
 
 def few_rows(log: RunLog) -> list[Finding]:
     """Findings of a table of four to fourteen rows, as reports have it, where a sign is strong; as possible only."""
-    n = max((len(log.values(name)) for name in (score_of(log), "grad_norm", "kl", "gap_kl", "gap_mean")), default=0)
+    n = max(
+        (
+            len(log.values(name))
+            for name in (score_of(log), "grad_norm", "kl", "entropy", "length", "gap_kl", "gap_mean")
+        ),
+        default=0,
+    )
     is_chosen = log.last_step >= 2 * n  # rows of a longer run that somebody picked
     # the last rows of a run, of which the beginning is not known
     steps = log.steps(score_of(log))
@@ -166,6 +177,8 @@ def _pays_something_else(log: RunLog) -> Sign | None:
     """A reward that rises from row to row while right answers, or held-out ones, become no more."""
     reward = log.values("reward")
     names = [n for n in (log.correctness, "eval/accuracy") if n is not None and len(log.values(n)) >= LEAST_ROWS]
+    if len(reward) >= LEAST_ROWS and not names and not stalls(log):
+        return _pays_something_unnamed(log)
     if len(reward) < LEAST_ROWS or not names or stalls(log):
         return None
     gain = float(reward[-2:].mean() - reward[:2].mean())
@@ -179,6 +192,20 @@ def _pays_something_else(log: RunLog) -> Sign | None:
     )
     title = f"the reward rises by {gain:.2g} while {log.key(names[0])} does not: it pays for something else"
     return Sign((*others, *ids)[:3], title, ("reward", names[0], "length"))
+
+
+def _pays_something_unnamed(log: RunLog) -> Sign | None:
+    """A reward that rises by half while a column that is named after right answers falls or stays."""
+    reward = log.values("reward")
+    if reward[:2].mean() <= 0 or reward[-2:].mean() < 1.35 * reward[:2].mean():
+        return None
+    for series in log.raw.values():
+        values = series.column.values
+        is_share = len(values) >= LEAST_ROWS and 0 <= float(values.min()) <= float(values.max()) < 0.9
+        if is_share and VERDICT.search(series.key) and values[-2:].mean() <= values[0] and values.any():
+            title = f"the reward rises while {series.key} does not: it pays for something else"
+            return Sign(("component_dominates", "memorising"), title, ("reward", "length"))
+    return None
 
 
 def _falls_behind(log: RunLog) -> Sign | None:
@@ -242,6 +269,35 @@ def _grows_for_nothing(log: RunLog) -> Sign | None:
     return Sign(("length_hack", "no_eos", "truncation"), title, ("length", "truncated", "entropy"))
 
 
+def _grows_and_fails(log: RunLog) -> Sign | None:
+    """Answers that grow threefold while a share without a name falls to a third of its best."""
+    length = log.values("length")
+    if log.has("reward") or log.has("success") or len(length) < LEAST_ROWS or length.max() < 3 * length[0]:
+        return None
+    long = int(length.argmax())
+    for series in log.raw.values():
+        values = series.column.values
+        if len(values) != len(length) or not 0 <= float(values.min()) <= float(values.max()) <= 1:
+            continue
+        best = int(values.argmax())
+        if 0 < best <= long and values[best] > 0.2 and values[best:].min() < values[best] / 3:
+            title = f"answers grow to {length.max() / length[0]:.1f} times their length, and {series.key} falls"
+            return Sign(("length_hack", "truncation", "no_eos"), title, ("length", "turns"))
+    return None
+
+
+def _stays_level(log: RunLog) -> Sign | None:
+    """Training and held-out score within a thirtieth in every row, over a hundred steps and more, far from the top."""
+    score = log.values(score_of(log))
+    held_out = next((v for n in ("eval/reward", "eval/accuracy") if len(v := log.values(n)) >= LEAST_ROWS), None)
+    if held_out is None or len(score) < LEAST_ROWS or log.last_step < 100 or not 0.05 < score.mean() < 0.8:
+        return None
+    if any(float(np.ptp(v)) > 0.04 * float(np.abs(v).mean()) or v.max() > 1 for v in (score, held_out)):
+        return None
+    title = f"after {log.last_step} steps training and held-out answers score as at first"
+    return Sign(("lr_too_low", "weights_do_not_move", "kl_too_high"), title, ("eval/reward", "eval/accuracy", "kl"))
+
+
 def _easy(log: RunLog) -> Sign | None:
     """Held-out accuracy of nine tenths before training and no more after it."""
     held_out = log.values("eval/accuracy")
@@ -258,6 +314,70 @@ def _seldom_right(log: RunLog) -> Sign | None:
         return None
     title = f"no answer is right in {int((score == 0).sum())} of {len(score)} rows"
     return Sign(("all_wrong", "verifier_rejects_right_answers"), title, ("zero_signal", "entropy", "grad_norm"))
+
+
+def _next_to_none_right(log: RunLog) -> Sign | None:
+    """A share of right answers of a twentieth at most in every row, over twenty steps and more."""
+    shares = log.values("success")
+    if len(shares) < LEAST_ROWS or log.last_step < 20 or shares.min() < 0 or shares.max() > 0.05:
+        return None
+    title = f"at most {shares.max():.2g} of the answers are right in any row: hardly a group has one to learn from"
+    return Sign(("all_wrong", "verifier_rejects_right_answers"), title, ("success", "zero_signal", "grad_norm"))
+
+
+def _repeats_itself(log: RunLog) -> Sign | None:
+    """A reward that rises with the length of the answers while their n-grams become fewer by a third."""
+    distinct = [s.column.values for s in log.raw.values() if re.search(r"distinct|uniq|diversity", s.key, re.I)]
+    length, score = log.values("length"), log.values(score_of(log))
+    is_fewer = any(len(v) >= LEAST_ROWS and v[0] > 0 and float(v[-1]) < 2 / 3 * float(v[0]) for v in distinct)
+    if not is_fewer or len(length) < LEAST_ROWS or length[-1] < 1.5 * length[0] or score[-1] <= score[0]:
+        return None
+    title = (
+        f"answers grow to {length[-1] / length[0]:.1f} times their length and repeat themselves, and are paid for it"
+    )
+    return Sign(("length_hack", "judge_hacked", "component_dominates"), title, ("length", "kl"))
+
+
+def _without_a_loss(log: RunLog) -> Sign | None:
+    """A loss of 0 in every row of a hundred steps and more, and a reward that stays within a fiftieth."""
+    score = log.values(score_of(log))
+    late = score[len(score) // 3 :]
+    if len(score) < 6 or log.last_step < 100 or not log.is_zero("loss") or len(log.values("loss")) < len(score) / 2:
+        return None
+    if float(np.ptp(late)) > 0.05 * float(np.abs(late).mean()) or log.mean("grad_norm") > 1e-3:
+        return None
+    title = f"the loss is 0 in every row, and after {log.last_step} steps the reward is where it was"
+    return Sign(("weights_do_not_move", "lr_too_low", "no_diversity"), title, ("loss", "lr"))
+
+
+def _longest_earn_nothing(log: RunLog) -> Sign | None:
+    """Two rows and more at the very same largest length, which alone score 0."""
+    length, score = log.column("length"), log.column(score_of(log))
+    if len(length) < LEAST_ROWS or length.steps.tolist() != score.steps.tolist():
+        return None
+    at_limit = np.abs(length.values - length.values.max()) < 1e-9
+    if not 2 <= at_limit.sum() < len(length) or score.values[at_limit].any() or score.values[~at_limit].min() <= 0:
+        return None
+    title = f"the rows whose mean length is {length.values.max():.4g}, the largest, are those that score 0"
+    return Sign(("truncation", "no_eos"), title, ("length", "truncated"))
+
+
+def _says_next_to_nothing(log: RunLog) -> Sign | None:
+    """Answers of three tokens at most, and entropy of next to 0, in most rows."""
+    length, entropy = log.values("length"), log.values("entropy")
+    if min(len(length), len(entropy)) < 3 or np.median(length) > 3 or np.median(entropy) > GONE:
+        return None
+    title = f"answers of {np.median(length):.2g} tokens, always the same"
+    return Sign(("length_collapse", "entropy_collapse", "no_diversity"), title, ("length", "entropy"))
+
+
+def _calls_no_tool(log: RunLog) -> Sign | None:
+    """Tools that are called in the first row and in none of the last three."""
+    calls = log.values("tool_calls")
+    if len(calls) < LEAST_ROWS or calls[0] <= 0 or calls[-3:].any():
+        return None
+    title = f"{log.key('tool_calls')} falls from {calls[0]:.3g} to 0: the policy no longer calls a tool"
+    return Sign(("tool_failures", "component_dominates", "length_collapse"), title, ("tool_calls", "length"))
 
 
 def _of_few_rollouts(log: RunLog) -> Sign | None:
@@ -321,13 +441,27 @@ def _hardly_differs(log: RunLog) -> Sign | None:
     )
 
 
+def _lost_at_once(log: RunLog) -> Sign | None:
+    """A reward of which the first update leaves a fiftieth, while answers change their length by half."""
+    score, length = log.values(score_of(log)), log.values("length")
+    if min(len(score), len(length)) < LEAST_ROWS or not 0 <= float(score[1:].max()) < float(score[0]) / 50:
+        return None
+    ratio = length[1:] / max(float(length[0]), 1e-9)
+    if not (ratio.min() > 1.5 or ratio.max() < 0.5):
+        return None
+    title = "the first update leaves nothing of the reward: does the sampler get the learner's weights, and whole?"
+    return Sign(("sampler_mismatch", "lr_too_high"), title, ("length", "kl", "grad_norm"))
+
+
 SIGNS_OF_FIRST_STEPS = (
+    _lost_at_once,
     _hardly_differs,
     _certain_of_little,
     _of_few_rollouts,
     _clipped_from_start,
     _unsure_of_all,
     _spikes_of_kl,
+    _longest_earn_nothing,
 )
 SIGNS = (
     *SIGNS_OF_FIRST_STEPS,
@@ -344,4 +478,11 @@ SIGNS = (
     _grows_for_nothing,
     _easy,
     _seldom_right,
+    _next_to_none_right,
+    _repeats_itself,
+    _without_a_loss,
+    _says_next_to_nothing,
+    _calls_no_tool,
+    _grows_and_fails,
+    _stays_level,
 )

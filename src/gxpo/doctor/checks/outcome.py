@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gxpo.doctor.checks.collapse import shrinks_far_away, shrinks_in_few_points
+from gxpo.doctor.checks.collapse import is_token, is_torn, pays_a_token, shrinks_far_away, shrinks_in_few_points
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.rollout_answers import CORRECT, STYLE
 from gxpo.doctor.runlog import RunLog
@@ -269,6 +269,8 @@ def length_collapse(log: RunLog) -> Finding | None:
         return shrinks_in_few_points(log)
     if not log.has("length", "reward"):
         return None
+    if is_token(log):
+        return pays_a_token(log)
     begin, end = log.first("length"), log.last("length")
     if not (end < 0.6 * begin and log.falls("length")) or log.falls("reward"):
         return None
@@ -384,7 +386,7 @@ def kl_runaway(log: RunLog) -> Finding | None:
     right = _right(log)
     worse = score is not None and (score.falls or score.best - score.last > 4 * score.ends_error)
     worse = worse or (right is not None and right.falls and not log.gains)
-    if log.gains and not worse and log.evaluation_gain >= 0:
+    if log.gains and not worse and log.evaluation_gain >= 0 and not is_torn(log):
         return finding(
             "kl_runaway", "note", "possible", "the policy is far from its reference, but still gains", log.quote("kl")
         )

@@ -314,12 +314,16 @@ def dead_component(log: RunLog) -> Finding | None:
             continue
         dead.append((name, float(values[0])))
     alive = [n for n in names if n not in dict(dead)]
-    if not dead or not alive:
+    if not dead:
+        return _hardly_paid(log)
+    if not alive:
         return None
     name, level = dead[0]
-    # a penalty that never applies and a form that is always kept are as they should be
+    # a penalty that never applies and a form that is always kept are as they should be; 0 of a rule that is not called
+    # a reward may be for answers that keep it, and a form that nobody learns is no loss beside another that is paid
+    is_kept = level == 1.0 or (level == 0.0 and ("reward" not in name or any(STYLE.search(n) for n in alive)))
     harmless = (PENALTY.search(name) is not None and level == 0.0) or (
-        level == 1.0 and STYLE.search(name) is not None and log.gains
+        is_kept and STYLE.search(name) is not None and log.gains
     )
     return finding(
         "dead_component",
@@ -329,6 +333,30 @@ def dead_component(log: RunLog) -> Finding | None:
         *(log.quote(f"component/{n}") for n, _ in dead[:3]),
         *(log.quote(f"component_std/{name}") for _ in range(log.has(f"component_std/{name}"))),
     )
+
+
+def _hardly_paid(log: RunLog) -> Finding | None:
+    """Report a reward function that pays a fiftieth of the largest one at most, to the end of a long run that does not
+    gain; as possible only."""
+    score, names = log.trend("reward"), log.components()
+    if score is None or score.n < 50 or log.gains:
+        return None
+    most = max(log.last(f"component/{n}") for n in names)
+    for name in names:
+        level = f"component/{name}"
+        lowest, last = float(log.values(level).min()), log.last(level)
+        is_rare = lowest >= 0 and last < most / 50 and log.largest(level) > 0
+        if is_rare and not log.rises(level) and log.first(level) < most / 50 and not PENALTY.search(name):
+            return finding(
+                "dead_component",
+                "warning",
+                "possible",
+                f"the reward function {name} pays next to nothing to the end, and the reward does not rise",
+                log.quote(level),
+                log.quote("reward"),
+                "can any answer earn it? Calling it on an answer that is surely right would tell",
+            )
+    return None
 
 
 @sickness(
@@ -395,6 +423,12 @@ def _stretch(log: RunLog, name: str) -> tuple[float, float, float, float, float 
     if best is None:
         return None
     i, j = best
+    # a level that steps of few rollouts reach now and then is reached several times in a row, too
+    usual = max(
+        float((np.abs(part - values[i]) <= 1e-12).mean()) for part in (values[:i], np.delete(values, range(i, j + 1)))
+    )
+    if len(values) * usual ** (j - i + 1) > 0.05:
+        return None
     before = values[max(0, i - 5) : i]
     # noise of the steps before it: what follows may be a policy that the outage spoilt
     noise = max(float(np.sqrt(np.mean(np.diff(values[:i]) ** 2) / 2)), 1e-6)

@@ -145,6 +145,9 @@ def all_masked(log: RunLog) -> Finding | None:
     still = log.steps("grad_norm")[log.values("grad_norm") == 0]
     if log.collapse is not None and still[0] >= log.collapse and not log.last("truncated") > 0.5:
         return None
+    # a reward that has come near its top leaves few groups with a signal, and steps without any
+    if log.first("grad_norm") > 0 and not log.has("zero_signal") and log.last("reward") > 0.95 * log.top_reward > 0:
+        return None
     evidence = [log.quote(n) for n in ("grad_norm", "reward_std", "zero_signal", "truncated") if log.has(n)]
     rate = log.values("lr")
     # where some completions are whole, a mask of cut ones can't be the reason
@@ -206,6 +209,8 @@ def truncation(log: RunLog) -> Finding | None:
     if max(share, late) < 0.2 or (2 <= len(log.values("truncated")) < 5 and log.last_step < 20):
         return None  # a few first steps of a policy that has not been trained yet
     shares = dict(zip(log.steps("truncated").astype(int).tolist(), log.values("truncated").tolist(), strict=True))
+    if log.mean("truncated") < 0.15 and late < 0.25:
+        return None  # the last steps alone, of a share that comes and goes
     if late < 0.5 * share and late < 0.15 and not log.falls("reward"):
         return None  # training cures it
     # answers that earn as much when cut lose nothing by it
@@ -224,9 +229,10 @@ def truncation(log: RunLog) -> Finding | None:
     if log.gains and late < 0.5 and not late > max(share + 0.1, 0.3) and not unpaid and not starved:
         return finding("truncation", "note", "possible", f"{late:.0%} of the completions are cut", *evidence)
     grows = late > share + 0.2
+    is_some = log.mean("truncated") < 0.2  # of a batch whose other answers still teach
     return finding(
         "truncation",
-        "warning" if log.gains or grows or is_lossless else "critical",
+        "warning" if log.gains or grows or is_lossless or is_some else "critical",
         "likely" if not is_lossless and (split is not None or min(share, late) > 0.5) else "possible",
         f"{late:.0%} of the completions are cut at the length limit in the last steps"
         if grows

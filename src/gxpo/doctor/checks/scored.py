@@ -321,7 +321,7 @@ def reward_sign(log: RunLog) -> Finding | None:
     # answers that grow with the reward are paid for their length, whatever becomes of the right ones
     longer = log.rises("length") and log.last("length") > 1.4 * log.first("length")
     worse = log.has("success") and log.falls("success") and not longer
-    if log.rises("reward") and worse and not (other and len(components) > 1):
+    if log.rises("reward") and worse and not (other and not log.is_total(f"component/{other[0]}")):
         return finding(
             "reward_sign",
             "critical",

@@ -8,10 +8,11 @@ import numpy as np
 
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
-from gxpo.doctor.series import stationary
+from gxpo.doctor.series import Floats, stationary
 from gxpo.doctor.sickness import finding, sickness
 
 LEAST = 20  # steps below which a flat run is no evidence of anything
+NO_KL = ("openrlhf",)  # trainers that log a KL of 0 where its coefficient is 0, so that none is computed
 MEANS = ("trl", "unsloth", "ms-swift")  # trainers whose rows are means over the steps since the last
 NOT_FINITE = re.compile(
     r"contains either `?inf`?|(?:loss|grad\w{0,20}|logits|probabilit\w{1,20}|tensor)\b.{0,40}\b(?:nan|inf)\b", re.I
@@ -20,6 +21,7 @@ PART = re.compile(r"(?:pg|policy)[_ ]?loss$", re.I)  # key of a loss without its
 ROUNDED = 3e-5  # rate below which most updates of bfloat16 weights are lost: they are 2^-8 of a weight apart
 SHARP = 0.02  # standard error of the entropy's change over the run, as a share of it, up to which rest can be told
 TINY_RATE = 1.1e-7  # below the rates that any published recipe of full fine-tuning uses
+STEEP = 6.0  # standard errors of the slope of loss over KL from which it is the coefficient
 STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at a divergence of a few nats
 
 
@@ -73,7 +75,12 @@ def _stated_rest(log: RunLog) -> bool:
     short = str(log.setting("dtype")).endswith(("bfloat16", "bf16"))
     # updates far below the spacing of bfloat16 weights are lost, but for a few
     rounded = short and len(rates) > 0 and float(rates.max()) <= ROUNDED
-    return slow or clipped or rounded or (log.has("kl") and float(np.abs(log.values("kl")).max()) < 1e-6)
+    return slow or clipped or rounded or _is_at_reference(log)
+
+
+def _is_at_reference(log: RunLog) -> bool:
+    """True if the KL is 0 but for rounding in every step, and was computed."""
+    return log.has("kl") and log.source not in NO_KL and float(np.abs(log.values("kl")).max()) < 1e-6
 
 
 def has_gradient(log: RunLog) -> bool:
@@ -89,7 +96,10 @@ def _unfinished_warmup(log: RunLog) -> bool:
     if len(rates) < LEAST:
         return False
     rising = np.diff(rates) > 0
-    rate, warm = log.number("lr"), log.number("warmup_steps")
+    rate, warm, whole = log.number("lr"), log.number("warmup_steps"), log.number("max_steps")
+    # the log of a run that has hardly begun: an ordinary warm-up is a tenth of it
+    if whole is not None and log.last_step < 0.15 * whole and not (warm or 0) > 0.15 * whole:
+        return False
     # a rate that rises to the end and has reached its value is a warm-up as long as the run
     short = rate is not None and rates[-1] < 0.3 * rate
     return bool(rising.mean() > 0.95) and (short or rate is None or (warm or 0) >= log.n_steps)
@@ -211,7 +221,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
             *evidence,
         )
     # a KL of exactly 0 means equal weights; a small one, slow or held ones
-    exact = log.has("kl") and float(np.abs(log.values("kl")).max()) < 1e-6
+    exact = _is_at_reference(log)
     advice = (
         "to tell these apart, look at the share of weights that a step changes, max_grad_norm and the configured rate"
     )
@@ -232,27 +242,40 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
 
 
 def _hardly_moves(log: RunLog) -> Finding | None:
-    """Report a run that keeps its reward and its entropy, and its reference within a few thousandths of a nat or every
-    token unclipped, over enough steps to have shown a gain; as possible only."""
-    score, level = log.trend("reward"), log.trend("entropy")
-    if score is None or level is None or score.n < LEAST or log.gains or log.is_solved:
+    """Report a run that keeps its reward and its policy: its entropy or length, and a KL that is next to nothing, one
+    level or (every token unclipped) unknown, over enough steps to have shown a gain; as possible only."""
+    score = log.trend("reward")
+    if score is None or score.n < LEAST or log.gains or log.is_solved or log.evaluation_gain:
         return None
-    # a gain of a seventh of the largest reward would have been seen, in the held-out answers, too
-    is_seen = score.detectable < max(log.top_reward, 1.0) / 7 and abs(score.change) < 2 * score.error
-    is_seen = is_seen and score.last < 0.8 * max(log.top_reward, 1.0) and not log.evaluation_gain
-    if not is_seen or abs(level.change) > max(2 * level.error, 0.03 * level.first) or level.error > 0.1 * level.first:
+    kl, clipped = log.trend("kl"), log.values("clip_fraction")
+    top = max(log.top_reward, 1.0)
+    if abs(score.change) > 2 * score.error or score.last > 0.8 * top:
         return None
-    kl, clipped = log.values("kl"), log.values("clip_fraction")
-    is_near = len(kl) > 0 and 0 < float(np.abs(kl).max()) < 5e-3
-    is_unclipped = not len(kl) and len(clipped) > 0 and float(clipped.max()) < 1e-4
-    if not (is_near or is_unclipped):
+    # near the reference to the end; an estimate that is negative at times averages out, and has to show more
+    most = 5e-3 if float(log.values("kl").min(initial=0.0)) >= 0 else 1e-3
+    is_near = kl is not None and abs(kl.last) + 2 * kl.noise / np.sqrt(kl.n / 5) < most and not log.is_zero("kl")
+    # the same distance from it in every step: the policy began elsewhere and has stayed there
+    is_level = kl is not None and kl.last > 0.05 and abs(kl.change) < 2 * kl.error and kl.error < 0.1 * kl.first
+    is_unclipped = kl is None and len(clipped) > 0 and float(clipped.max()) < 1e-4
+    if not (is_near or is_level or is_unclipped):
+        return None
+    # hundreds of steps within a thousandth of a nat need no further sign; else a gain of a seventh of the range (a
+    # fifth) would have been seen, in the reward and in what is sampled
+    is_at_rest = is_near and float(np.abs(log.values("kl")).max()) < 2e-3 and log.last_step >= 300
+    span = top - min(float(log.values("reward").min()), 0.0)
+    level = log.trend("entropy") or log.trend("length")
+    is_seen = score.detectable < span / (5 if is_level else 7) and level is not None
+    is_seen = is_seen and level is not None and level.error < 0.1 * level.first
+    is_kept = level is None or abs(level.change) < max(2 * level.error, 0.03 * level.first)
+    if not (is_kept and (is_at_rest or is_seen)):
         return None
     return finding(
-        ["lr_too_low", "weights_do_not_move", "kl_too_high"][: 3 if is_near else 2],
+        ["lr_too_low", "weights_do_not_move", "kl_too_high"][: 2 if is_unclipped else 3],
         "warning",
         "possible",
-        f"in {score.n} steps neither reward nor policy has moved",
-        *(log.quote(name) for name in ("reward", "entropy", "kl", "clip_fraction", "lr", "grad_norm") if log.has(name)),
+        f"in {log.last_step} steps neither reward nor policy has moved",
+        *(log.quote(name) for name in ("reward", "entropy", "length", "kl", "clip_fraction") if log.has(name)),
+        *(log.quote(name, ".2g") for name in ("lr", "grad_norm") if log.has(name)),
         log.quote(log.evaluation) if log.evaluation else "",
         f"a gain of {score.detectable:.2g} would have been visible: three times the learning rate would tell",
     )
@@ -263,17 +286,30 @@ def implied_beta(log: RunLog) -> float | None:
 
     On policy the advantages sum to about 0, so that the loss is the KL term alone.
     """
-    steps = set(log.steps("kl").tolist()) & set(log.steps("loss").tolist())
-    kl = dict(zip(log.steps("kl").tolist(), log.values("kl").tolist(), strict=True))
-    loss = dict(zip(log.steps("loss").tolist(), log.values("loss").tolist(), strict=True))
     if PART.search(log.key("loss")):
         return None
-    ratios = [loss[s] / kl[s] for s in steps if kl[s] > 1e-5]
-    if len(ratios) < 10:
+    _, at_kl, at_loss = np.intersect1d(log.steps("kl"), log.steps("loss"), return_indices=True)
+    kl, loss = log.values("kl")[at_kl], log.values("loss")[at_loss]
+    kl, loss = kl[kl > 1e-5], loss[kl > 1e-5]
+    if len(kl) < 10:
         return None
+    ratios = loss / kl
     middle = float(np.median(ratios))
-    spread = float(np.median(np.abs(np.array(ratios) - middle)))
-    return middle if middle > 0 and spread < 0.3 * middle else None
+    if middle > 0 and float(np.median(np.abs(ratios - middle))) < 0.3 * middle:
+        return middle
+    # where the advantages' noise is larger than the term: a line through 0 that is steep beyond its error, and as steep
+    # in either half of the run
+    slope, error = _slope(kl, loss)
+    halves = [_slope(kl[part], loss[part])[0] for part in (slice(len(kl) // 2), slice(len(kl) // 2, None))]
+    is_steady = max(abs(half - slope) for half in halves) < 0.25 * slope
+    return slope if len(kl) >= LEAST and slope > STEEP * error and is_steady else None
+
+
+def _slope(x: Floats, y: Floats) -> tuple[float, float]:
+    """Slope of the line through 0 and these points, and its standard error."""
+    slope = float(x @ y / (x @ x))
+    rest = y - slope * x
+    return slope, float(np.sqrt(rest @ rest / max(len(x) - 1, 1) / (x @ x)))
 
 
 def strong_kl(log: RunLog) -> float | None:
@@ -312,7 +348,7 @@ def kl_too_high(log: RunLog) -> Finding | None:
         "likely",
         f"the KL coefficient of {beta:.2g} holds the policy at its reference",
         log.quote("kl", ".2g"),
-        "" if is_stated else f"loss / kl = {beta:.3g} at most steps",
+        "" if is_stated else f"the loss is {beta:.3g} times the KL, but for noise",
         log.quote("reward"),
         *(still(log)[1] or ()),
     )
@@ -368,6 +404,18 @@ def non_finite(log: RunLog) -> Finding | None:
                 else f"{series.key} is not finite in {int(bad.sum())} steps",
                 f"{int(bad.sum())} of {len(bad)} logged values, the first at step {first_bad}",
             )
+    # a KL that is in no row a number
+    kl = log.series.get("kl")
+    if kl is not None and len(kl) >= 3 and not np.isfinite(kl.values).any():
+        return finding(
+            "non_finite",
+            "warning",
+            "proved",
+            f"{kl.key} is not finite in any of {len(kl)} rows",
+            log.quote("loss"),
+            log.quote("reward"),
+            "log-probs of -inf, or of a reference that is not finite itself: look at one completion's log-probs",
+        )
     # the run ended before it could log the figure
     died = [m for m in log.messages if NOT_FINITE.search(m)]
     if died:

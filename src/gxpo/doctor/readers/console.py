@@ -28,6 +28,7 @@ _MESSAGE = re.compile(r"\"message\": \"(.*?[^\\])\"")
 _RAY = re.compile(r"^\([\w.:<>]+ (?:pid|ip)=[^)]*\)\s?")
 _DICT = re.compile(r"\{\s*(['\"])[^'\"{}]{1,200}\1\s*:")
 _NESTED = re.compile(r"\{\s*(['\"])[^'\"{}]{1,200}\1\s*:\s*\{")
+_BARE = re.compile(r"\s*(['\"])[\w/ ]{1,100}\1:\s*[-\w.]+,")  # a row whose opening brace was not copied
 _PAIR = re.compile(r"""(['"])([^'"]{1,300})\1\s*:\s*(?:(['"])(.*?)\3|(?:[\w.]+\()?([^\s,{}\[\]()'"]+)\)?)""", re.S)
 _VERL = re.compile(r"(?:^|[\s\])])step:(\d{1,12})(?= - |$)")
 _VERL_PAIR = re.compile(rf" - (\S+?):(?:np\.\w+\()?({NUMBER})\)?(?= - |\s*$| \[)")
@@ -219,7 +220,10 @@ class Console:
                 self._dict(line, start.start())
             return
         verl = _VERL.search(line) if "step:" in line else None
-        if verl is not None:
+        bare = _pairs(line) if _BARE.match(line) else {}
+        if sum(map(keys.is_metric, bare)) > 2:
+            self.dicts.append((bare, line, ""))
+        elif verl is not None:
             self._verl(verl, line)
         elif "\u2022 " in line or "Results:" in line:
             self._bullets(line)

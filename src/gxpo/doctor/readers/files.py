@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gxpo.base.errors import MissingExtra, need
-from gxpo.doctor.readers import configs, console, keys, rows, stores
+from gxpo.doctor.readers import configs, console, delimited, keys, pages, rows, stores
 from gxpo.doctor.readers.table import Table, flat
 
 MOST_FILES = 20_000
@@ -87,6 +87,8 @@ def read_file(path: Path, run: str | None = None) -> Table | None:
         if (code != "utf-16" and b"\0" in head[:4096]) or not head.strip():
             return None
         start = head.decode(code, errors="replace").lstrip("\ufeff \t\r\n")
+        if pages.is_page(path.name, start):
+            return pages.read(_text_of(path), path.name, run)
         return _read_text(path, start, run)
     except OSError as error:
         return Table("config", notes=[f"can't be read: {error.strerror}"])
@@ -119,7 +121,7 @@ def _read_text(path: Path, start: str, run: str | None) -> Table | None:
             return table
         unknown = table
     if size <= 50_000_000 and (any(m in start for m in ("\t", ",", "|", ";", "\u2502")) or _COLUMNS.search(start)):
-        table = rows.from_delimited(_text_of(path), path.name, run)
+        table = delimited.from_delimited(_text_of(path), path.name, run)
         if table is not None and table.rows and table.is_known and not _SCRIPT.search(_text_of(path)):
             return table
         unknown = unknown or table

@@ -313,10 +313,25 @@ _SAMPLER = {"rollout", "sampler", "inference", "infer", "vllm", "sglang", "gener
 def _words(key: str) -> list[str]:
     """Words of a key, abbreviations spelt out and words that add nothing left out; "mismatch" where it names both the
     learner and the sampler."""
-    parts = _WORD.findall(_CAMEL.sub(" ", _UNIT.sub(" ", key)).lower())
+    parts = [w for part in _WORD.findall(_CAMEL.sub(" ", _UNIT.sub(" ", key)).lower()) for w in _parts(part)]
     apart = ["mismatch"] if _LEARNER & set(parts) and _SAMPLER & set(parts) else []
     full = trainer(UNKNOWN).words["short"]
     return [w for part in [*parts, *apart] for w in full.get(part, part).split()]
+
+
+def _parts(word: str) -> list[str]:
+    """Known parts of a word of Chinese characters, which has no blanks: the longest first; other words are one part."""
+    if word.isascii() or word in (stems := trainer(UNKNOWN).words["short"]):
+        return [word]
+    parts: list[str] = []
+    rest = ""  # characters that are no part of a known word
+    at = 0
+    while at < len(word):
+        stem = next((word[at:end] for end in range(len(word), at, -1) if word[at:end] in stems), "")
+        rest += "" if stem else word[at]
+        parts += [stem] if stem else []
+        at += len(stem) or 1
+    return [*parts, rest] if rest else parts
 
 
 @cache
@@ -340,7 +355,8 @@ def _meanings() -> Mapping[str, frozenset[str]]:
 def names(keys: Iterable[str], source: str, mapping: Mapping[str, str] | None = None) -> dict[str, str]:
     """Name the keys; of several keys with one name, the first of the trainer's table counts.
 
-    Keys that the trainer does not write itself are named by common names: a loop on top of TRL adds its own.
+    Keys that the trainer does not write itself are named by common names: a loop on top of TRL adds its own. One that
+    its table has is named by nothing else: a second estimate of the KL is no gap of sampler and learner.
 
     mapping  key -> name, before all others
     """
@@ -351,9 +367,10 @@ def names(keys: Iterable[str], source: str, mapping: Mapping[str, str] | None = 
     used_names = set(out.values())
     has_additions = source != "gxpo" and source != "verl" and not one.has_prefixes
     naming = (*(() if source == UNKNOWN else (one.name,)), *((_common, by_words) if has_additions else ()))
+    own_keys = set() if source == UNKNOWN else {key for key in ordered if one.plain(key) in one.keys}
     for name_of in naming:
         for key in ordered:
-            name = name_of(key)
+            name = None if key in own_keys and name_of != one.name else name_of(key)
             if name is not None and name not in used_names and key not in out:
                 used_names.add(name)
                 out[key] = name

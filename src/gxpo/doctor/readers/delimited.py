@@ -1,0 +1,279 @@
+"""Reader of delimited tables: CSV and TSV (exports of wandb, too), tables in Markdown or copied from a notebook."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+
+from gxpo.base.errors import RecordError
+from gxpo.doctor.readers import keys
+from gxpo.doctor.readers.table import Table, number
+
+_RULE = re.compile(r"[\s|:+\u2500-\u257f=-]+$")
+_BARS = str.maketrans("\u2502\u2503\u2551\uff5c", "||||")  # of boxes
+_REMARK = re.compile(r"\s*[(\uff08\[][^()\uff08\uff09\[\]]*[)\uff09\]]")
+_EDGE = re.compile(r"^[^\w.+-]+|[^\w.%]+$")  # emphasis, signs that stand for "about", pictures
+_SPAN = re.compile(r"(.*?\d[\d.]*%?\+?)\s*(?:-|\u2013|\u2014|\u2192|->|=>|to|~)\s*([+-]?\d.*)$")
+_UNITS = re.compile(r"(?<=\d)\s*(?:s|ms|sec|nats?|tok|tokens?|chars?|x)$")
+_THOUSAND = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
+_STAGE = re.compile(r"checkpoint|ckpt|stage|phase|steps?[ _]range", re.I)  # heads of columns with names of steps
+_STEP_CELL = re.compile(
+    r"(?:(?:global[ _]?)?steps?|iter(?:ation)?|ckpt|checkpoint|s|@)?\s*[-_ ]?#?(\d+)(?:/\d+)?$", re.I
+)
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_BOUNDS = ("__MIN", "__MAX")  # wandb exports three columns for each figure
+
+
+def from_delimited(text: str, name: str, run: str | None = None) -> Table | None:
+    """Read a delimited table; None where no line is a header.
+
+    A header names figures of training, or it is the first line and names steps: then no trainer is known to write it.
+
+    run  of a table with the columns of several runs, the one to read
+    """
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").translate(_BARS).split("\n")
+    unknown: Table | None = None
+    for at, line in enumerate(lines[:2000]):
+        for mark in ("\t", ",", "|", ";", "  "):
+            if mark.strip(" ") in line and len(line) < 50_000 and "{" not in line and "step:" not in line:
+                header = _cells(line, mark)
+                below = lines[at + 1 :]
+                if mark == "|" and len(set(header)) < len(header):
+                    header, below = _unfolded(header, below)
+                if len(header) < 2 or len(set(header)) < len(header):
+                    continue
+                if mark == "|" and (turned := _turned(header, below)):
+                    return turned
+                if not _are_names(header):
+                    continue
+                # blanks alone are between words, too
+                is_known = keys.is_training(header) and (mark != "  " or any(map(keys.is_step, header)))
+                if is_known or (at == 0 and mark != "  " and any(map(keys.is_step, header))):
+                    table = _delimited_rows(header, below, mark, name, run)
+                    if table is not None and is_known:
+                        if mark == "|":
+                            _add_further(table, lines[at + 1 + len(table.rows) :], name, run)
+                        return table
+                    if table is not None:
+                        unknown = unknown or table
+                        unknown.is_known = False
+    return unknown
+
+
+def _unfolded(header: list[str], lines: list[str]) -> tuple[list[str], list[str]]:
+    """Header and lines of a table that is folded, the later steps beside the earlier ones: "| Step | KL | Step | KL |".
+
+    Any other header comes back as it is.
+    """
+    first = header[0]
+    width = header.index(first, 1) if first and header.count(first) > 1 else len(header)
+    unit = [head for head in header[:width] if head]
+    places = [header[at : at + width] for at in range(0, len(header), width)]
+    if width < 2 or width == len(header) or any([h for h in place if h] != unit for place in places):
+        return header, lines
+    cells = []
+    for line in lines:
+        row = line.strip().removeprefix("|").removesuffix("|").split("|")
+        if len(row) != len(header):
+            break
+        cells.append(row)
+    kept = [at for at, head in enumerate(header[:width]) if head]
+    below = [
+        "|" + "|".join(row[start + at] for at in kept) + "|"
+        for start in range(0, len(header), width)
+        for row in cells
+        if not _RULE.match("|".join(row)) and any(row[start + at].strip() for at in kept)
+    ]
+    return unit, [*below, ""]
+
+
+def _add_further(table: Table, lines: list[str], name: str, run: str | None) -> None:
+    """Add the columns of later tables of a text that have the same steps: reports split a wide one."""
+    row_of_step = dict(table.rows)
+    names = {key for row in row_of_step.values() for key in row}
+    for at, line in enumerate(lines[:2000]):
+        header = _cells(line, "|") if line.count("|") > 1 else []
+        if len(header) < 2 or len(set(header)) < len(header) or not any(map(keys.is_step, header)):
+            continue
+        other = _delimited_rows(header, lines[at + 1 :], "|", name, run) if _are_names(header) else None
+        if other is None or [step for step, _ in other.rows] != list(row_of_step):
+            continue
+        for step, row in other.rows:
+            row_of_step[step].update({key: v for key, v in row.items() if key not in names})
+
+
+def _turned(header: list[str], lines: list[str]) -> Table | None:
+    """Read a table whose columns are steps and whose rows are figures: "| metric | step 1 | step 50 |"."""
+    steps = [_step_number(head) if not head.isdigit() or keys.is_step(header[0]) else None for head in header[1:]]
+    if len(steps) < 3 or None in steps:
+        return None
+    columns: dict[str, list[float | None]] = {}
+    for line in lines:
+        if _RULE.match(line) and line.strip():
+            continue
+        cells = _cells(line, "|")
+        if len(cells) != len(header):
+            break
+        columns[cells[0]] = [number(cell) for cell in cells[1:]]
+    if not any(keys.is_metric(key) or keys.by_words(key) for key in columns):
+        return None
+    rows = [
+        (float(step), {key: v for key, values in columns.items() if (v := values[i]) is not None})
+        for i, step in enumerate(steps)
+        if step is not None
+    ]
+    return Table("table", rows=rows)
+
+
+def _are_names(header: list[str]) -> bool:
+    """True if the cells are names; the first may be empty (a notebook's index)."""
+    return all(h and number(h) is None and "{" not in h for h in header[1:])
+
+
+def _step_number(text: str) -> float | None:
+    """Number of a step: "40", "step 40", "ckpt-40"; of a range its end; None for all else."""
+    value = number(text)
+    if value is not None or (match := _STEP_CELL.fullmatch(text)) is None:
+        return value
+    return float(match[1])
+
+
+def _cells(line: str, mark: str) -> list[str]:
+    """Split a line at its delimiter; in tables for readers, cells are figures without what stands around them."""
+    if mark == "|":
+        return [_plain(c) for c in line.strip().removeprefix("|").removesuffix("|").split("|")]
+    if mark == "  ":
+        cells = [_plain(c) for c in re.split(r"\s{2,}|\t", line.strip())]
+        return cells if len(cells) > 1 else line.split()
+    try:
+        return [c.strip() for c in next(csv.reader(io.StringIO(line), delimiter=mark), [])]
+    except csv.Error:
+        return []
+
+
+def _plain(cell: str) -> str:
+    """Cell of a table in Markdown without emphasis, remark and unit: "**0.94**", "`kl`", "6 (late)", "4,172*", "51 s",
+    "~0.5"; "41%" is 0.41, "1.2k" 1200, and a range its middle."""
+    text = cell.strip().strip("*`_ ").replace("\u2212", "-")
+    bare = _REMARK.sub("", text)
+    if not any(c.isdigit() for c in bare):
+        return text[: text.index(" (")].strip("*`_ ") if text.endswith(")") and " (" in text else text
+    bare = _UNITS.sub("", _EDGE.sub("", bare).strip("*`_ "))
+    if (value := _figure(bare)) is not None:
+        return value
+    if (span := _SPAN.match(bare)) is not None:
+        low, high = (_figure(part.strip("*`~ ")) for part in span.groups())
+        if low is not None and high is not None:
+            return f"{(float(low) + float(high)) / 2:.6g}"
+    # words of another script around one figure
+    figures = re.findall(r"[+-]?\d+(?:\.\d+)?%?", bare)
+    if len(figures) == 1 and not re.search(r"[A-Za-z]", bare):
+        return _figure(figures[0]) or text
+    return text
+
+
+def _figure(text: str) -> str | None:
+    """Number as a text that `number` reads; None for all else."""
+    text = text.removesuffix("+")
+    if _THOUSANDS.fullmatch(text):
+        return text.replace(",", "")
+    scale = 0.01 if text.endswith("%") else _THOUSAND.get(text[-1:], 1.0)
+    value = number(text if scale == 1.0 else text[:-1].rstrip())
+    if value is None:
+        return None
+    return text if scale == 1.0 else f"{value * scale:.10g}"
+
+
+def _split(header: list[str], cells: list[str]) -> dict[str, str]:
+    """Cells by their heads; "5.0/5/0" under "staleness avg/max/dropped" is three."""
+    row: dict[str, str] = {}
+    for head, cell in zip(header, cells, strict=True):
+        parts, names = [c.strip("*` ") for c in cell.split("/")], head.split("/")
+        if not 1 < len(parts) == len(names) <= 4 or any(number(p) is None for p in parts):
+            row[head] = cell
+            continue
+        # what stands before the first name is before all: "reward min", "reward max"
+        stem = re.match(r"(.*[\s_])?\S+?$", names[0].strip())
+        before = (stem[1] if stem is not None else "") or ""
+        row |= {(n if i == 0 else before + n.strip()): p for i, (n, p) in enumerate(zip(names, parts, strict=True))}
+    return row
+
+
+def _delimited_rows(header: list[str], lines: list[str], mark: str, name: str, run: str | None) -> Table | None:
+    """Read the rows under a header; None if there are none."""
+    order = {key: i for i, key in enumerate(keys.STEP_KEYS)}
+    of_run = [run is None or _run_of(h) in ("", run) for h in header]
+    counts = sorted(
+        (i for i, h in enumerate(header) if (keys.is_step(h) or (i == 0 and _STAGE.fullmatch(h))) and of_run[i]),
+        key=lambda i: order.get(keys.written_key(header[i]), len(order)),
+    )
+    # bounds of wandb's exports are no figures of their own
+    columns = {
+        h: keys.written_key(h)
+        for i, h in enumerate(header)
+        if i not in counts and not h.endswith(_BOUNDS) and h and h != "_" and of_run[i]
+    }
+    if not columns and run is None:
+        return None  # steps and clocks alone, as an export of `rollout/step`
+    if not columns:
+        raise RecordError(
+            f"{name} holds no run {run!r}: it holds {', '.join(sorted({_run_of(h) for h in header} - {''}))}"
+        )
+    _refuse_several_runs(header, columns, name)
+    table = Table("table", is_numbered=bool(counts))
+    is_written = mark in ("|", "  ")
+    for line in lines:
+        if not line.strip() or _RULE.match(line):
+            if table.rows and is_written and not line.strip():
+                break
+            continue
+        cells = _cells(line, mark)
+        if mark == "|" and len(cells) == len(header) + 1 and not line.rstrip().endswith("|"):
+            cells.pop()  # a remark behind the row
+        if mark == "  " and len(cells) != len(header):
+            cells = [_plain(c) for c in line.split()]
+        # a table in Markdown ends with the first other line; a CSV may have a torn one
+        if len(cells) != len(header):
+            if is_written:
+                break
+            table.n_unreadable += 1
+            continue
+        step = next((s for i in counts if (s := _step_of(cells[i], line, i, mark)) is not None), None)
+        if step is None and counts:
+            table.n_unreadable += 1
+            continue
+        row = _split(header, cells) if mark == "|" else dict(zip(header, cells, strict=True))
+        values = {
+            columns.get(head, head): v
+            for head, cell in row.items()
+            if (head in columns or head not in header) and cell and (v := number(cell)) is not None
+        }
+        if values:
+            table.rows.append((float(len(table.rows) + 1) if step is None else step, values))
+    return table if table.rows else None
+
+
+def _step_of(cell: str, line: str, at: int, mark: str) -> float | None:
+    """Finite step of a row; of rows that stand for a range of steps its end."""
+    if mark == "|":
+        raw = _REMARK.sub("", line.strip().removeprefix("|").split("|")[at]).strip("*`_~ ")
+        span = _SPAN.match(raw)
+        cell = raw if span is None else span[2]
+    step = _step_number(cell.replace(",", ""))
+    return step if step is not None and math.isfinite(step) else None
+
+
+def _run_of(head: str) -> str:
+    """Name of the run that a column of wandb's exports is of; "" without one."""
+    return head.rsplit(" - ", 1)[0] if " - " in head else ""
+
+
+def _refuse_several_runs(header: list[str], columns: dict[str, str], name: str) -> None:
+    """Raise `RecordError` for a comparison of several runs, as wandb exports it."""
+    if len(set(columns.values())) < len(columns):
+        runs = sorted({_run_of(h) for h in columns} - {""})
+        if len(runs) > 1:
+            listed = ", ".join(runs[:8]) + ", ..." * (len(runs) > 8)
+            raise RecordError(f"{name} holds {len(runs)} runs: {listed}: choose one, --run {runs[-1]!r}")
