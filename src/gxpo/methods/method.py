@@ -347,9 +347,7 @@ class Method:
         Weights read `pol`'s log-probs as signals; without proximal log-probs the mismatch weight is 1.
         """
         if pol.logprob.shape != (forest.n_entries,):
-            raise GxpoError(
-                f"pol.logprob has shape {tuple(pol.logprob.shape)}; the forest has {forest.n_entries} path tokens"
-            )
+            raise GxpoError(f"pol.logprob has shape {tuple(pol.logprob.shape)}, not [{forest.n_entries} path tokens]")
         # the caller's signals come before `pol`'s, but for the proximal policy's: the ratio is over `pol`'s, and the
         # mismatch weight has to fit it. The sampler's stand in for unknown ones, which makes that weight 1.
         all_signals = dict(Signals(signals))
@@ -412,20 +410,17 @@ class Method:
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors that parts own, such as weights of a trained model: "signal/NAME/...", and "rollout/..."."""
-        owners = {**{f"signal/{name}": part for name, part in self.signals.items()}, "rollout": self.rollout}
-        return {
-            f"{key}/{name}": x
-            for key, part in owners.items()
-            if hasattr(part, "tensors")
-            for name, x in part.tensors().items()
-        }
+        owners = self._tensor_owners().items()
+        return {f"{prefix}{name}": x for prefix, part in owners for name, x in part.tensors().items()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore `tensors`; names of other parts are ignored, so that a whole checkpoint can be passed."""
-        owners = {**{f"signal/{name}/": part for name, part in self.signals.items()}, "rollout/": self.rollout}
-        for prefix, part in owners.items():
-            if hasattr(part, "load_tensors"):
-                part.load_tensors({k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)})
+        for prefix, part in self._tensor_owners().items():
+            part.load_tensors({k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)})
+
+    def _tensor_owners(self) -> dict[str, Any]:
+        parts = {**{f"signal/{name}/": part for name, part in self.signals.items()}, "rollout/": self.rollout}
+        return {prefix: part for prefix, part in parts.items() if hasattr(part, "tensors")}
 
     def fill(self, **values: Any) -> Method:
         """Return a copy without memories in which `values` fill the fields that parts leave None (`horizon`, ...)."""
