@@ -325,7 +325,7 @@ def test_no_reference_is_asked_for_at_coefficient_zero():
     asking = {name for name in METHODS if "reference_logprob" in gxpo.method(name).needs}
     against_it = {"dpo", "genii", "trpa", "copg"}  # losses against the reference itself
     against_it |= {"ipo", "kto", "mpo_set", "group_robust_po", "mnpo", "step_apo", "dmpo", "sdpo_segment"}
-    against_it |= {"ipo_safety", "fate", "conscientia"}
+    against_it |= {"ipo_safety", "fate", "conscientia", "optima", "meta_plan"}
     # a weight by its perplexity; a KL that sets in later; one of .02 that a control follows
     assert asking == {*against_it, "capo_calibration", "grpo_d", "fg_expo"}
 

@@ -110,10 +110,15 @@ def test_only_actions_are_trained(model, steps, rules):
     assert int((kinds != ACTION).sum()) > 0
 
 
+def steps_without_history(forest):
+    """Count the steps whose context has no earlier action on its path: it was begun anew."""
+    above = [forest.path(int(action))[:-1] for action in forest.step_action]
+    return sum(not bool((forest.kind[nodes] == ACTION).any()) for nodes in above)
+
+
 def test_a_growing_context_is_one_path_and_a_window_is_many(model, steps):
     full, window = (grown(session(model, steps, rules=r), seeds=(0,), group=1) for r in (FULL, WINDOW))
-    assert int((full.parent < 0).sum()) == 1
-    assert int((window.parent < 0).sum()) == window.n_steps
+    assert (steps_without_history(full), steps_without_history(window)) == (1, window.n_steps)
     first = window.path(int(window.step_action[0]))[0]
     assert character_tokenizer().decode(window.context(int(first)), skip_special_tokens=True) == "count\n\n3 left\n>"
 
@@ -161,7 +166,7 @@ def test_a_rewriting_template_opens_a_new_root_and_is_counted(model, steps):
     message = [character_tokenizer().decode(forest.action(i)) for i in range(forest.n_steps - 1)]
     rewritten = sum(any(c in text for c in DROPPED) for text in message)
     assert forest.info[0]["rewritten"] == rewritten > 0
-    assert int((forest.parent < 0).sum()) == 1 + rewritten
+    assert steps_without_history(forest) == 1 + rewritten
 
 
 def test_steps_carry_states_rewards_and_errors(model):

@@ -44,8 +44,8 @@ def called_or_right(outcome: Tensor, turns: Turns, *, bonus: float = 0.1, helper
 
     >>> from gxpo.environments.rewards.team import Turn
     >>> used = [Turn("main"), Turn("local", caller=0), Turn("web", caller=0)]
-    >>> called_or_right(torch.tensor([0.8, 0.0]), [used, used], helpers=("local", "web", "other")).tolist()
-    [0.8, 0.06666666666666667]
+    >>> called_or_right(torch.tensor([0.5, 0.0]), [used, used], helpers=("local", "web", "other")).tolist()
+    [0.5, 0.06666666666666667]
     """
     names = set(helpers) or {t.agent for attempt in turns for t in attempt if t.caller >= 0}
     shares = [len(names & {t.agent for t in attempt if t.caller >= 0}) / max(len(names), 1) for attempt in turns]

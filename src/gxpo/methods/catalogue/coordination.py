@@ -8,14 +8,13 @@ ippo = Definition(
     A_t of each agent by GAE on its own trajectory, lambda 0.95, with V of its own observations;   the team's reward
     L = PPO's clip + 0.5 mean max of the clipped and the plain value loss - 0.001 entropy, 4 passes
 
-    Choices. From a third party's code (epymarl), which has 5-step returns in the place of GAE. One policy and one head
-    in all seats, and the agent's name in what it reads; heads for each role are `credit.roles`, with a
-    `value_regression` of `head: ROLE` for each; policies for each are `rollout.policy: per_role`. The
-    team's reward is the mean of all agents' sums, paid with the last action (`rollout.pays`).
+    Choices. From a third party's code (uoe-agents/epymarl@cbc38c09 ppo_learner.py), which has 5-step returns in the
+    place of GAE. One policy and one head in all seats, and the agent's name in what it reads; heads for each role are
+    `credit.roles`, with a `value_regression` of `head: ROLE` for each; policies for each are `rollout.policy:
+    per_role`. The team's reward is the mean of all agents' sums, paid with the last action (`rollout.pays`).
     """,
     cite="dewitt2020ippo",
     evidence="secondary",
-    code="uoe-agents/epymarl@cbc38c09 src/learners/ppo_learner.py",
     keys={
         "rollout": "seats",
         "rollout.pays": "team",

@@ -123,8 +123,10 @@ class Walk:
         self._past_calls: tuple[tuple[str, Call], ...] = ()  # with the names of the callers
         self._running: dict[str, Context] = {}
         self._read_texts: Texts = self.texts
-        draw = keyed(session, task.id, "traitor")
-        self.traitor = draw.choice(cast.graph.names) if draw.random() < cast.traitor_rate else ""
+        self.traitor = ""
+        if cast.traitor_rate > 0:
+            draw = keyed(session, task.id, "traitor")
+            self.traitor = draw.choice(cast.graph.names) if draw.random() < cast.traitor_rate else ""
         self.opening = self._open(self.role)
 
     def _open(self, role: Role, replies: Sequence[str] = ()) -> ContextUpdate:
