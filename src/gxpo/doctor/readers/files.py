@@ -87,7 +87,7 @@ def read_file(path: Path, run: str | None = None) -> Table | None:
         if (code != "utf-16" and b"\0" in head[:4096]) or not head.strip():
             return None
         start = head.decode(code, errors="replace").lstrip("\ufeff \t\r\n")
-        if pages.is_page(path.name, start):
+        if path.name.lower().endswith(pages.SUFFIXES) or start[:200].lower().startswith(pages.OPENINGS):
             return pages.read(_text_of(path), path.name, run)
         return _read_text(path, start, run)
     except OSError as error:
@@ -120,7 +120,9 @@ def _read_text(path: Path, start: str, run: str | None) -> Table | None:
             table.notes += notes
             return table
         unknown = table
-    if size <= 50_000_000 and (any(m in start for m in ("\t", ",", "|", ";", "\u2502")) or _COLUMNS.search(start)):
+    # a line of a dict is no header
+    plain = "\n".join(line for line in start.split("\n") if "{" not in line)
+    if size <= 50_000_000 and (any(m in plain for m in ("\t", ",", "|", ";", "\u2502")) or _COLUMNS.search(plain)):
         table = delimited.from_delimited(_text_of(path), path.name, run)
         if table is not None and table.rows and table.is_known and not _SCRIPT.search(_text_of(path)):
             return table

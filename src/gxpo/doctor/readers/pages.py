@@ -12,14 +12,10 @@ from gxpo.doctor.readers import console, delimited, keys
 from gxpo.doctor.readers.table import Table
 
 SUFFIXES = (".ipynb", ".html", ".htm")
+OPENINGS = ("<!doctype html", "<html", "<table")  # of an HTML page in lower case, whatever its file is called
 _ENDS = {"br", "p", "div", "tr", "li", "pre", "h1", "h2", "h3", "h4", "table"}  # tags at which a line ends
 LEAST_ROWS = 5  # with a reward, of a table that is worth a mention
 _HIDDEN = {"script", "style", "head"}
-
-
-def is_page(name: str, start: str) -> bool:
-    """True for a notebook or an HTML page, by its file's name or by its first characters."""
-    return name.lower().endswith(SUFFIXES) or start[:200].lower().startswith(("<!doctype html", "<html", "<table"))
 
 
 def read(text: str, name: str, run: str | None = None) -> Table | None:

@@ -96,7 +96,7 @@ class Proposer(RolloutPart):
         for task, name in zip(tasks, name_draws(tasks), strict=True):
             asked = reworded(dataclasses.replace(task, prompt=""), self.template, answer=str(task.answer))
             proposals += [_Proposal(asked, i, stream(session, name, i, (0,))) for i in range(self.proposals)]
-        texts = self._said([p.task for p in proposals], [[p.key] for p in proposals], session)
+        texts = self._sample([p.task for p in proposals], [[p.key] for p in proposals], session)
         # 2. attempts at those that are valid
         question_in = sum_with_answer if self.valid == "sum" else user_function(self.valid, "rollout.valid")
         asking = []
@@ -123,7 +123,7 @@ class Proposer(RolloutPart):
         keys = [
             [dataclasses.replace(p.key, attempt=a, path=(1, p.number)) for a in range(self.group_size)] for p in asking
         ]
-        samples = self._said([p.question for p in asking], keys, session)
+        samples = self._sample([p.question for p in asking], keys, session)
         records = [
             self._record(p.question, SOLVER, completion, key, f"/{p.number}", session)
             for p, row, completions in zip(asking, keys, samples, strict=True)
@@ -139,7 +139,7 @@ class Proposer(RolloutPart):
             proposal.scores = [x for x in row if math.isfinite(x)]
         return solved
 
-    def _said(
+    def _sample(
         self, tasks: Sequence[Any], keys: Sequence[Sequence[StreamKey]], session: Session
     ) -> list[list[Completion]]:
         """Sample a completion of each task's prompt under each of its keys."""

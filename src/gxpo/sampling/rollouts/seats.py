@@ -318,7 +318,7 @@ class Seats(RolloutPart):
                         continue
                     # what the others do is read before the action
                     before = list(order["actions"])
-                    seen = self._seen(agent, before) if level else []
+                    seen = self._visible(agent, before) if level else []
                     seat.turn("\n".join(f"{a}: {order['actions'][a]}" for a in seen))
                     speakers.append((table, seat))
             for (table, seat), completion in zip(speakers, self._sample(speakers, session), strict=True):
@@ -366,7 +366,7 @@ class Seats(RolloutPart):
             return session.sample(requests)
 
     # ------------------------------------------------------------ who sees whom
-    def _seen(self, agent: str, names: Sequence[str]) -> list[str]:
+    def _visible(self, agent: str, names: Sequence[str]) -> list[str]:
         """Return those of the names whose actions the agent reads."""
         if self.sees == "earlier":
             return list(names)
@@ -380,7 +380,7 @@ class Seats(RolloutPart):
         """Depth of a name in the graph of who sees whom; ConfigError for a circle."""
         if name in above:
             raise ConfigError(f"rollout.sees goes in a circle: {' sees '.join((*above, name))}; leave one out")
-        parents = self._seen(name, names)
+        parents = self._visible(name, names)
         return max((1 + self._levels(names, p, (*above, name)) for p in parents), default=0)
 
     def _rows(self, acting: Sequence[str], session: Session) -> list[list[str]]:

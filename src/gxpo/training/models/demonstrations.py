@@ -48,7 +48,7 @@ class Demonstrations:
             raise ModelError(f"the warm-up on {task!r} needs a world with {' and '.join(f'{x}()' for x in required)}")
         self.envs, self.expert, self.random, self.errs_from = envs, expert, random, errs_from
         self._observations: dict[str, Observation] = {}  # by episode
-        self._seen: dict[str, dict[str, str]] = {}  # by episode and agent, in a world of several
+        self._observations_by_agent: dict[str, dict[str, str]] = {}  # by episode and agent, in a world of several
         self._n_begun = 0
 
     def files(self) -> list[Path]:
@@ -80,7 +80,7 @@ class Demonstrations:
                 for name in self._observations
             }
             for name, answer in self.envs.step({n: Reply(json.dumps(order)) for n, order in orders.items()}).items():
-                info, seen = _step(answer).info, self._seen[name]
+                info, seen = _step(answer).info, self._observations_by_agent[name]
                 pairs += [(seen[agent], action) for agent, action in info["actions"].items()]
                 seen |= {agent: news["observation"] for agent, news in info["agents"].items() if news["observation"]}
                 if _step(answer).done:
@@ -111,7 +111,7 @@ class Demonstrations:
             self._n_begun += n_missing
             answers = self.envs.reset(seeds)
             self._observations |= {name: _observation(a) for name, a in answers.items()}
-            self._seen |= {name: _seen(a) for name, a in answers.items()}
+            self._observations_by_agent |= {name: _observations_by_agent(a) for name, a in answers.items()}
 
     def _tasks(self, n: int) -> list[Any]:
         return self.world.source.draw(n, self._n_begun)
@@ -151,7 +151,7 @@ class Demonstrations:
     ) -> tuple[float, float]:
         """Return the shares of episodes that end in somebody's success, and of actions that are possible."""
         seeds, turn, n_succeeded, n_actions, n_formed = list(answers), 0, 0, 0, 0
-        seen = {name: _seen(answer) for name, answer in answers.items()}
+        seen = {name: _observations_by_agent(answer) for name, answer in answers.items()}
         running = {name: _step(answer) for name, answer in answers.items()}
         while running and turn < self.envs.max_turns:
             speakers = [(name, agent) for name, step in running.items() for agent in step.info["acting"]]
@@ -187,8 +187,8 @@ def _step(answer: TimeStep | EnvFailure) -> TimeStep:
     return answer
 
 
-def _seen(answer: TimeStep | EnvFailure) -> dict[str, str]:
-    """What each agent of a world of several has read; empty in a world of one."""
+def _observations_by_agent(answer: TimeStep | EnvFailure) -> dict[str, str]:
+    """Observation of each agent of a world of several; empty in a world of one."""
     return {agent: news["observation"] for agent, news in _step(answer).info.get("agents", {}).items()}
 
 

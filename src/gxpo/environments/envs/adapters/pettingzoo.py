@@ -88,9 +88,9 @@ class PettingZoo:
         if self._is_parallel:
             self._observations = dict(first[0])
             self._infos = dict(first[1])
-            return {agent: self._told(agent) for agent in self._world.agents}
+            return {agent: self._news(agent) for agent in self._world.agents}
         self._paid = dict.fromkeys(self._totals, 0.0)
-        return {agent: self._told(agent) for agent in self._world.agents}
+        return {agent: self._news(agent) for agent in self._world.agents}
 
     def acting(self) -> list[str]:
         agents = [agent for agent in self._world.agents if agent not in self._over]
@@ -134,9 +134,9 @@ class PettingZoo:
             self._over.add(agent)
         success = self._totals[agent] >= self.success if done else None
         error = self._errors.pop(agent, None)
-        return self._told(agent, reward=reward, done=done, truncated=cut and not ended, success=success, error=error)
+        return self._news(agent, reward=reward, done=done, truncated=cut and not ended, success=success, error=error)
 
-    def _told(self, agent: str, error: str | None = None, **fields: Any) -> TimeStep:
+    def _news(self, agent: str, error: str | None = None, **fields: Any) -> TimeStep:
         observation = self._observations[agent] if self._is_parallel else self._world.observe(agent)
         text = as_text(observation, self.digits) if self._is_parallel or self._is_next(agent) or fields else ""
         return TimeStep(text, digest(text, self._turn), action_error=error, **fields)

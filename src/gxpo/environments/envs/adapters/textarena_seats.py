@@ -32,7 +32,7 @@ class TextArenaSeats(TextArena):
         with self._own_randomness(), _quiet():
             self._game = self.make()
             self._game.reset(num_players=2, seed=seed)
-            return {name: self._told(player) for player, name in enumerate(SEATS)}
+            return {name: self._news(player) for player, name in enumerate(SEATS)}
 
     def acting(self) -> list[str]:
         return [] if self._game.state.done or self._is_cut else [SEATS[self._game.state.current_player_id]]
@@ -50,7 +50,7 @@ class TextArenaSeats(TextArena):
             if self._is_cut:
                 return {name: TimeStep("", self._state(), 0.0, True, False, truncated=True) for name in SEATS}
             following = self._game.state.current_player_id
-            news = {name: self._told(p, reward=0.0) for p, name in enumerate(SEATS) if p == following}
+            news = {name: self._news(p, reward=0.0) for p, name in enumerate(SEATS) if p == following}
             if mover not in news:
                 news[mover] = TimeStep("", self._state(), reward=0.0, action_error=error)
             return news
@@ -63,8 +63,8 @@ class TextArenaSeats(TextArena):
     def _is_cut(self) -> bool:
         return self._turns >= self.max_turns
 
-    def _told(self, player: int, **fields: Any) -> TimeStep:
-        """What a player reads now; nothing if it is the other's turn, since the game gives out messages once."""
+    def _news(self, player: int, **fields: Any) -> TimeStep:
+        """News of a player: what it reads next; nothing on the other's turn, since the game gives out messages once."""
         if player != self._game.state.current_player_id:
             return TimeStep("", self._state(), **fields)
         _, messages = self._game.get_observation()
