@@ -70,6 +70,7 @@ MADE: dict[tuple[str, str], list[str]] = {
         r"(?<![\w.-])777(?!\w|\.\d)",
     ],
     ("sampling/rollouts/graph.py", "self.accepts"): [],
+    ("sampling/rollouts/graph.py", "call.pattern"): [],
     ("algorithms/segments/segmenters.py", "pattern"): [],
     ("algorithms/segments/segmenters.py", "self.regex"): [Pattern().regex],
     ("algorithms/signals/self_teacher.py", "self.hide"): [],

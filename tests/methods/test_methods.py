@@ -49,7 +49,8 @@ EQUAL_GROUPS_LEARN = {
     "kto",  # single answers
     "refuel",  # regression towards no change at all
     "mars_turn",  # groups of a role against each other
-    "ippo", "maddpg", "hasac",  # against a value, or for entropy
+    "ippo", "maddpg", "hasac", "marft", "eir_mappo",  # against a value, or for entropy
+    "mac_spgg", "mashost", "lca",  # a role's own utility; a judge scores the turns
     "local_opt_marl", "dpo_decentralised", "conscientia",  # a pull back to the old policy; single answers
 }  # fmt: skip
 
@@ -230,7 +231,9 @@ def test_the_gradient_is_the_same_however_the_step_is_cut(name, learner):
     ways |= {"fast, inside trajectories": (inside, False)} if narrow == 0 else {}
     for way, (cuts, two_pass) in ways.items():
         difference = float((gradient(cuts, two_pass) - full_gradient).norm() / full_gradient.norm())
-        assert difference <= 1e-12, f"{name}, {way}: {difference:.2e}"
+        # a root of the KL has the direction of the log-ratios as its gradient: of 5e-5 rounding leaves eleven digits
+        limit = 1e-10 if name == "dpo_decentralised" else 1e-12
+        assert difference <= limit, f"{name}, {way}: {difference:.2e}"
 
 
 # ---------------------------------------------------------------- equal groups

@@ -213,7 +213,7 @@ def test_pages_count_methods_by_evidence():
     for file, message in (
         ("README.md", f"{len(rows)} published variants"),
         ("llms.txt", f"{len(rows)} published GRPO variants"),
-        ("README.md", f"`gxpo methods --in trl`: {of_trl} of {len(rows)},"),
+        ("README.md", f"{of_trl} of {len(rows)} work: gxpo methods --in trl"),
         ("docs/adapters.md", f"the {of_trl} of {len(rows)} that work"),
         ("docs/migrate.md", f"| | of {len(rows)} methods |"),
     ):

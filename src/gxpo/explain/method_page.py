@@ -1,4 +1,4 @@
-"""Generated method pages: two indices, a page with pictures for each method (`make docs` writes docs/methods/)."""
+"""Generated method pages: indices by stage, a page with pictures for each method (`make docs` writes docs/methods/)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ RIGHT, WRONG, BASE = "#1f77b4", "#d62728", "#9a9a9a"
 MAX_ADVANTAGE = 8.0  # larger advantages are drawn at the edge, with their number
 MIN_WEIGHT, MAX_WEIGHT = -2.0, 4.0  # weights outside are drawn at the edge
 INDICES = {  # pages and their sections
-    "index.md": ("base", "rollout", "credit"),
+    "index.md": ("base", "rollout"),
+    "advantages.md": ("credit",),
     "more.md": tuple(s for s in SECTIONS if s not in ("base", "rollout", "credit", RECONSTRUCTION)),
     "reconstructed.md": (RECONSTRUCTION,),
 }
@@ -64,13 +65,14 @@ def svg(figure: Any) -> str:
 
 
 def pages(draw: Callable[[Any], Any] = svg) -> dict[str, Any]:
-    """Generate all files of docs/methods, by name: two indices, a page for each method, and pictures.
+    """Generate all files of docs/methods, by name: indices by stage, a page for each method, and pictures.
 
     draw  turns a matplotlib figure into the text of its file, or into a future of it
     """
     rows = entries()
     text_by_name = {
         "index.md": _index(rows),
+        "advantages.md": _advantages_index(rows),
         "more.md": _more_index(rows),
         "reconstructed.md": _reconstructed_index(rows),
     }
@@ -117,13 +119,20 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
         "",
         "By what goes wrong (`gxpo methods --for`): " + ", ".join(f"`{name}`" for name in SYMPTOMS) + ".",
         "",
-        "Here: those of rollouts and advantages. Updates, rewards, weights and objectives: [more methods](more.md); "
+        "Here: those of rollouts. [Advantages](advantages.md); updates, rewards, weights and objectives: "
+        "[more methods](more.md); "
         "[reconstructions](reconstructed.md). By family, with pictures: [families](families.md).",
         "",
         *_table(rows, "index.md"),
     ]
     stages = "; ".join(f"{section}: {what}" for section, what in SECTIONS.items())
     return "\n".join([*lines, "", f"Stages: {stages}.", ""])
+
+
+def _advantages_index(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = ["# Methods of advantages", "", f"{FENCE}bash", "gxpo methods --stage credit", FENCE, ""]
+    introduction = "How an answer is compared with its group; the others, and the columns: [methods](index.md)."
+    return "\n".join([*head, introduction, "", *_table(rows, "advantages.md"), ""])
 
 
 def _more_index(rows: Sequence[Mapping[str, Any]]) -> str:

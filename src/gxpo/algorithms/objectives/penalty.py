@@ -287,8 +287,11 @@ def mirror_kl(log_ratio: Tensor) -> Tensor:
 
     Source: MDPO, arXiv 2005.09814 (the KL with the new policy first, unlike TRPO's).
     """
-    # factored: rho log rho - rho would be infinity less infinity where the ratio has overflowed
-    return log_ratio.exp() * (log_ratio - 1.0) + 1.0
+    # near 1 by expm1, since all digits of d^2 / 2 would be lost beside 1; far from it factored: rho log rho - rho would
+    # be infinity less infinity where the ratio has overflowed
+    near = log_ratio.clamp(-1.0, 1.0)
+    far = log_ratio.exp() * (log_ratio - 1.0) + 1.0
+    return torch.where(log_ratio.abs() < 1.0, near.exp() * near - torch.expm1(near), far)
 
 
 @part("mirror_kl", stage="term")

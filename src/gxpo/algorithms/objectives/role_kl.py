@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gxpo.forest.forest import Forest
     from gxpo.parts.protocols import PolicyTokens, Signals
 
-TINY = 1e-12  # under the root, whose slope at 0 is infinite
+TINY = 1e-8  # under the root, whose slope at 0 is infinite: rounding of log-probs must not become a gradient
 
 
 def step_penalty(kl: Tensor, root: float, linear: float) -> Tensor:
