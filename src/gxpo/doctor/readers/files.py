@@ -119,7 +119,7 @@ def _read_text(path: Path, start: str, run: str | None) -> Table | None:
         if table is not None and (not table.rows or _has_figures(table)):
             table.notes += notes
             return table
-        unknown = table
+        unknown, table = table, None
     # a line of a dict is no header
     plain = "\n".join(line for line in start.split("\n") if "{" not in line)
     if size <= 50_000_000 and (any(m in plain for m in ("\t", ",", "|", ";", "\u2502")) or _COLUMNS.search(plain)):
