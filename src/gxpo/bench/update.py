@@ -216,6 +216,6 @@ def step_cases(folder: str, quick: bool = False) -> list[Case]:
             # as many tokens by one agent in as many steps as the team has roles
             team = {"rollout": "team", "rollout.graph": f"{__file__}:TEAM"}
             team_side = Side("team", HERE + "trainer_step", work | {"settings": team})
-            alone = Side("alone", HERE + "trainer_step", work | {"steps": len(TEAM.roles)})
-            rows.append(Case(f"team/{model}/{length}", team_side, alone, rounds))
+            single_agents = Side("alone", HERE + "trainer_step", work | {"steps": len(TEAM.roles)})
+            rows.append(Case(f"team/{model}/{length}", team_side, single_agents, rounds))
     return rows

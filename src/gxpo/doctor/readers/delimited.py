@@ -79,12 +79,12 @@ def _unfolded(header: list[str], lines: list[str]) -> tuple[list[str], list[str]
         if len(row) != len(header):
             break
         cells.append(row)
-    kept = [at for at, head in enumerate(header[:width]) if head]
+    columns = [at for at, head in enumerate(header[:width]) if head]
     below = [
-        "|" + "|".join(row[start + at] for at in kept) + "|"
+        "|" + "|".join(row[start + at] for at in columns) + "|"
         for start in range(0, len(header), width)
         for row in cells
-        if not _RULE.match("|".join(row)) and any(row[start + at].strip() for at in kept)
+        if not _RULE.match("|".join(row)) and any(row[start + at].strip() for at in columns)
     ]
     return unit, [*below, ""]
 

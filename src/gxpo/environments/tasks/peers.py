@@ -52,6 +52,8 @@ class Peers(Arithmetic):
     def propose(self, random: np.random.Generator) -> Task:
         task = super().propose(random)
         off = random.choice((-2, -1, 1, 2), size=self.peers) * (random.random(self.peers) >= self.reliability)
-        said = ",".join(str(max(0, int(task.answer) + int(x))) for x in off)
-        info = {**task.info, "alone": task.prompt, "peers": said}
-        return dataclasses.replace(task, id=f"peers/{said}|{task.prompt}", prompt=f"{said}|{task.prompt}", info=info)
+        replies = ",".join(str(max(0, int(task.answer) + int(x))) for x in off)
+        info = {**task.info, "alone": task.prompt, "peers": replies}
+        return dataclasses.replace(
+            task, id=f"peers/{replies}|{task.prompt}", prompt=f"{replies}|{task.prompt}", info=info
+        )

@@ -49,8 +49,8 @@ class Answers:
         while True:
             draws: list[tuple[float, int, str]] = []
             for policy in self.policies:
-                own = [self.score[i] for i in self.children(node) if self.policy[i] == policy]
-                draws.append((beta(own, chance), ROOT, policy))
+                policy_scores = [self.score[i] for i in self.children(node) if self.policy[i] == policy]
+                draws.append((beta(policy_scores, chance), ROOT, policy))
             draws += [(beta(self.below(child), chance), child, "") for child in self.children(node)]
             _, child, policy = max(draws)
             if policy:
@@ -73,8 +73,8 @@ class Answers:
 
 def beta(scores: Sequence[float], chance: random.Random) -> float:
     """Draw from the posterior of a success rate after these scores in [0, 1]."""
-    known = [min(max(x, 0.0), 1.0) for x in scores if math.isfinite(x)]
-    return chance.betavariate(1 + sum(known), 1 + len(known) - sum(known))
+    finite_scores = [min(max(x, 0.0), 1.0) for x in scores if math.isfinite(x)]
+    return chance.betavariate(1 + sum(finite_scores), 1 + len(finite_scores) - sum(finite_scores))
 
 
 def uct_bound(scores: Sequence[float], total: int, explore: float) -> float:
@@ -83,8 +83,8 @@ def uct_bound(scores: Sequence[float], total: int, explore: float) -> float:
     >>> round(uct_bound([0.2, 0.2, 0.2], 10, 2.0), 6)
     1.952174
     """
-    known = [x for x in scores if math.isfinite(x)]
-    mean = sum(known) / len(known) if known else 0.0
+    finite_scores = [x for x in scores if math.isfinite(x)]
+    mean = sum(finite_scores) / len(finite_scores) if finite_scores else 0.0
     return mean + explore * math.sqrt(math.log(max(1, total)) / len(scores))
 
 

@@ -18,8 +18,8 @@ def edge_score(payoff: Mapping[tuple[str, str], float]) -> float:
     1.0
     """
     rows: dict[str, list[float]] = {}
-    for (own, _), paid in payoff.items():
-        rows.setdefault(own, []).append(paid)
+    for (action, _), paid in payoff.items():
+        rows.setdefault(action, []).append(paid)
     variances = [sum((x - sum(row) / len(row)) ** 2 for x in row) / len(row) for row in rows.values()]
     return max(variances, default=0.0)
 

@@ -38,8 +38,8 @@ def sum_with_answer(text: str, answer: Any) -> str | None:
     """
     question = text.strip().rstrip("=")
     for sign in "+-":
-        a, found, b = question.partition(sign)
-        if found and a.isdecimal() and b.isdecimal() and len(question) <= 40:
+        a, has_sign, b = question.partition(sign)
+        if has_sign and a.isdecimal() and b.isdecimal() and len(question) <= 40:
             result = int(a) + int(b) if sign == "+" else int(a) - int(b)
             return f"{question}=" if str(result) == str(answer) else None
     return None
@@ -94,8 +94,8 @@ class Proposer(RolloutPart):
         # 1. questions for the answer of each task
         proposals: list[_Proposal] = []
         for task, name in zip(tasks, name_draws(tasks), strict=True):
-            asked = reworded(dataclasses.replace(task, prompt=""), self.template, answer=str(task.answer))
-            proposals += [_Proposal(asked, i, stream(session, name, i, (0,))) for i in range(self.proposals)]
+            proposal_task = reworded(dataclasses.replace(task, prompt=""), self.template, answer=str(task.answer))
+            proposals += [_Proposal(proposal_task, i, stream(session, name, i, (0,))) for i in range(self.proposals)]
         texts = self._sample([p.task for p in proposals], [[p.key] for p in proposals], session)
         # 2. attempts at those that are valid
         question_in = sum_with_answer if self.valid == "sum" else user_function(self.valid, "rollout.valid")

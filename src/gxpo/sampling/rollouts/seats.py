@@ -38,12 +38,12 @@ def role_of(agent: str) -> str:
 
 @dataclass(eq=False)
 class Seat:
-    """One agent of an episode: its player, its attempt, and what it was told since its last action."""
+    """One agent of an episode: its player, its attempt, and the messages since its last action."""
 
     agent: str
     player: str
     attempt: Episode
-    told: list[Mapping[str, Any]] = field(default_factory=list)
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
     has_acted: bool = False
 
     @property
@@ -51,19 +51,22 @@ class Seat:
         return role_of(self.agent)
 
     def news(self) -> TimeStep:
-        """Join what it was told: the rewards are summed, the end is that of the newest."""
-        rewards = [news["reward"] for news in self.told if news["reward"] is not None]
-        info = {key: x for news in self.told for key, x in news["info"].items()}
-        newest = self.told[-1] if self.told else {"state": None, "done": False, "success": None, "truncated": False}
+        """Join its messages: the rewards are summed, the end is that of the newest."""
+        rewards = [news["reward"] for news in self.messages if news["reward"] is not None]
+        info = {key: x for news in self.messages for key, x in news["info"].items()}
+        newest = (
+            self.messages[-1] if self.messages else {"state": None, "done": False, "success": None, "truncated": False}
+        )
         return TimeStep(
-            "\n".join(news["observation"] for news in self.told if news["observation"]),
+            "\n".join(news["observation"] for news in self.messages if news["observation"]),
             newest["state"], sum(rewards) if rewards else None, newest["done"], newest["success"],
-            next((news["action_error"] for news in self.told if news["action_error"]), None), newest["truncated"], info,
+            next((news["action_error"] for news in self.messages if news["action_error"]), None),
+            newest["truncated"], info,
         )  # fmt: skip
 
     def turn(self, note: str = "") -> None:
-        """Begin its next turn with all that it was told, and a note of what others have just done."""
-        news, self.told = self.news(), []
+        """Begin its next turn with all its messages, and a note of what others have just done."""
+        news, self.messages = self.news(), []
         news = dataclasses.replace(news, observation="\n".join(x for x in (str(news.observation), note) if x))
         if self.has_acted:
             self.attempt.step(dataclasses.replace(news, done=False), 1 << 30)
@@ -252,8 +255,8 @@ class Seats(RolloutPart):
     def _player(self, table: Table, agent: str, agents: Sequence[str], session: Session) -> str:
         """Return who plays an agent of this table."""
         roles = sorted({role_of(a) for a in agents} - {*self.frozen})
-        drawn = roles[int(keyed(session, table.draw.name, "seat").random() * len(roles))] if roles else ""
-        is_own = not table.opponent or role_of(agent) == (self.seat or drawn)
+        seat_role = roles[int(keyed(session, table.draw.name, "seat").random() * len(roles))] if roles else ""
+        is_own = not table.opponent or role_of(agent) == (self.seat or seat_role)
         return POLICY if is_own else table.opponent
 
     def _take(self, table: Table, answer: TimeStep | EnvFailure, session: Session) -> None:
@@ -269,17 +272,17 @@ class Seats(RolloutPart):
             if agent not in table.seats:
                 player = self._player(table, agent, [*table.seats, *answer.info["agents"]], session)
                 table.seats[agent] = self._seat(table, agent, player, len(table.seats), session)
-            table.seats[agent].told.append(news)
+            table.seats[agent].messages.append(news)
         for agent in answer.info["overridden"]:
             if table.seats[agent].attempt.turns:
                 table.seats[agent].attempt.turns[-1]["trainable"] = False
-                table.seats[agent].told[-1]["info"]["overridden"] = True
+                table.seats[agent].messages[-1]["info"]["overridden"] = True
         table.acting = list(answer.info["acting"])
         # seats whose episode is over end now, all others where the episode is cut
         is_cut = table.turns >= session.episode.max_turns and bool(table.acting)
         for seat in self._unfinished(table):
-            if seat.told and seat.told[-1]["done"]:
-                seat.end("truncated" if seat.told[-1]["truncated"] else "")
+            if seat.messages and seat.messages[-1]["done"]:
+                seat.end("truncated" if seat.messages[-1]["truncated"] else "")
             elif is_cut:
                 seat.end("turns")
         table.acting = [] if is_cut else table.acting
@@ -318,8 +321,8 @@ class Seats(RolloutPart):
                         continue
                     # what the others do is read before the action
                     before = list(order["actions"])
-                    seen = self._visible(agent, before) if level else []
-                    seat.turn("\n".join(f"{a}: {order['actions'][a]}" for a in seen))
+                    visible = self._visible(agent, before) if level else []
+                    seat.turn("\n".join(f"{a}: {order['actions'][a]}" for a in visible))
                     speakers.append((table, seat))
             for (table, seat), completion in zip(speakers, self._sample(speakers, session), strict=True):
                 if completion is None:
@@ -355,11 +358,11 @@ class Seats(RolloutPart):
         for player, seats in by_player.items():
             requests = [seat.attempt.request() for seat in seats]
             requests = requests if keeps else [dataclasses.replace(request, keep=()) for request in requests]
-            for seat, (completion,) in zip(seats, self._sampled(player, requests, session), strict=True):
+            for seat, (completion,) in zip(seats, self._sample_as(player, requests, session), strict=True):
                 completions[seat] = completion
         return [completions.get(seat) for _, seat in speakers]
 
-    def _sampled(self, player: str, requests: list[Request], session: Session) -> list[list[Completion]]:
+    def _sample_as(self, player: str, requests: list[Request], session: Session) -> list[list[Completion]]:
         if player == POLICY:
             return session.sample(requests)
         with self.pool.acting(player, session):
@@ -373,8 +376,8 @@ class Seats(RolloutPart):
         if self.sees == "partner":
             return self.partners.of(agent, names, self.share)
         assert isinstance(self.sees, dict)
-        wanted = {*self.sees.get(agent, ()), *self.sees.get(role_of(agent), ())}
-        return [name for name in names if {name, role_of(name)} & wanted and name != agent]
+        visible_names = {*self.sees.get(agent, ()), *self.sees.get(role_of(agent), ())}
+        return [name for name in names if {name, role_of(name)} & visible_names and name != agent]
 
     def _levels(self, names: Sequence[str], name: str, above: tuple[str, ...] = ()) -> int:
         """Depth of a name in the graph of who sees whom; ConfigError for a circle."""
@@ -407,7 +410,7 @@ class Seats(RolloutPart):
         """Build the records of a table: of the seats that are trained; of a held-out one the policy's first."""
         seats = [s for s in table.seats.values() if s.player == POLICY and s.role not in self.frozen]
         seats = seats[:1] if self.is_held_out else [s for s in seats if s.has_acted or s.agent == AGENT]
-        totals = [seat.total for seat in table.seats.values() if seat.attempt.turns or seat.told]
+        totals = [seat.total for seat in table.seats.values() if seat.attempt.turns or seat.messages]
         team = math.fsum(totals) / len(totals) if self.pays == "team" and totals else None
         records = []
         for seat in seats:

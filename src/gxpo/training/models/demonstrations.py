@@ -80,9 +80,11 @@ class Demonstrations:
                 for name in self._observations
             }
             for name, answer in self.envs.step({n: Reply(json.dumps(order)) for n, order in orders.items()}).items():
-                info, seen = _step(answer).info, self._observations_by_agent[name]
-                pairs += [(seen[agent], action) for agent, action in info["actions"].items()]
-                seen |= {agent: news["observation"] for agent, news in info["agents"].items() if news["observation"]}
+                info, observations = _step(answer).info, self._observations_by_agent[name]
+                pairs += [(observations[agent], action) for agent, action in info["actions"].items()]
+                observations |= {
+                    agent: news["observation"] for agent, news in info["agents"].items() if news["observation"]
+                }
                 if _step(answer).done:
                     del self._observations[name]
         return pairs[:n]
@@ -151,13 +153,13 @@ class Demonstrations:
     ) -> tuple[float, float]:
         """Return the shares of episodes that end in somebody's success, and of actions that are possible."""
         seeds, turn, n_succeeded, n_actions, n_formed = list(answers), 0, 0, 0, 0
-        seen = {name: _observations_by_agent(answer) for name, answer in answers.items()}
+        observations = {name: _observations_by_agent(answer) for name, answer in answers.items()}
         running = {name: _step(answer) for name, answer in answers.items()}
         while running and turn < self.envs.max_turns:
             speakers = [(name, agent) for name, step in running.items() for agent in step.info["acting"]]
             requests = [
                 Request(
-                    tuple(prompt_ids(model, tokenizer, seen[name][agent])),
+                    tuple(prompt_ids(model, tokenizer, observations[name][agent])),
                     (StreamKey(0, CHECK_STEP, f"{name}/{agent}", 0, turn=turn),),
                 )
                 for name, agent in speakers
@@ -171,7 +173,7 @@ class Demonstrations:
             for name, step in running.items():
                 n_formed += len(actions[name]) - sum(bool(x["action_error"]) for x in step.info["agents"].values())
                 n_succeeded += bool(step.done and step.success)
-                seen[name] |= {a: x["observation"] for a, x in step.info["agents"].items() if x["observation"]}
+                observations[name] |= {a: x["observation"] for a, x in step.info["agents"].items() if x["observation"]}
             running, turn = {name: step for name, step in running.items() if not step.done}, turn + 1
         self.envs.finish(seeds)
         return n_succeeded / len(seeds), n_formed / n_actions

@@ -22,8 +22,8 @@ def as_text(observation: Any, digits: int) -> str:
     'observation: 0.12 2'
     """
     if isinstance(observation, Mapping):
-        named = {name: x for name, x in observation.items() if name != "action_mask"}
-        return "\n".join(f"{name}: {as_text(x, digits)}" for name, x in named.items())
+        field_by_name = {name: x for name, x in observation.items() if name != "action_mask"}
+        return "\n".join(f"{name}: {as_text(x, digits)}" for name, x in field_by_name.items())
     array = np.asarray(observation)
     if array.ndim < 2:
         return " ".join(f"{round(float(x), digits) + 0.0:g}" for x in array.reshape(-1))
