@@ -68,6 +68,20 @@ def test_past_opponents_are_in_the_checkpoint(tmp_path):
     assert {name.split("/")[1] for name in tensors if name.startswith("rollout/")} == {"s0", "s2", "s3"}
 
 
+@pytest.mark.filterwarnings("ignore:nothing is learned")  # by rewards; the entropy term moves the policy
+def test_a_resumed_run_meets_the_same_opponents(tmp_path):
+    keys = {"rollout": "seats", "rollout.opponents": "past", "rollout.every": 1, "rollout.by": "rating"}
+    keys |= {"objective.entropy.coef": 1.0, "optim.lr": 0.01}
+    ended = run(tmp_path / "whole", "grpo", "tictactoe", 4, **keys)
+    gxpo.resume(run(tmp_path / "cut", "grpo", "tictactoe", 2, **keys).path, steps=4)
+    for step in (3, 4):
+        whole, cut = (tmp_path / name / f"run/rollouts/step-{step:06d}.jsonl" for name in ("whole", "cut"))
+        assert whole.read_bytes() == cut.read_bytes(), step
+    tensors = load_file(str(checkpoint.latest(Path(ended.path)) / "tensors.safetensors"))
+    first, newest = ([x for n, x in tensors.items() if n.startswith(f"rollout/{s}/")] for s in ("s0", "s3"))
+    assert not all(map(torch.equal, first, newest))  # opponents that differ, or else any would do
+
+
 def test_roles_are_names_without_numbers():
     assert [role_of(x) for x in ("adversary_0", "X", "walker_10", "7")] == ["adversary", "X", "walker", "7"]
 
@@ -95,7 +109,7 @@ def test_elo_moves_by_what_was_not_expected():
     # equal ratings expect 0.5: a win moves both by 16 (1 - 0.5) = 8
     pool = Opponents(history=2, by="rating")
     pool.add(0, snapshot(0))
-    pool.rate([("s0", 1.0), ("s0", math.nan)][:1])
+    pool.rate([("s0", 1.0), ("s0", math.nan)])  # a game without a score moves nothing
     assert pool.policy == 8.0 and pool.ratings["s0"] == -8.0
     assert expected_score(400.0, 0.0) == pytest.approx(10 / 11)
 

@@ -54,14 +54,15 @@ class Opponents:
 
     def rate(self, games: Sequence[tuple[str, float]]) -> None:
         """Move the ratings by the games of a step: (opponent, score of the policy); unknown scores move nothing."""
-        moves = dict.fromkeys(self.ratings, 0.0)
+        moves, n_known = dict.fromkeys(self.ratings, 0.0), 0
         for name, score in games:
             if name in moves and math.isfinite(score):
                 moves[name] += score - expected_score(self.policy, self.ratings[name])
+                n_known += 1
         # all games of a step were played by the same policy: they count against the ratings before it
         for name, move in moves.items():
-            self.ratings[name] -= K * move / max(1, len(games))
-        self.policy += K * sum(moves.values()) / max(1, len(games))
+            self.ratings[name] -= K * move / max(1, n_known)
+        self.policy += K * sum(moves.values()) / max(1, n_known)
 
     @contextmanager
     def acting(self, name: str, session: Any) -> Iterator[None]:
