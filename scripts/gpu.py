@@ -110,7 +110,7 @@ def tests(figures: Figures) -> None:
         chosen = ["tests/learning/test_device.py::test_packed_equals_flat"]
     run_pytest(figures, chosen)
     if not figures.toy:
-        run_pytest(figures, ["tests/methods/test_methods.py", "-k", "trains_two_steps"])
+        run_pytest(figures, ["tests/methods/test_training_steps.py", "-k", "trains_two_steps"])
 
 
 def run_pytest(figures: Figures, arguments: list[str]) -> None:
