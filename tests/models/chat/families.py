@@ -6,6 +6,7 @@ documentation; each keeps what makes its family hard.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -158,12 +159,16 @@ CORPUS = [
 ]
 
 
-@cache
 def tokenizer_of(name: str, swallows: str = "") -> Any:
-    """Byte-level BPE with some hundred merges, and the family's special tokens; the same at every call.
+    """Byte-level BPE with some hundred merges, and the family's special tokens; equal at every call, a copy to change.
 
     swallows  a special token that takes the white space behind it, as those of Phi-3 do
     """
+    return copy.deepcopy(_trained_tokenizer(name, swallows))
+
+
+@cache
+def _trained_tokenizer(name: str, swallows: str) -> Any:
     family = FAMILIES[name]
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
