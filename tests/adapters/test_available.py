@@ -12,7 +12,7 @@ from tests.battery import kinds_of_parts
 from tests.thorough import ALL, few
 from typer.testing import CliRunner
 
-from gxpo.adapters import available
+from gxpo.adapters import asks, available
 from gxpo.adapters.verl_asks import why_not
 from gxpo.base.errors import ConfigError
 from gxpo.cli.app import app
@@ -112,3 +112,9 @@ def test_the_command_and_the_docs_count_the_rows(rows, monkeypatch):
     assert "ngrpo" in advised and "ghpo" in advised and "solutions='solution'" in advised
     refused = CliRunner().invoke(app, ["methods", "--in", "trl", "--cheap"])
     assert refused.exit_code == 2 and "--in goes with a NAME" in refused.output
+
+
+def test_the_list_is_silent_about_its_own_trials(recwarn):
+    asks._TRIALS.clear()
+    assert [row.name for row in available.available("trl", ["adhint"])] == ["adhint"]  # its hints are tried, too
+    assert [str(w.message) for w in recwarn] == []
