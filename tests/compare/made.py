@@ -100,7 +100,7 @@ def comparison(**changes: Any) -> Comparison:
 def undecided(needed: dict[str, int | None]) -> Comparison:
     """The comparison in which no arm is told from the base; arm -> the seeds that it would need."""
     actual = [
-        dataclasses.replace(d, verdict="undecided", seeds_needed=needed[d.arm], said=f"{d.arm}: not told from grpo")
+        dataclasses.replace(d, verdict="undecided", seeds_needed=needed[d.arm], sentence=f"{d.arm}: not told from grpo")
         for d in DIFFERENCES
         if d.arm in needed
     ]

@@ -58,7 +58,7 @@ def test_differences_over_seeds_alone() -> None:
     assert (d.end.low, d.end.high, d.end.p) == pytest.approx((interval.low, interval.high, expected.pvalue))
     assert d.p_adjusted == pytest.approx(expected.pvalue) and d.verdict == "better"
     # .095 ± 3.182 x .01291 / 2
-    assert d.said == "rloo is better than grpo by .095 (95 % .074 to .116; 4 seeds, p <.001)"
+    assert d.sentence == "rloo is better than grpo by .095 (95 % .074 to .116; 4 seeds, p <.001)"
     assert d.improves.mean == pytest.approx(15.5 / 16)  # of 16 pairs .50 = .50 is a tie, the others are won
     # area: (.2 + .3) / 4 + (.3 + end) / 4, so the ends' differences count a quarter
     assert d.area.mean == pytest.approx(0.095 / 4)
@@ -107,16 +107,16 @@ def test_too_few_seeds_are_never_ranked() -> None:
         return concluded([run(a, s, [0.2, e + s / 1000]) for a, e in (("grpo", 0.3), ("rloo", 0.9)) for s in range(n)])
 
     assert two(2).differences[0].verdict == "undecided"
-    assert two(2).differences[0].said == (
+    assert two(2).differences[0].sentence == (
         "rloo can't be told from grpo, +.600 (+.600 to +.600), 2 seeds: fewer than 3 are not ranked; "
         "about 3 seeds would"
     )
     one = two(1).differences[0]
-    assert one.said == "rloo can't be told from grpo, +.600, 1 seed: one seed says nothing of other seeds"
+    assert one.sentence == "rloo can't be told from grpo, +.600, 1 seed: one seed says nothing of other seeds"
     assert one.seeds_needed is None
     assert two(3).differences[0].verdict == "better"
     apart = concluded([run("grpo", 0, [0.2, 0.3]), run("rloo", 1, [0.2, 0.4])]).differences[0]
-    assert apart.said == "rloo can't be told from grpo: there is no seed that both have"
+    assert apart.sentence == "rloo can't be told from grpo: there is no seed that both have"
     assert apart.end.n == 0 and math.isnan(apart.end.mean)
 
 
@@ -127,7 +127,7 @@ def test_undecided_says_how_many_seeds_would() -> None:
     runs = [run(a, s, [0.2, 0.4 + (g if a == "rloo" else 0)]) for s, g in enumerate(gaps) for a in ("grpo", "rloo")]
     d = concluded(runs).differences[0]
     assert d.verdict == "undecided" and d.seeds_needed == 217
-    assert d.said.endswith("4 seeds: n too small to say; about 220 seeds would")
+    assert d.sentence.endswith("4 seeds: n too small to say; about 220 seeds would")
 
 
 def test_tasks_alone_can_be_too_few() -> None:
@@ -138,7 +138,7 @@ def test_tasks_alone_can_be_too_few() -> None:
     assert d.end.by_seed < 1e-12 and d.seeds_needed is None and d.verdict == "undecided"
     # Variance of the 20 differences: (5 - 20 x .05^2) / 19 = .26053, error of the mean .11413; .05 is found with
     # .05 / 2.80159 = .01785 at the most, and with half of that variance: 2 x (.11413 / .01785)^2 = 81.8.
-    assert d.said.endswith("more seeds alone would not: it takes about 82 times as many held-out tasks")
+    assert d.sentence.endswith("more seeds alone would not: it takes about 82 times as many held-out tasks")
 
 
 def test_holm_over_arms_without_controls() -> None:
@@ -152,7 +152,7 @@ def test_holm_over_arms_without_controls() -> None:
     actual = {d.arm: d for d in c.differences}
     assert actual["rloo"].p_adjusted == pytest.approx(2 * p["rloo"])
     assert not actual["rloo"].end.holds_zero and actual["rloo"].verdict == "undecided"
-    assert "after Holm's correction for 2 arms" in actual["rloo"].said
+    assert "after Holm's correction for 2 arms" in actual["rloo"].sentence
     assert math.isnan(actual["shuffled"].p_adjusted) and actual["shuffled"].verdict == "worse"
 
 
@@ -161,7 +161,7 @@ def test_less_is_better() -> None:
     runs[0] = run("grpo", 0, [50, 40.5])
     d = concluded(runs, measure="eval_length", better="less").differences[0]
     assert d.end.mean == pytest.approx(10.125) and d.verdict == "better" and d.improves.mean == 1.0
-    assert d.said.startswith("rloo is better than grpo by 10.1 ")
+    assert d.sentence.startswith("rloo is better than grpo by 10.1 ")
 
 
 def test_failed_and_unpaired_runs_are_counted_and_left_out() -> None:
@@ -255,8 +255,8 @@ def test_arm_that_never_acted_equals_the_base() -> None:
     runs = [traced(a, s, {**alike, f"{a}_alone": [1.0, 2.0]}) for a in ("grpo", "rloo") for s in range(2)]
     d = concluded(runs).differences[0]
     assert d.verdict == "equal"
-    assert d.said == "rloo equals grpo in every step of 2 seeds: what it changes never acted"
-    assert verdict(concluded(runs)) == [d.said]
+    assert d.sentence == "rloo equals grpo in every step of 2 seeds: what it changes never acted"
+    assert verdict(concluded(runs)) == [d.sentence]
     # one step of one seed apart, a step less, or nothing that varies: not known to be equal
     for other in ({**alike, "reward": [0.1, 0.31]}, {"reward": [0.1]}, {"reward": [0.0, 0.0]}, {}):
         changed = [traced("rloo", 1, other) if r.arm == "rloo" and r.seed == 1 else r for r in runs]

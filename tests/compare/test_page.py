@@ -154,7 +154,7 @@ def test_hostile_texts_do_nothing(tmp_path: Path) -> None:
             for r in a.runs
         ]
         arms.append(dataclasses.replace(a, arm=Arm(name, {HOSTILE: name}, a.arm.kind), runs=runs, failed={0: HOSTILE}))
-    differences = [dataclasses.replace(d, arm=f"{d.arm} {HOSTILE}", against=HOSTILE, said=HOSTILE)
+    differences = [dataclasses.replace(d, arm=f"{d.arm} {HOSTILE}", against=HOSTILE, sentence=HOSTILE)
                    for d in built_comparison.differences]  # fmt: skip
     built_comparison = dataclasses.replace(built_comparison, arms=arms, differences=differences)
     for several in ([built_comparison], [built_comparison, built_comparison]):

@@ -30,4 +30,4 @@ def test_settings_without_a_common_measure_are_counted_alone() -> None:
     less = dataclasses.replace(comparison(), measure="eval_length", better="less")
     by_arm = {a.arm: a for a in over_settings([comparison(), less])}
     assert by_arm["dr_grpo"].difference is None and by_arm["dr_grpo"].verdict == "undecided"
-    assert by_arm["dr_grpo"].said == ["dr_grpo is better than grpo in 2 of 2 settings"]
+    assert by_arm["dr_grpo"].sentences == ["dr_grpo is better than grpo in 2 of 2 settings"]

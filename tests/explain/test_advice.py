@@ -261,7 +261,7 @@ def test_few_seeds_are_quoted_and_change_no_order():
     (advice,) = (a for a in SYMPTOMS[SYMPTOM].advice if a.method == last)
     pilot = measured(advice, "helped", 0.5, seeds=5)
     assert order(pilot) == order()
-    assert recommendations(SYMPTOM, [pilot])[-1]["measured"] == {"verdict": "helped", "said": "said of helped"}
+    assert recommendations(SYMPTOM, [pilot])[-1]["measured"] == {"verdict": "helped", "figures": "said of helped"}
     assert first.method in order()
 
 
@@ -286,4 +286,4 @@ def test_a_measurement_counts_for_its_keys_alone():
     assert measurement_of(SYMPTOM, second, [of_first]) is None
     assert measurement_of("length growth", first, [of_first]) is None
     row = next(r for r in recommendations(SYMPTOM, [of_first]) if r["method"] == first.method)
-    assert row["measured"] == {"verdict": "helped", "said": "said of helped"}
+    assert row["measured"] == {"verdict": "helped", "figures": "said of helped"}

@@ -345,8 +345,8 @@ def _with_verdict(
     """Add the verdict and the seeds needed. `p_adjusted` is None for a control, which is judged by its own p."""
     if is_equal:
         seeds = f"{d.end.n} seed{'' if d.end.n == 1 else 's'}"
-        said = f"{d.arm} equals {d.against} in every step of {seeds}: what it changes never acted"
-        return replace(d, verdict="equal", said=said)
+        sentence = f"{d.arm} equals {d.against} in every step of {seeds}: what it changes never acted"
+        return replace(d, verdict="equal", sentence=sentence)
     p = d.end.p if p_adjusted is None else p_adjusted
     tests = max(1, family) if p_adjusted is not None else 1
     verdict: Verdict = "undecided"
@@ -355,7 +355,7 @@ def _with_verdict(
     by_task = 0.0 if math.isnan(d.end.by_task) else d.end.by_task
     needed = seeds_needed(d.end.mean, seed_sd(d.end), by_task, ALPHA / tests)
     decided = replace(d, p_adjusted=math.nan if p_adjusted is None else p, seeds_needed=needed, verdict=verdict)
-    return replace(decided, said=_verdict_sentence(decided, p, tests, places))
+    return replace(decided, sentence=_verdict_sentence(decided, p, tests, places))
 
 
 def _verdict_sentence(d: Difference, p: float, tests: int, places: int) -> str:

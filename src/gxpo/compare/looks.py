@@ -132,7 +132,7 @@ def with_decision(comparison: Comparison, decision: Decision) -> Comparison:
             verdict = arm.verdict if arm.decided_at is not None else "undecided"
             d = replace(
                 d, end=arm.estimate, p_adjusted=math.nan, seeds_needed=arm.seeds_needed, verdict=verdict,
-                said=sentence(d.arm, arm, digits).replace("the base", d.against),
+                sentence=sentence(d.arm, arm, digits).replace("the base", d.against),
             )  # fmt: skip
         differences.append(d)
     notes = [note for note in comparison.notes if UNPAIRED not in note]

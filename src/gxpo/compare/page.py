@@ -45,7 +45,7 @@ FIGURES = ("less base", "p (Holm)", "seeds", "budget of a run")
 def summary(comparisons: Sequence[Comparison]) -> Html:
     """Summary of a suite: verdict over the settings, a table of all differences, a forest plot for each arm."""
     arms = over_settings(comparisons)
-    sentences = [line for a in arms for line in a.said]
+    sentences = [line for a in arms for line in a.sentences]
     single = [d for c in comparisons for d in compared(c)]
     decided = any(d.verdict in ("better", "worse") for d in (*single, *arms))
     head = verdict_part(

@@ -175,7 +175,7 @@ class Difference:
     seeds_needed  seeds that would find a true difference of the observed size with 80 % power; None if unknown
     verdict       better or worse only if the interval excludes 0 and p_adjusted < 0.05; equal if every pair logged the
                   same figures in every step
-    said          the verdict as a sentence
+    sentence      the verdict as a sentence
     """
 
     arm: str
@@ -186,7 +186,7 @@ class Difference:
     p_adjusted: float
     seeds_needed: int | None
     verdict: Verdict
-    said: str
+    sentence: str
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ class OverSettings:
                  or base, or not all have the arm
     p            of the difference, by Holm's method over the arms
     verdict      of the difference; undecided if there is none
-    said         sentences: in how many settings the arm differs from the base, and the mean, which comes first if it
-                 is decided
+    sentences    in how many settings the arm differs from the base, and the mean, which comes first if it is decided
     """
 
     arm: str
@@ -33,7 +32,7 @@ class OverSettings:
     difference: Estimate | None
     p: float
     verdict: Literal["better", "worse", "undecided"]
-    said: Sequence[str]
+    sentences: Sequence[str]
 
 
 def compared(comparison: Comparison) -> list[Difference]:
@@ -48,11 +47,11 @@ def verdict(comparison: Comparison) -> list[str]:
     differences = compared(comparison)
     if not differences:
         return ["nothing is compared: there is no arm beside the base"]
-    out = [d.said for d in sorted(differences, key=lambda d: -d.end.mean) if d.verdict in ("better", "worse")]
-    out += [d.said for d in differences if d.verdict == "equal"]
+    out = [d.sentence for d in sorted(differences, key=lambda d: -d.end.mean) if d.verdict in ("better", "worse")]
+    out += [d.sentence for d in differences if d.verdict == "equal"]
     undecided = [d for d in differences if d.verdict == "undecided"]
     if len(undecided) == 1:
-        return [*out, undecided[0].said]
+        return [*out, undecided[0].sentence]
     return [*out, _undecided(undecided, is_only_sentence=not out)] if undecided else out
 
 

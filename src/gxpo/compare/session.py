@@ -122,7 +122,7 @@ class Session:
         if len(self.comparisons) > 1:
             # Over a suite, what counts is in how many settings an arm was better, and the mean over them.
             for arm in over_settings(self.comparisons):
-                console.print("; ".join(arm.said))
+                console.print("; ".join(arm.sentences))
         if row:
             for comparison in self.comparisons:
                 terminal.say("\n".join(rows(comparison, self.study)))

@@ -352,7 +352,7 @@ def advice_text(
 def _measured_texts(row: Mapping[str, Any]) -> list[str]:
     """Return lines of a recommendation on what was measured: on this symptom, else elsewhere, else that nothing was."""
     if measured := row["measured"]:
-        return [f"measured, {IN_WORDS[measured['verdict']]}: {measured['said']}"]
+        return [f"measured, {IN_WORDS[measured['verdict']]}: {measured['figures']}"]
     if not row["elsewhere"]:
         return [NOT_MEASURED]
     first, *others = row["elsewhere"]
