@@ -27,10 +27,14 @@ TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not
 
 @dataclass(frozen=True)
 class Library:
-    """A library under watch: extras of gxpo that it is used with, and the commands that hold it to its behaviour."""
+    """A library under watch: extras of gxpo that it is used with, and the commands that hold it to its behaviour.
+
+    undeclared   packages that it imports and does not require
+    """
 
     extras: str
     commands: tuple[tuple[str, ...], ...]
+    undeclared: tuple[str, ...] = ()
 
 
 def script(name: str) -> tuple[str, ...]:
@@ -39,7 +43,9 @@ def script(name: str) -> tuple[str, ...]:
 
 LIBRARIES = {
     "trl": Library("trl,train", (script("check_trl.py"), script("check_trl_preferences.py"))),
-    "verl": Library("verl,train", (script("check_verl.py"),)),
+    "verl": Library(
+        "verl,train", (script("check_verl.py"),), undeclared=("uvicorn", "fastapi", "pillow", "cachetools")
+    ),
     "transformers": Library(
         "train,dev", ((*TESTS, str(ROOT / "tests" / "models"), str(ROOT / "tests" / "sampling" / "engines")),)
     ),
@@ -51,7 +57,7 @@ def watch(name: str, version: str, folder: Path, wheel: Path) -> list[str]:
     library, environment = LIBRARIES[name], Environment(folder / name, sys.executable)
     environment.pip(f"torch=={PINNED_TORCH[1]}" if PINNED_TORCH else "torch")
     # gxpo first, so that its own bounds are known; then the newest release, whether these bounds allow it or not
-    environment.pip(f"{wheel}[{library.extras}]")
+    environment.pip(f"{wheel}[{library.extras}]", *library.undeclared)
     environment.pip("--upgrade", f"{name}=={version}" if version else name)
     _, actual = environment.run("-c", f"import importlib.metadata as m; print(m.version({name!r}))")
     label = f"{name} {actual.strip().splitlines()[-1]}"
