@@ -109,7 +109,9 @@ def test_verdicts_and_intervals_are_those_of_the_rule(tmp_path: Path) -> None:
     )
     good, idle = with_decision(comparison, decision).differences
     # differences .50, .51, .50: their mean, after three seeds
-    assert good.sentence.startswith("good is better than base: +.503 (") and good.sentence.endswith("decided after 3 seeds")
+    assert good.sentence.startswith("good is better than base: +.503 (") and good.sentence.endswith(
+        "decided after 3 seeds"
+    )
     assert (good.end.n, good.verdict, idle.verdict) == (3, "better", "undecided")
     assert not any("no pair of equal seed" in note for note in with_decision(comparison, decision).notes)
 

@@ -197,7 +197,9 @@ def recommendations(symptom: str, measurements: Sequence[Measured] | None = None
             "why": advice.why,
             "sets": list(advice.sets),
             "line": advice.line,
-            "measured": None if measurement is None else {"verdict": measurement.verdict, "figures": measurement.figures},
+            "measured": None
+            if measurement is None
+            else {"verdict": measurement.verdict, "figures": measurement.figures},
             "elsewhere": effects(advice.method, advice.sets),
         }
         # sorted by verdict, then by the size of the effect (only among measured ones), then by evidence

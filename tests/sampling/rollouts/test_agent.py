@@ -353,6 +353,11 @@ body = json.dumps({"messages": [{"role": "user", "content": task["prompt"]}]}).e
 request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body,
                                  {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})
 said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+if "anthropic" in sys.argv:
+    body = json.dumps({"messages": [{"role": "user", "content": said}], "max_tokens": 9}).encode()
+    request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", body,
+                                     {"x-api-key": os.environ["ANTHROPIC_API_KEY"]})
+    said = json.load(urllib.request.urlopen(request))["content"][0]["text"]
 if "hang" in sys.argv:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     open(sys.argv[-1], "w").write(str(child.pid))
@@ -380,6 +385,11 @@ def test_a_command_plays_an_episode(command):
     forest, _ = grown(command, group_size=1)
     assert forest.outcome.tolist() == [1.0, 1.0]
     assert [info["id"] for info in forest.info] == ["one", "two"] and forest.info[1]["answer"] == "4"
+
+
+def test_a_command_calls_through_anthropic_s_api(command):
+    forest, _ = grown(f"{command} anthropic", TASKS[:1], 1)
+    assert forest.outcome.tolist() == [1.0] and forest.n_steps == 2
 
 
 def test_a_command_that_fails_or_is_not_there(command):

@@ -98,3 +98,45 @@ def test_smolagents_calls_its_tools():
     assert forest.info[0]["agent"]["end"] == "done", forest.info[0]
     assert forest.n_steps == 2 and "Observation:\n42" in read(forest, 1)
     assert forest.info[0]["agent"]["contexts"] == 2  # it shows its calls as a text of its own: a rewritten history
+
+
+def test_openai_agents_through_the_responses_api():
+    agents, openai = pytest.importorskip("agents"), pytest.importorskip("openai")
+    agents.set_tracing_disabled(True)
+
+    @agents.function_tool
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    async def run(prompt, answer, base_url, api_key):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        model = agents.OpenAIResponsesModel(model="policy", openai_client=client)
+        agent = agents.Agent(name="adder", instructions="Add.", tools=[add], model=model)
+        return (await agents.Runner.run(agent, prompt)).final_output == answer
+
+    forest, _ = played(run, lambda text, key: "2" if "<tool_response>" in text else CALL)
+    assert [info["agent"] for info in forest.info] == [{"end": "done", "contexts": 1, "overridden": 0}] * 4
+    assert forest.outcome.tolist() == [1.0, 1.0, 0.0, 0.0] and forest.n_steps == 8
+
+
+def test_the_anthropic_package_in_a_loop_with_tools():
+    anthropic = pytest.importorskip("anthropic")
+    tools = [{"name": "add", "description": "Adds.", "input_schema": ADD["function"]["parameters"]}]
+
+    def run(prompt, answer, base_url, api_key):
+        client = anthropic.Anthropic(base_url=base_url.removesuffix("/v1"), api_key=api_key)
+        messages: list[Any] = [user(prompt)]
+        for _ in range(4):
+            with client.messages.stream(model="x", max_tokens=64, messages=messages, tools=tools) as stream:
+                reply = stream.get_final_message()
+            if reply.stop_reason != "tool_use":
+                return reply.content[0].text == answer
+            (use,) = reply.content
+            result = {"type": "tool_result", "tool_use_id": use.id, "content": str(use.input["a"] + use.input["b"])}
+            messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": [result]}]
+        return False
+
+    forest, _ = played(run, lambda text, key: "2" if "<tool_response>" in text else CALL)
+    assert [info["agent"] for info in forest.info] == [{"end": "done", "contexts": 1, "overridden": 0}] * 4
+    assert forest.outcome.tolist() == [1.0, 1.0, 0.0, 0.0] and forest.n_steps == 8

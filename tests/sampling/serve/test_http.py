@@ -297,11 +297,11 @@ def test_a_body_of_unknown_length_is_refused():
 def test_a_call_is_answered_while_a_large_one_is_prepared(monkeypatch):
     started = []
 
-    def slow(history, body, chat):
+    def slow(history, body, read):
         if len(body) > 1 << 17:
             started.append(time.monotonic())
             time.sleep(1.0)
-        return prepare_call(history, body, chat)
+        return prepare_call(history, body, read)
 
     monkeypatch.setattr("gxpo.sampling.serve.http.prepare_call", slow)
     with serving(lambda read, key: "x") as (url, _, _):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 from tests.sampling.serve.agent_session import CHAT, TOKENIZER
@@ -76,7 +77,7 @@ def test_each_field_is_read_or_refused(chat):
         for value in NASTY:
             n_calls += 1
             try:
-                call, drafts = prepare_call(history, bytearray(body_of(template, value)), is_chat)
+                call, drafts = prepare_call(history, bytearray(body_of(template, value)), partial(read, chat=is_chat))
                 ids = [i for d in drafts for i in d.ids]
                 assert ids and all(type(i) is int and 0 <= i < len(TOKENIZER) for i in ids)
                 assert isinstance(call.agent, str) and isinstance(call.state, str | None)
@@ -112,7 +113,7 @@ def test_each_field_is_read_or_refused(chat):
 )  # fmt: skip
 def test_a_refusal_names_the_field_and_the_limit(body, words):
     with pytest.raises(Refused) as caught:
-        prepare_call(History(CHAT, TOKENIZER), bytearray(body), True)
+        prepare_call(History(CHAT, TOKENIZER), bytearray(body), partial(read, chat=True))
     assert words in str(caught.value) and caught.value.status == 400
 
 
@@ -120,8 +121,10 @@ def test_a_refusal_names_the_field_and_the_limit(body, words):
 def test_token_ids_outside_the_vocabulary_are_refused(ids):
     assert len(TOKENIZER) == 387
     with pytest.raises(Refused, match=r"prompt has the token id .*; there are 0 to 386"):
-        prepare_call(History(CHAT, TOKENIZER), bytearray(json.dumps({"prompt": ids}).encode()), False)
-    prepare_call(History(CHAT, TOKENIZER), bytearray(b'{"prompt": [386]}'), False)
+        prepare_call(
+            History(CHAT, TOKENIZER), bytearray(json.dumps({"prompt": ids}).encode()), partial(read, chat=False)
+        )
+    prepare_call(History(CHAT, TOKENIZER), bytearray(b'{"prompt": [386]}'), partial(read, chat=False))
 
 
 def test_a_chat_is_parsed_with_defaults():

@@ -195,12 +195,15 @@ def _set_result(playing: Playing, code: int, output: Tail, complaint: Tail) -> N
 
 
 def environment(line: Line) -> dict[str, str]:
-    """Environment variables for an agent: those that OpenAI's clients read, and the number of the attempt."""
+    """Environment variables for an agent: those that clients of OpenAI and Anthropic read, and the attempt's number."""
     return {
         "OPENAI_BASE_URL": line.base_url,
         "OPENAI_API_BASE": line.base_url,
         "OPENAI_API_KEY": line.api_key,
         "OPENAI_MODEL": POLICY,
+        "ANTHROPIC_BASE_URL": line.base_url.removesuffix("/v1"),  # its clients append the version
+        "ANTHROPIC_API_KEY": line.api_key,
+        "ANTHROPIC_MODEL": POLICY,
         "GXPO_ATTEMPT": str(line.attempt),
         "GXPO_EVALUATION": str(int(line.evaluation)),
     }

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gxpo.base.errors import ConfigError, need
-from gxpo.sampling.serve import connections, reply, request, strict_json
+from gxpo.sampling.serve import connections, messages, reply, request, responses, strict_json
 from gxpo.sampling.serve.connections import check_origin, host_names
-from gxpo.sampling.serve.history import Draft, History
+from gxpo.sampling.serve.history import Choice, Draft, History
 from gxpo.sampling.serve.outcome import Nonsense, outcome_of
 from gxpo.sampling.serve.queue import Attempt, Call, CallQueue
 from gxpo.sampling.serve.request import TOO_LONG, CallRequest, Refused
@@ -30,6 +31,22 @@ LIGHT = 1 << 17  # bytes of a body that is parsed quickly, and does not wait for
 THREADS = 2  # for light calls, and as many for heavy ones
 
 T = TypeVar("T")
+
+
+class Api(NamedTuple):
+    """API of a provider: how a body is read as a call, and how its choices are written, as a body or as events."""
+
+    read: Callable[[Any], CallRequest]
+    body: Callable[[CallRequest, Sequence[Choice], reply.Decode], dict[str, Any]] = reply.body
+    events: Callable[[CallRequest, Sequence[Choice], reply.Decode], Iterator[str]] = reply.events
+
+
+APIS = {
+    "/v1/chat/completions": Api(partial(request.read, chat=True)),
+    "/v1/completions": Api(partial(request.read, chat=False)),
+    "/v1/responses": Api(responses.read, responses.body, responses.events),
+    "/v1/messages": Api(messages.read, messages.body, messages.events),
+}
 
 
 class Server:
@@ -124,41 +141,41 @@ class Bodies:
 
 
 def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: frozenset[str]) -> ASGIApp:
-    """Build the application: `/v1/...` with a key as bearer token, `/KEY/v1/...` for clients that can't send one."""
+    """Build the application: `/v1/...` with a key as bearer token or `x-api-key`; `/KEY/v1/...` for clients without."""
     need("starlette", "serve")
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.responses import JSONResponse, StreamingResponse
     from starlette.routing import Route
 
-    def refused(_: Request, error: Exception) -> Response:
-        # Every error, even one of the framework or a bug, has OpenAI's format: clients fail to parse any other.
+    def refused(http: Request, error: Exception) -> Response:
+        # Every error, even one of the framework or a bug, has the format of its API: clients fail to parse any other.
         if isinstance(error, HTTPException):
             error = Refused(f"there is no such route or method: {error.detail}", status=error.status_code)
         if not isinstance(error, Refused):
             error = Refused(f"{type(error).__name__}: {error}", status=500)
-        return JSONResponse(error.body(), error.status)
+        is_anthropic = "/v1/messages" in http.url.path
+        return JSONResponse(messages.error(error) if is_anthropic else error.body(), error.status)
 
-    async def complete(http: Request, *, chat: bool) -> Response:
+    async def complete(http: Request, api: Api) -> Response:
         attempt = queue.attempt(_key(http))
         # An agent that breaks on a full context is the policy's failure, so the attempt remembers the refusal.
         try:
-            call_request, drafts = await bodies.read(http, lambda body: prepare_call(attempt.history, body, chat))
+            call_request, drafts = await bodies.read(http, lambda body: prepare_call(attempt.history, body, api.read))
         except Refused as error:
             attempt.limit = attempt.limit or ("context" if error.code == TOO_LONG else None)
             raise
         choices = await _answer(http, queue, queue.submit(attempt, call_request, drafts))
         if call_request.stream:
-            return StreamingResponse(reply.events(call_request, choices, decode), media_type="text/event-stream")
-        return JSONResponse(reply.body(call_request, choices, decode))
+            return StreamingResponse(api.events(call_request, choices, decode), media_type="text/event-stream")
+        return JSONResponse(api.body(call_request, choices, decode))
 
-    async def chat(http: Request) -> Response:
-        return await complete(http, chat=True)
+    async def count_tokens(http: Request) -> Response:
+        attempt = queue.attempt(_key(http))
+        _, drafts = await bodies.read(http, lambda body: prepare_call(attempt.history, body, messages.read))
+        return JSONResponse({"input_tokens": len(drafts[0].ids)})
 
-    async def completion(http: Request) -> Response:
-        return await complete(http, chat=False)
-
-    async def models(http: Request) -> Response:
+    async def list_models(http: Request) -> Response:
         queue.attempt(_key(http))
         return JSONResponse(reply.model() if "name" in http.path_params else reply.models())
 
@@ -175,10 +192,10 @@ def application(queue: CallQueue, decode: reply.Decode, bodies: Bodies, hosts: f
         return JSONResponse({"ok": True})
 
     routes = [
-        ("/v1/chat/completions", chat, ["POST"]),
-        ("/v1/completions", completion, ["POST"]),
-        ("/v1/models", models, ["GET"]),
-        ("/v1/models/{name:path}", models, ["GET"]),
+        *((path, partial(complete, api=api), ["POST"]) for path, api in APIS.items()),
+        ("/v1/messages/count_tokens", count_tokens, ["POST"]),
+        ("/v1/models", list_models, ["GET"]),
+        ("/v1/models/{name:path}", list_models, ["GET"]),
         ("/v1/reward", reward, ["POST"]),
     ]
     app = Starlette(
@@ -204,12 +221,14 @@ def _key(http: Request) -> str | None:
     if "key" in http.path_params:
         return http.path_params["key"]
     kind, _, key = http.headers.get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else None
+    return key.strip() if kind.lower() == "bearer" else http.headers.get("x-api-key")
 
 
-def prepare_call(history: History, body: bytearray, chat: bool) -> tuple[CallRequest, list[Draft]]:
+def prepare_call(
+    history: History, body: bytearray, read: Callable[[Any], CallRequest]
+) -> tuple[CallRequest, list[Draft]]:
     """Parse a call and tokenise its prompts, away from the event loop."""
-    call_request = request.read(parse_body(body), chat=chat)
+    call_request = read(parse_body(body))
     return call_request, history.drafts(call_request)
 
 

@@ -113,8 +113,13 @@ def _logprobs(choice: Choice, decode: Decode) -> dict[str, Any]:
     if choice.message is None:
         offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": None, "text_offset": offsets}
-    rows = [
+    return {"content": token_logprobs(choice, decode), "refusal": None}
+
+
+def token_logprobs(choice: Choice, decode: Decode) -> list[dict[str, Any]]:
+    """Log-probs of the sampled tokens as rows: text, log-prob, UTF-8."""
+    texts = [decode([token]) for token in choice.completion.tokens]
+    return [
         {"token": text, "logprob": x, "bytes": list(text.encode("utf-8", "replace")), "top_logprobs": []}
-        for text, x in zip(texts, values, strict=True)
+        for text, x in zip(texts, choice.completion.logprobs, strict=True)
     ]
-    return {"content": rows, "refusal": None}

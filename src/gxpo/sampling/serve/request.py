@@ -32,7 +32,7 @@ SAMPLING = ("temperature", "top_p", "top_k")
 IGNORED = frozenset(
     {
         *("user", "store", "parallel_tool_calls", "reasoning_effort", "seed", "service_tier", "prompt_cache_key"),
-        *("prompt_cache_retention", "safety_identifier", "verbosity"),
+        *("prompt_cache_retention", "safety_identifier", "verbosity", "prediction"),
     }
 )
 # Any other value would change the distribution, or request something that the engine does not record.
@@ -48,6 +48,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
+    "add_generation_prompt": (True,),
+    "skip_special_tokens": (True,),
 }
 USED = frozenset(
     {
@@ -98,6 +100,7 @@ class CallRequest:
     max_tokens limit on the reply; None: the run's
     overridden sampling settings that the client requested and the run overrides
     agent      name of the acting agent;   state  environment state it acts in;   reward  of its action before
+    echo       fields of the request that its response repeats
     """
 
     messages: tuple[Message, ...] | None = None
@@ -116,6 +119,7 @@ class CallRequest:
     agent: str = "agent"
     state: str | None = None
     reward: float | None = None
+    echo: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def order(self) -> str:
