@@ -221,5 +221,7 @@ def test_what_peft_can_not_adapt_is_refused_with_the_reason():
 
 
 def test_a_model_without_cache_rows_is_refused_with_the_reason():
-    with pytest.raises(ModelError, match="MambaForCausalLM keeps no cache whose rows can be reordered"):
+    # without a cache before transformers 5.24, with one whose states padding changes from there on
+    reasons = "keeps no cache whose rows can be reordered|: samples that go on from its cache differ"
+    with pytest.raises(ModelError, match=f"MambaForCausalLM( |)({reasons})"):
         engine(made("mamba"))

@@ -87,7 +87,9 @@ class Network:
         self.name, self.triples = type(self.causal).__name__, triples_of(self.causal)
         self.sees = vision_of(self.causal) is not None
         accepted = inspect.signature(self.causal.forward).parameters
-        if not any(x.name == "past_key_values" or x.kind is x.VAR_KEYWORD for x in accepted.values()):
+        # transformers 5.24 renamed the cache, as an argument and as a field of the output
+        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
+        if not any(x.name == self._cache_name or x.kind is x.VAR_KEYWORD for x in accepted.values()):
             check_rows(None, self.name)
         self._accepts = {name for name in ("position_ids", "logits_to_keep") if name in accepted}
         self.positions, self.limited_by = positions(self.causal.config.get_text_config())
@@ -134,11 +136,11 @@ class Network:
         out = self.causal(
             input_ids=tokens,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
+            **{self._cache_name: cache},
             **{name: extra[name] for name in self._accepts},
         )
-        return out.logits[:, -1], getattr(out, "past_key_values", None)
+        return out.logits[:, -1], getattr(out, self._cache_name, None)
 
     @cached_property
     def layout(self) -> Layout | None:
