@@ -198,7 +198,7 @@ def test_impossible_requests_are_refused():
     with pytest.raises(ModelError, match="top_p"):
         engine.sample(requests(), Sampling(top_p=0.0))
     with pytest.raises(
-        ModelError, match="MambaForCausalLM(: samples that go on from its cache differ| keeps no cache whose rows)"
+        ModelError, match=r"MambaForCausalLM(: samples that go on from its cache differ| keeps no cache whose rows)"
     ):
         TorchEngine(MambaForCausalLM(MambaConfig(vocab_size=31, hidden_size=16, num_hidden_layers=1, state_size=4)))
     assert engine.sample([], Sampling()) == []
