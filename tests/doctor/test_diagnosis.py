@@ -188,21 +188,20 @@ def test_a_guess_of_which_one_is_proved_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "words"),
+    "figures",
     [
-        ({"kl": np.geomspace(0.01, 2.0, 60)}, "far from its reference"),
-        ({"entropy": np.geomspace(0.6, 0.001, 60)}, "entropy is gone"),
-        ({"approx_kl": 0.4}, "0.3 nats"),
-        ({"staleness_mean": 20.0}, "updates old"),
-        ({"repetition": rise(0.0, 0.6)}, "repeat themselves"),
-        ({"length": np.geomspace(100, 1.2, 60), "length_min": 1.0}, "a token long"),
-        ({"length": rise(100, 600), "reward": rise(0.3, 1.8)}, "another length"),
-        ({"eval__accuracy": np.linspace(0.8, 0.4, 9)}, "held-out answers get worse"),
+        {"kl": np.geomspace(0.01, 2.0, 60)},
+        {"entropy": np.geomspace(0.6, 0.001, 60)},
+        {"approx_kl": 0.4},
+        {"staleness_mean": 20.0},
+        {"repetition": rise(0.0, 0.6)},
+        {"length": np.geomspace(100, 1.2, 60), "length_min": 1.0},
+        {"length": rise(100, 600), "reward": rise(0.3, 1.8)},
+        {"eval__accuracy": np.linspace(0.8, 0.4, 9)},
     ],
 )
-def test_a_rising_reward_is_not_healthy_beside_other_signs(figures: dict[str, Any], words: str) -> None:
-    diagnosis = diagnose(log(**healthy(reward=rise(0.3, 0.7) + noise(0.03)) | {"x": 0.0} | figures))
-    assert diagnosis.sick or (diagnosis.exit_code == 2 and words in diagnosis.doubt)
+def test_a_rising_reward_is_not_healthy_beside_other_signs(figures: dict[str, Any]) -> None:
+    assert diagnose(log(**healthy(reward=rise(0.3, 0.7) + noise(0.03)) | figures)).exit_code == 1
 
 
 def test_slower_steps_are_a_note_and_no_doubt_of_a_gain() -> None:

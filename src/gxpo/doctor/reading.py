@@ -12,9 +12,9 @@ import numpy as np
 
 from gxpo.base.errors import RecordError
 from gxpo.doctor.readers import configs, keys
-from gxpo.doctor.readers.console import MOST_MESSAGES
 from gxpo.doctor.readers.files import candidates, dump_source, read_file
 from gxpo.doctor.readers.keys import trainer
+from gxpo.doctor.readers.messages import MOST_MESSAGES
 from gxpo.doctor.readers.table import Columns, Table
 from gxpo.doctor.rollout_files import rollouts
 from gxpo.doctor.runlog import RunLog

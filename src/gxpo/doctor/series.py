@@ -146,6 +146,13 @@ class Series:
             return float(values[0]), f"at step {steps[0]:.0f}"
         return self.first, "in the first steps"
 
+    @property
+    def start_text(self) -> str:
+        """Start of the series as findings quote it: the level of the first steps, or of the first alone with its
+        number."""
+        level, place = self.start
+        return f"{level:.3g}" if place == "in the first steps" else f"{level:.3g} {place}"
+
     @cached_property
     def last(self) -> float:
         """Mean over the last fifth of the steps, at least three; nan where there is nothing."""

@@ -128,3 +128,28 @@ def test_heads_in_chinese_are_read_by_their_parts(tmp_path):
     run = read(tmp_path / "r.md")
     assert run.values("reward").tolist() == [0.1, 0.2, 0.3]
     assert run.values("success").tolist() == [0.01, 0.02, 0.03] and run.values("length").tolist() == [40, 50, 60]
+
+
+def test_columns_for_the_beginning_and_the_end_are_two_rows():
+    text = "| metric | 1~100 | **531~630** | change |\n|---|---:|---:|---|\n"
+    table = from_delimited(text + "| **reward** | 0.60 | 0.39 | -35% |\n| kl | 0.0036 | 0.239 | x66 |\n", "report.md")
+    assert table is not None and [row for _, row in table.rows] == [
+        {"reward": 0.6, "kl": 0.0036},
+        {"reward": 0.39, "kl": 0.239},
+    ]
+    assert from_delimited("| metric | GRPO | PPO |\n|---|---|---|\n| reward | 0.6 | 0.4 |\n", "arms.md") is None
+
+
+def test_steps_of_a_turned_table_need_the_word_once():
+    text = "| metric | step 3 | 19 | 35 | note |\n|---|---|---|---|---|\n| reward | 0.1 | - | ~0.3 | good |\n"
+    table = from_delimited(text, "report.md")
+    assert table is not None and [step for step, _ in table.rows] == [3, 19, 35]
+    assert [row.get("reward") for _, row in table.rows] == [0.1, None, 0.3]
+
+
+def test_a_change_counts_by_its_end_and_a_range_by_its_middle():
+    rows = "| 1-100 | 0.06\u21920.25 | 0.7-0.9 |\n| 100-300 | 0.28\u21920.15 | 2 |\n| 300+ | 0.1 | 3 |\n"
+    table = from_delimited("| step | reward | entropy |\n|---|---|---|\n" + rows, "report.md")
+    assert table is not None and [step for step, _ in table.rows] == [100, 300, 301]
+    assert [row["reward"] for _, row in table.rows] == [0.25, 0.15, 0.1]
+    assert [row["entropy"] for _, row in table.rows] == pytest.approx([0.8, 2, 3])
