@@ -12,7 +12,9 @@ from gxpo.doctor.runlog import RunLog
 LEAST_ROWS = 4  # of a table in which signs are looked for
 
 # Names of columns that say how many answers are right, in reports that call them as they like.
-VERDICT = re.compile(r"acc|(?<![a-z])(?:em|ex|f1)(?![a-z])|success|solve|correct|pass@|exact", re.I)
+VERDICT = re.compile(
+    r"acc|(?<![a-z])(?:em|ex|f1)(?![a-z])|success|solve|correct|pass@|exact|gsm|math|mmlu|aime|humaneval|bench", re.I
+)
 
 PERPLEXITY = re.compile(r"perplex|(?<![a-z])ppl(?![a-z])", re.I)
 

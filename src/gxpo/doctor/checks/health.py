@@ -37,7 +37,7 @@ def no_gain(log: RunLog) -> Finding | None:
     values = log.values(name)
     span = max(log.top_reward, 1.0) - min(float(values.min()), 0.0)
     falls = line.change < -GAIN * line.error and line.ends < -GAIN * line.ends_error
-    if not falls and not (line.detectable < VISIBLE * span and line.change < GAIN * line.error):
+    if not falls and not (line.detectable < VISIBLE * span and line.change < line.error):
         return None
     return finding(
         NO_GAIN,

@@ -29,7 +29,9 @@ _STEP_CELL = re.compile(
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _WINDOW = re.compile(r"(?:steps?\s*)?(\d+)\s*(?:-|\u2013|~|to)\s*\d+", re.I)
 _BEGIN = re.compile(r"start|begin|first|early|before|initial|baseline|\u521d|\u524d|\u5f00\u59cb|\ucd08\ubc18", re.I)
-_END = re.compile(r"end|final|recent|last|late|after|now|current|\u672b|\u540e|\u6700\u7ec8|\u6700\u7d42|\ucd5c\uadfc", re.I)
+_END = re.compile(
+    r"end|final|recent|last|late|after|now|current|\u672b|\u540e|\u6700\u7ec8|\u6700\u7d42|\ucd5c\uadfc", re.I
+)
 _BOUNDS = ("__MIN", "__MAX")  # wandb exports three columns for each figure
 
 
