@@ -272,6 +272,11 @@ class Trend:
         return -self.change > self.certain * self.error or -self.ends > self.certain * self.ends_error
 
     @property
+    def is_past_best(self) -> bool:
+        """True if a seventh of its best is lost, beyond its noise."""
+        return self.best - self.last > max(CERTAIN * self.ends_error, 0.15 * abs(self.best))
+
+    @property
     def detectable(self) -> float:
         """Least gain that 80% of runs as noisy as this one would have shown."""
         return POWER * self.error

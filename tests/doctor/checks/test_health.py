@@ -52,8 +52,13 @@ def test_a_cause_stands_instead_of_no_gain() -> None:
         ({"kl": np.geomspace(0.01, 2.0, 60)}, ("kl_runaway", "lr_too_high")),
         ({"approx_kl": 0.4}, ("too_off_policy", "lr_too_high", "sampler_mismatch")),
         ({"repetition": rise(0.0, 0.6)}, ("length_hack", "no_eos")),
+        ({"clip_fraction": 0.25, "entropy": np.geomspace(0.8, 0.1, 60)}, ("too_off_policy", "sampler_mismatch")),
         (
-            {"truncated": rise(0.0, 0.3), "length": rise(100, 200), "reward": np.minimum(rise(0.3, 1.1), 0.7) + noise(0.02)},
+            {
+                "truncated": rise(0.0, 0.3),
+                "length": rise(100, 200),
+                "reward": np.minimum(rise(0.3, 1.1), 0.7) + noise(0.02),
+            },
             ("length_hack", "truncation"),
         ),
     ],
@@ -65,10 +70,12 @@ def test_a_sign_against_health_is_a_finding(figures: dict[str, Any], ids: tuple[
     assert first.ids == ids and (first.severity, first.grade) == ("warning", "possible") and first.evidence
 
 
-def test_pairs_of_which_most_are_silent_are_too_small() -> None:
-    pairs = healthy(reward=rise(0.02, 0.12) + noise(0.01), zero_signal=None, zero_wrong=rise(0.95, 0.8))
-    assert diagnose(log(**pairs, config={"group_size": 2})).findings[0].ids[0] in ("group_too_small", "all_wrong")
-    assert diagnose(log(**pairs, config={"group_size": 8})).exit_code == 0
+def test_a_run_of_silent_groups_is_not_healthy_because_it_gains() -> None:
+    silent = healthy(reward=rise(0.02, 0.12) + noise(0.01), zero_signal=None, zero_wrong=rise(0.97, 0.8))
+    assert diagnose(log(**silent)).findings[0].ids[0] in ("group_too_small", "all_wrong")
+    assert diagnose(log(**silent | {"zero_wrong": rise(0.9, 0.5)})).exit_code == 0
+    done = {"reward": rise(0.8, 0.95) + noise(0.01), "zero_wrong": 0.02, "zero_signal": 0.9, "zero_right": 0.88}
+    assert diagnose(log(**silent | done)).exit_code == 0
 
 
 def test_every_sign_against_health_names_its_series() -> None:

@@ -143,10 +143,16 @@ def _grows_into_limit(log: RunLog) -> bool:
     return more > 0.15 and longer > 1.5 and _has_stopped(log)
 
 
-def _are_pairs(log: RunLog) -> bool:
-    """True if groups are of three answers at most, and four fifths of them give no signal over the whole run."""
+def _are_silent(log: RunLog) -> bool:
+    """True if four fifths of the groups give no signal over the whole run, and not because most are right."""
     silent = max(log.mean(name) if log.has(name) else 0.0 for name in ("zero_signal", "zero_wrong"))
-    return (log.group_size or 99) <= 3 and silent > 0.8
+    return silent > 0.8 and not log.has_critic and not _is_near_top(log, _score(log))
+
+
+def _is_clipped(log: RunLog) -> bool:
+    """True if two fifths of the tokens are clipped, or a fifth of them as most of the entropy goes."""
+    is_sharp = log.has("entropy") and log.last("entropy") < 0.2 * log.first("entropy")
+    return _end(log, "clip_fraction") > (0.2 if is_sharp else 0.4)
 
 
 # What speaks against health whatever the reward does: the ids that fit, the condition, words, series to quote.
@@ -196,9 +202,9 @@ AGAINST: tuple[tuple[tuple[str, ...], Condition, str, tuple[str, ...]], ...] = (
     ),
     (
         ("too_off_policy", "sampler_mismatch"),
-        lambda log: _end(log, "clip_fraction") > 0.4,
-        "most of the update is clipped",
-        ("clip_fraction", "approx_kl"),
+        _is_clipped,
+        "much of the update is clipped",
+        ("clip_fraction", "approx_kl", "entropy"),
     ),
     (
         ("stale_sampler", "too_off_policy"),
@@ -244,8 +250,8 @@ AGAINST: tuple[tuple[tuple[str, ...], Condition, str, tuple[str, ...]], ...] = (
     ),
     (
         ("group_too_small", "all_wrong"),
-        _are_pairs,
-        "groups are so small that most of them give no signal",
+        _are_silent,
+        "four fifths of the groups give no signal, and the reward is far from its top",
         ("zero_wrong", "zero_signal"),
     ),
 )
