@@ -415,3 +415,12 @@ def test_a_row_of_words_goes_on_in_indented_lines(tmp_path):
     run = read(tmp_path)
     assert run.values("reward").tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3])
     assert run.values("entropy").tolist() == pytest.approx([4.0, 4.1, 4.2, 4.3]) and len(run.values("kl")) == 0
+
+
+def test_a_list_of_values_is_a_curve_unless_its_key_comes_twice(tmp_path):
+    values = ", ".join(f"0.{i}" for i in range(10))
+    (tmp_path / "note.txt").write_text(f"rewards = [{values}]\naccuracy: {values.replace(', ', ' -> ')}\n")
+    run = read(tmp_path)
+    assert run.values("reward").tolist() == run.values("success").tolist() == [i / 10 for i in range(10)]
+    (tmp_path / "note.txt").write_text(f"rewards = [{values}]\n" * 2)
+    assert not read(tmp_path).series

@@ -147,6 +147,21 @@ def test_steps_of_a_turned_table_need_the_word_once():
     assert [row.get("reward") for _, row in table.rows] == [0.1, None, 0.3]
 
 
+def test_commas_within_cells_part_thousands_or_decimals():
+    table = from_delimited('step,reward,length\n"1,000",0.5,"1,184"\n"2,000",0.6,90\n', "t.csv")
+    assert table is not None and table.rows == [
+        (1000, {"reward": 0.5, "length": 1184}),
+        (2000, {"reward": 0.6, "length": 90}),
+    ]
+    table = from_delimited("step;reward\n1;0,5\n2;1,25\n", "t.csv")
+    assert table is not None and table.rows == [(1, {"reward": 0.5}), (2, {"reward": 1.25})]
+
+
+def test_a_head_of_numbers_alone_is_of_steps():
+    table = from_delimited("| | 0 | 100 | 300 |\n|---|---|---|---|\n| reward | 0.3 | 0.4 | 0.6 |\n", "report.md")
+    assert table is not None and [step for step, _ in table.rows] == [0, 100, 300]
+
+
 def test_a_change_counts_by_its_end_and_a_range_by_its_middle():
     rows = "| 1-100 | 0.06\u21920.25 | 0.7-0.9 |\n| 100-300 | 0.28\u21920.15 | 2 |\n| 300+ | 0.1 | 3 |\n"
     table = from_delimited("| step | reward | entropy |\n|---|---|---|\n" + rows, "report.md")

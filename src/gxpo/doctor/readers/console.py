@@ -59,6 +59,11 @@ _CURVE = re.compile(
     rf"([A-Za-z_][\w./@-]{{0,120}})\W{{1,8}}\[((?:\(\s?\d{{1,12}}\s?,\s?{NUMBER}\s?\)\s?,?\s?){{2,9999}})\]"
 )
 _POINT = re.compile(rf"(\d+)\s?,\s?({NUMBER})")
+_ARRAY = re.compile(
+    rf"\W*([A-Za-z_][\w ./@-]{{0,60}}?)['\"]?\s{{0,8}}[:=]\s{{0,8}}"
+    rf"\[?((?:{NUMBER}%?\s?(?:,|->|\u2192|=>)\s?){{9,9999}}{NUMBER}%?)"
+)
+_VALUE = re.compile(rf"({NUMBER})(%?)")
 _SUMMARY = re.compile(rf"wandb:\s{{1,60}}(\S{{1,200}})\s({NUMBER})\s*")  # W&B's summary: the last value of each key
 _EVALUATED = re.compile(r"Evaluated (?P<name>\S+) \(Step (?P<step>\d{1,12})\)")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b\n]*\x07")
@@ -68,19 +73,8 @@ _MARKS = (
     *("{'", '{"', "{ '", '{ "', "step", "Step", "STEP", "teration", "iter ", "iter=", "Iter ", "poch", "%|", "nsloth"),
     *("arning", "WARN", "ERROR", "CRITICAL", "rror:", "raceback (", "returned None", "of memory", "Killed"),
     *("Config(", "Arguments(", "--learning_rate", "--num_generations", "--max_completion_length", "main_ppo"),
-    *(
-        "openrlhf.",
-        "trl grpo",
-        "verl.trainer",
-        "skyrl",
-        "--rollout-",
-        " ....",
-        "Results:",
-        "\u2022 ",
-        _GRID,
-        "[(",
-        "wandb: ",
-    ),
+    *("openrlhf.", "trl grpo", "verl.trainer", "skyrl", "--rollout-", " ....", "Results:", "\u2022 ", _GRID),
+    *("[(", "wandb: ", "= [", ": [", '": [', "->", "\u2192"),
 )
 
 
@@ -132,6 +126,7 @@ class Console:
     n_evaluations: int = 0
     earlier_rows: list[Row] = field(default_factory=list)  # of a training without a reward that has ended
     curves: dict[float, dict[str, float]] = field(default_factory=dict)  # of lists of points, a line for each key
+    arrays: dict[str, list[float]] = field(default_factory=dict)  # of lists of values, a line for each key
     summary: dict[str, float] = field(default_factory=dict)  # last values of a run
 
     def read(self, chunks: Iterable[str]) -> Table:
@@ -195,6 +190,10 @@ class Console:
             for step, value in _POINT.findall(curve[2]):
                 self.curves.setdefault(float(step), {})[curve[1]] = float(value)
             return
+        if (array := _ARRAY.match(line)) is not None and keys.is_training(["step", array[1]]):
+            # what is printed twice is of a group or a batch
+            values = [float(v) / (100 if unit else 1) for v, unit in _VALUE.findall(array[2])]
+            self.arrays[array[1]] = [] if array[1] in self.arrays else values
         # a dict that is a value of another, or holds one, is no row of figures
         if line.rstrip().endswith(":") and (heading := _STEP_ALONE.search(line)) is not None:
             self._add_dicts()
@@ -454,9 +453,13 @@ class Console:
         if not self.table.rows or (is_of_words and self.unnumbered_rows and not has_reward):
             self.table.rows = self.unnumbered_rows
         last_row = [(step_of(self.summary)[0] or 1.0, self.summary)] if self.summary else []
-        for rows in (sorted(self.curves.items(), key=lambda row: row[0]), last_row):
-            if not self.table.rows and any(map(keys.is_metric, {key for _, row in rows for key in row})):
-                self.table.rows, self.table.is_numbered = rows, True
+        most = max(map(len, self.arrays.values()), default=0)
+        whole = {key: array for key, array in self.arrays.items() if len(array) == most}
+        of_arrays = [(float(i + 1), {key: array[i] for key, array in whole.items()}) for i in range(most)]
+        for rows in (sorted(self.curves.items(), key=lambda row: row[0]), of_arrays, last_row):
+            names = {key for _, row in rows for key in row}
+            if not self.table.rows and names and keys.is_training(["step", *names]):
+                self.table.rows, self.table.is_numbered = rows, rows is not of_arrays
         if not self.table.rows and self.unknown_rows:
             self.table.rows, self.table.is_known, self.table.is_numbered = self.unknown_rows, False, True
         if self.open:

@@ -32,6 +32,7 @@ _BEGIN = re.compile(r"start|begin|first|early|before|initial|baseline|\u521d|\u5
 _END = re.compile(
     r"end|final|recent|last|late|after|now|current|\u672b|\u540e|\u6700\u7ec8|\u6700\u7d42|\ucd5c\uadfc", re.I
 )
+_DECIMAL = re.compile(r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?")
 _BOUNDS = ("__MIN", "__MAX")  # wandb exports three columns for each figure
 
 
@@ -116,11 +117,17 @@ def _add_further(table: Table, lines: list[str], name: str, run: str | None) -> 
 def _turned(header: list[str], lines: list[str]) -> Table | None:
     """Read a table whose columns are steps and whose rows are figures: "| metric | step 1 | step 50 |", also without
     the word in all but the first, and of two columns for the beginning and the end of a run."""
-    is_named = keys.is_step(header[0]) or (_STEP_CELL.fullmatch(header[1]) is not None and not header[1].isdigit())
+    numbers = [float(h) for h in header[1:] if h.isdigit()]
+    are_steps = len(numbers) == len(header) - 1 > 2 and numbers == sorted(set(numbers))
+    is_named = (
+        are_steps
+        or keys.is_step(header[0])
+        or (_STEP_CELL.fullmatch(header[1]) is not None and not header[1].isdigit())
+    )
     steps: list[float | None] = [_step_number(h) if not h.isdigit() or is_named else None for h in header[1:]]
     while len(steps) > 3 and steps[-1] is None:
         steps.pop()  # remarks
-    is_two = (len(steps) < 3 or None in steps) and len(header) > 2 and _are_ends(header[1], header[2])
+    is_two = (len(steps) < 3 or None in steps) and 2 < len(header) < 6 and _are_ends(header[1], header[2])
     steps = [1.0, 2.0] if is_two else steps
     if None in steps or len(steps) < 3 - is_two:
         return None
@@ -172,9 +179,15 @@ def _cells(line: str, mark: str) -> list[str]:
         cells = [_plain(c) for c in re.split(r"\s{2,}|\t", line.strip())]
         return cells if len(cells) > 1 else line.split()
     try:
-        return [c.strip() for c in next(csv.reader(io.StringIO(line), delimiter=mark), [])]
+        cells = [c.strip() for c in next(csv.reader(io.StringIO(line), delimiter=mark), [])]
     except csv.Error:
         return []
+    # a comma within a cell parts thousands, or decimals where cells end with a semicolon
+    if "," not in line or mark not in ",;":
+        return cells
+    if mark == ";":
+        return [c.replace(",", ".") if _DECIMAL.fullmatch(c) else c for c in cells]
+    return [c.replace(",", "") if _THOUSANDS.fullmatch(c) else c for c in cells]
 
 
 def _plain(cell: str) -> str:
