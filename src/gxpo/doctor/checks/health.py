@@ -55,12 +55,12 @@ def against(log: RunLog) -> Finding | None:
     """The first sign against health of a run in which no check has found anything; None without one."""
     if max(len(log.values(name)) for name in ("reward", "success")) < LEAST_POINTS:
         return None
-    ids, words, names = next(((i, w, n) for i, is_against, w, n in AGAINST if is_against(log)), ((), "", ()))
-    if not ids:
+    sign = next((sign for sign in AGAINST if sign[1](log)), None)
+    if sign is None:
         return None
-    quotes = [log.quote(name) for name in (*names, _score(log)) if log.has(name)]
-    held_out = log.quote(log.evaluation) if log.evaluation else ""
-    return finding(ids, "warning", "possible", words, *quotes, held_out)
+    ids, _, words, names = sign
+    quotes = [log.quote(name) for name in (*names.split(), _score(log), log.evaluation or "") if log.has(name)]
+    return finding(ids.split(), "warning", "possible", words, *quotes)
 
 
 def doubt(log: RunLog) -> str:
@@ -155,105 +155,71 @@ def _is_clipped(log: RunLog) -> bool:
     return _end(log, "clip_fraction") > (0.2 if is_sharp else 0.4)
 
 
+def _above(name: str, level: float) -> Condition:
+    """Condition that the last level of a series is above another."""
+    return lambda log: _end(log, name) > level
+
+
+def _has_no_gradient(log: RunLog) -> bool:
+    return not log.is_solved and log.is_zero("grad_norm")
+
+
+def _is_a_token(log: RunLog) -> bool:
+    return 0 < _end(log, "length") < 2
+
+
+def _gets_worse(log: RunLog) -> bool:
+    return log.evaluation_gain < 0
+
+
+def _loses_groups(log: RunLog) -> bool:
+    return _end(log, "zero_wrong") > log.first("zero_wrong") + 0.2
+
+
+LIMIT = "the mean answer is nearly as long as the longest, which has one length: a limit cuts many"
+OTHER_LENGTH = "answers have another length than at first, and nothing tells if more of them are right"
+SILENT = "four fifths of the groups give no signal, and the reward is far from its top"
+STOPPED = "answers grow into their limit, and the reward has stopped to rise"
+PAST = "both training and held-out answers are past their best"
 # What speaks against health whatever the reward does: the ids that fit, the condition, words, series to quote.
-AGAINST: tuple[tuple[tuple[str, ...], Condition, str, tuple[str, ...]], ...] = (
+AGAINST: tuple[tuple[str, Condition, str, str], ...] = (
+    ("weights_do_not_move all_masked", _has_no_gradient, "the gradient is 0 in every step", "grad_norm"),
+    ("entropy_collapse no_diversity", _is_entropy_gone, "entropy is gone: a group's answers are all alike", "entropy"),
+    ("kl_runaway lr_too_high", _is_far_off, "the policy is far from its reference", "kl lr"),
+    ("truncation no_eos", _above("truncated", 0.5), "most completions are cut at the length limit", "truncated length"),
+    ("truncation no_eos", _is_at_limit, LIMIT, "length length_max"),
+    ("length_hack truncation", _grows_into_limit, STOPPED, "length truncated"),
     (
-        ("weights_do_not_move", "all_masked"),
-        lambda log: not log.is_solved and log.is_zero("grad_norm"),
-        "the gradient is 0 in every step",
-        ("grad_norm",),
-    ),
-    (
-        ("entropy_collapse", "no_diversity"),
-        _is_entropy_gone,
-        "entropy is gone: the answers of a group are all alike",
-        ("entropy", "reward_std"),
-    ),
-    (("kl_runaway", "lr_too_high"), _is_far_off, "the policy is far from its reference", ("kl", "lr")),
-    (
-        ("truncation", "no_eos"),
-        lambda log: _end(log, "truncated") > 0.5,
-        "most completions are cut at the length limit",
-        ("truncated", "length"),
-    ),
-    (
-        ("truncation", "no_eos"),
-        _is_at_limit,
-        "the mean answer is nearly as long as the longest, which has one length: a limit cuts many",
-        ("length", "length_max"),
-    ),
-    (
-        ("length_hack", "truncation"),
-        _grows_into_limit,
-        "answers grow into their limit, and the reward has stopped to rise",
-        ("length", "truncated"),
-    ),
-    (
-        ("lr_too_high", "entropy_collapse"),
-        lambda log: _end(log, "zero_wrong") > log.first("zero_wrong") + 0.2,
+        "lr_too_high entropy_collapse",
+        _loses_groups,
         "groups without any right answer become more",
-        ("zero_wrong", "entropy"),
+        "zero_wrong entropy",
     ),
     (
-        ("too_off_policy", "lr_too_high", "sampler_mismatch"),
-        lambda log: _end(log, "approx_kl") > 0.3,
+        "too_off_policy lr_too_high sampler_mismatch",
+        _above("approx_kl", 0.3),
         "the policy moves by 0.3 nats a token and more within a step",
-        ("approx_kl", "clip_fraction"),
+        "approx_kl clip_fraction",
     ),
     (
-        ("too_off_policy", "sampler_mismatch"),
+        "too_off_policy sampler_mismatch",
         _is_clipped,
         "much of the update is clipped",
-        ("clip_fraction", "approx_kl", "entropy"),
+        "clip_fraction approx_kl entropy",
     ),
     (
-        ("stale_sampler", "too_off_policy"),
-        lambda log: _end(log, "staleness_mean") > 16,
+        "stale_sampler too_off_policy",
+        _above("staleness_mean", 16),
         "rollouts are more than sixteen updates old",
-        ("staleness_mean",),
+        "staleness_mean",
     ),
-    (
-        ("length_hack", "no_eos"),
-        lambda log: _end(log, "repetition") > 0.3,
-        "completions repeat themselves",
-        ("repetition", "length"),
-    ),
-    (
-        ("length_collapse", "entropy_collapse"),
-        lambda log: 0 < _end(log, "length") < 2,
-        "completions are a token long",
-        ("length", "entropy"),
-    ),
-    (
-        ("memorising", "lr_too_high", "component_dominates"),
-        lambda log: log.evaluation_gain < 0,
-        "held-out answers get worse",
-        (),
-    ),
-    (
-        ("lr_too_high", "entropy_collapse", "memorising"),
-        lambda log: log.is_past_best,
-        "both training and held-out answers are past their best",
-        ("entropy", "kl", "lr"),
-    ),
-    (
-        ("length_hack",),
-        lambda log: _is_longer(log) > 3,
-        "answers have another length than at first, and nothing tells if more of them are right",
-        ("length", "truncated"),
-    ),
-    (
-        ("length_collapse",),
-        lambda log: _is_longer(log) < 1 / 3,
-        "answers have another length than at first, and nothing tells if more of them are right",
-        ("length", "entropy"),
-    ),
-    (
-        ("group_too_small", "all_wrong"),
-        _are_silent,
-        "four fifths of the groups give no signal, and the reward is far from its top",
-        ("zero_wrong", "zero_signal"),
-    ),
+    ("length_hack no_eos", _above("repetition", 0.3), "completions repeat themselves", "repetition length"),
+    ("length_collapse entropy_collapse", _is_a_token, "completions are a token long", "length entropy"),
+    ("memorising lr_too_high component_dominates", _gets_worse, "held-out answers get worse", ""),
+    ("lr_too_high entropy_collapse memorising", lambda log: log.is_past_best, PAST, "entropy kl lr"),
+    ("length_hack", lambda log: _is_longer(log) > 3, OTHER_LENGTH, "length truncated"),
+    ("length_collapse", lambda log: _is_longer(log) < 1 / 3, OTHER_LENGTH, "length entropy"),
+    ("group_too_small all_wrong", _are_silent, SILENT, "zero_wrong zero_signal"),
 )
 
 
