@@ -108,9 +108,7 @@ def repeats_itself(log: RunLog) -> Sign | None:
     is_fewer = any(len(v) >= LEAST_ROWS and v[0] > 0 and float(v[-1]) < 2 / 3 * float(v[0]) for v in distinct)
     if not is_fewer or len(length) < LEAST_ROWS or length[-1] < 1.5 * length[0] or score[-1] <= score[0]:
         return None
-    title = (
-        f"answers grow to {length[-1] / length[0]:.1f} times their length and repeat themselves, and are paid for it"
-    )
+    title = f"answers grow to {length[-1] / length[0]:.1f} times their length, repeat themselves and are paid for it"
     return Sign(("length_hack", "judge_hacked", "component_dominates"), title, ("length", "kl"))
 
 

@@ -31,13 +31,8 @@ ALL_TOKENS = 12.5  # nats, of all tokens of a vocabulary alike: more is a sum ov
 
 def few_rows(log: RunLog) -> list[Finding]:
     """Findings of a table of two to fourteen rows, as reports have it, where a sign is strong; as possible only."""
-    n = max(
-        (
-            len(log.values(name))
-            for name in (score_of(log), "grad_norm", "kl", "entropy", "length", "gap_kl", "gap_mean", "approx_kl")
-        ),
-        default=0,
-    )
+    names = (score_of(log), "grad_norm", "kl", "entropy", "length", "gap_kl", "gap_mean", "approx_kl")
+    n = max(len(log.values(name)) for name in names)
     is_chosen = log.last_step >= 2 * n  # rows of a longer run that somebody picked
     # the last rows of a run, of which the beginning is not known
     steps = log.steps(score_of(log))
@@ -137,20 +132,12 @@ def _at_rest(log: RunLog) -> Sign | None:
     """KL below 0.002 nats over a hundred steps and more, the reward where it was."""
     kl, clipped = np.abs(log.values("kl")), log.values("clip_fraction")
     # a KL that is 0 in every row is one that nobody computes
-    if (
-        len(kl) < 5
-        or log.last_step < 100
-        or not 0 < float(kl.max()) < 2e-3
-        or (len(clipped) and float(clipped.max()) > 1e-3)
-    ):
-        return None
+    is_still = len(kl) >= 5 and 0 < kl.max() < 2e-3 and not (len(clipped) and clipped.max() > 1e-3)
     begin, end = ends(log, "entropy")
     score = log.values(score_of(log))
-    is_level = (
-        len(score) >= 5
-        and float(np.ptp(score)) > 0
-        and (stalls(log) or float(np.ptp(score)) < 0.1 * max(1.0, float(np.abs(score).max())))
-    )
+    if not is_still or log.last_step < 100 or len(score) < 5 or not np.ptp(score) > 0:
+        return None
+    is_level = stalls(log) or float(np.ptp(score)) < 0.1 * max(1.0, float(np.abs(score).max()))
     if not is_level or (log.has("entropy") and abs(end - begin) > 0.15 * begin):
         return None
     title = f"after {log.last_step} steps the policy is still at its reference"
@@ -164,11 +151,8 @@ def _constant(log: RunLog) -> Sign | None:
     if len(score) < LEAST_ROWS or float(np.ptp(score)) > 1e-9 or score[0] == 0 or not is_silent:
         return None
     title = f"every answer is scored {score[0]:.3g}, and nothing is learnt from"
-    return Sign(
-        ("reward_ignores_completion", "near_constant_reward", "no_diversity"),
-        title,
-        ("reward_std", "grad_norm", "zero_signal"),
-    )
+    ids = ("reward_ignores_completion", "near_constant_reward", "no_diversity")
+    return Sign(ids, title, ("reward_std", "grad_norm", "zero_signal"))
 
 
 def _pays_something_else(log: RunLog) -> Sign | None:
@@ -185,11 +169,9 @@ def _pays_something_else(log: RunLog) -> Sign | None:
         return None
     begin, end = ends(log, "length")
     others = ("length_hack",) if end > 1.5 * begin else ("length_collapse",) if end < 0.6 * begin else ()
-    ids = (
-        ("memorising", "component_dominates") if names[0] == "eval/accuracy" else ("component_dominates", "reward_sign")
-    )
+    ids = "memorising component_dominates" if names[0] == "eval/accuracy" else "component_dominates reward_sign"
     title = f"the reward rises by {gain:.2g} while {log.key(names[0])} does not: it pays for something else"
-    return Sign((*others, *ids)[:3], title, ("reward", names[0], "length"))
+    return Sign((*others, *ids.split())[:3], title, ("reward", names[0], "length"))
 
 
 def _falls_behind(log: RunLog) -> Sign | None:
@@ -325,9 +307,7 @@ def _of_few_rollouts(log: RunLog) -> Sign | None:
         return None
     if (denominator(score) or 99) > 4:
         return None
-    title = (
-        f"the mean reward is a multiple of 1 / {denominator(score)} in every row: a step of so few rollouts is noise"
-    )
+    title = f"the mean reward is a multiple of 1 / {denominator(score)} in every row: so few rollouts a step are noise"
     return Sign(("group_too_small", "no_diversity"), title, ("loss", "grad_norm"))
 
 
@@ -354,10 +334,8 @@ def _unsure_of_all(log: RunLog) -> Sign | None:
     entropy = log.values("entropy")
     if len(entropy) < LEAST_ROWS or not BLIND < float(np.median(entropy[:3])) < ALL_TOKENS or not stalls(log):
         return None
-    title = (
-        f"the policy hesitates between {np.exp(np.median(entropy[:3])):.0f} tokens at each place from the first row "
-        "on: does it see its prompts in the form that it was trained on?"
-    )
+    tokens = f"{np.exp(np.median(entropy[:3])):.0f} tokens at each place from the first row on"
+    title = f"the policy hesitates between {tokens}: does it see its prompts in the form that it was trained on?"
     return Sign(("wrong_template", "logprob_shift"), title, ("entropy", "kl", "grad_norm"))
 
 
@@ -367,16 +345,11 @@ def _hardly_differs(log: RunLog) -> Sign | None:
     level = float(np.abs(score).mean()) if len(score) else 0.0
     if len(score) < LEAST_ROWS or len(spread) < LEAST_ROWS or not len(silent) or float(np.ptp(score)) > 0.1 * level:
         return None
-    if (
-        not 0 < float(spread.max()) < 0.06 * level
-        or float(silent.min()) < 0.5
-        or abs(level - round(level)) < 0.02 * level
-    ):
+    is_alike = 0 < float(spread.max()) < 0.06 * level and float(silent.min()) >= 0.5
+    if not is_alike or abs(level - round(level)) < 0.02 * level:
         return None
     title = "rewards hardly differ, most groups have no signal, and division by their deviation makes noise of the rest"
-    return Sign(
-        ("near_constant_reward", "all_wrong", "no_diversity"), title, ("reward_std", "zero_signal", "grad_norm")
-    )
+    return Sign(("near_constant_reward", "all_wrong", "no_diversity"), title, ("reward_std", "zero_signal"))
 
 
 def _lost_at_once(log: RunLog) -> Sign | None:
@@ -397,9 +370,7 @@ def _moves_within_a_step(log: RunLog) -> Sign | None:
     if len(moved) < LEAST_ROWS or float(np.median(moved)) < 0.3:
         return None
     title = f"{log.key('approx_kl')} is {np.median(moved):.2g} nats a token: sampler and learner are apart"
-    return Sign(
-        ("too_off_policy", "sampler_mismatch", "lr_too_high"), title, ("approx_kl", "clip_fraction", "grad_norm")
-    )
+    return Sign(("too_off_policy", "sampler_mismatch", "lr_too_high"), title, ("approx_kl", "clip_fraction"))
 
 
 SIGNS_OF_FIRST_STEPS = (

@@ -164,14 +164,6 @@ def _has_no_gradient(log: RunLog) -> bool:
     return not log.is_solved and log.is_zero("grad_norm")
 
 
-def _is_a_token(log: RunLog) -> bool:
-    return 0 < _end(log, "length") < 2
-
-
-def _gets_worse(log: RunLog) -> bool:
-    return log.evaluation_gain < 0
-
-
 def _loses_groups(log: RunLog) -> bool:
     return _end(log, "zero_wrong") > log.first("zero_wrong") + 0.2
 
@@ -180,6 +172,10 @@ LIMIT = "the mean answer is nearly as long as the longest, which has one length:
 OTHER_LENGTH = "answers have another length than at first, and nothing tells if more of them are right"
 SILENT = "four fifths of the groups give no signal, and the reward is far from its top"
 STOPPED = "answers grow into their limit, and the reward has stopped to rise"
+MOVES = "the policy moves by 0.3 nats a token and more within a step"
+OLD = "rollouts are more than sixteen updates old"
+TOKEN = "completions are a token long"
+WORSE = "held-out answers get worse"
 PAST = "both training and held-out answers are past their best"
 # What speaks against health whatever the reward does: the ids that fit, the condition, words, series to quote.
 AGAINST: tuple[tuple[str, Condition, str, str], ...] = (
@@ -189,33 +185,18 @@ AGAINST: tuple[tuple[str, Condition, str, str], ...] = (
     ("truncation no_eos", _above("truncated", 0.5), "most completions are cut at the length limit", "truncated length"),
     ("truncation no_eos", _is_at_limit, LIMIT, "length length_max"),
     ("length_hack truncation", _grows_into_limit, STOPPED, "length truncated"),
-    (
-        "lr_too_high entropy_collapse",
-        _loses_groups,
-        "groups without any right answer become more",
-        "zero_wrong entropy",
-    ),
-    (
-        "too_off_policy lr_too_high sampler_mismatch",
-        _above("approx_kl", 0.3),
-        "the policy moves by 0.3 nats a token and more within a step",
-        "approx_kl clip_fraction",
-    ),
-    (
-        "too_off_policy sampler_mismatch",
-        _is_clipped,
-        "much of the update is clipped",
-        "clip_fraction approx_kl entropy",
-    ),
-    (
-        "stale_sampler too_off_policy",
-        _above("staleness_mean", 16),
-        "rollouts are more than sixteen updates old",
-        "staleness_mean",
-    ),
+    ("lr_too_high entropy_collapse", _loses_groups, "more and more groups have no right answer", "zero_wrong entropy"),
+    ("too_off_policy lr_too_high sampler_mismatch", _above("approx_kl", 0.3), MOVES, "approx_kl clip_fraction"),
+    ("too_off_policy sampler_mismatch", _is_clipped, "much of the update is clipped", "clip_fraction approx_kl"),
+    ("stale_sampler too_off_policy", _above("staleness_mean", 16), OLD, "staleness_mean"),
     ("length_hack no_eos", _above("repetition", 0.3), "completions repeat themselves", "repetition length"),
-    ("length_collapse entropy_collapse", _is_a_token, "completions are a token long", "length entropy"),
-    ("memorising lr_too_high component_dominates", _gets_worse, "held-out answers get worse", ""),
+    (
+        "length_collapse entropy_collapse",
+        lambda log: 0 < _end(log, "length") < 2,
+        "completions are a token long",
+        "length",
+    ),
+    ("memorising lr_too_high component_dominates", lambda log: log.evaluation_gain < 0, WORSE, ""),
     ("lr_too_high entropy_collapse memorising", lambda log: log.is_past_best, PAST, "entropy kl lr"),
     ("length_hack", lambda log: _is_longer(log) > 3, OTHER_LENGTH, "length truncated"),
     ("length_collapse", lambda log: _is_longer(log) < 1 / 3, OTHER_LENGTH, "length entropy"),
@@ -237,14 +218,9 @@ def _is_seen_to_gain(log: RunLog) -> bool:
         or 0 <= float(log.values(log.evaluation).min()) <= log.largest(log.evaluation) <= 1
     )
     is_better = log.evaluation_gain > 0 and bool(is_known)
-    return (
-        is_better
-        or any(line.may_rise for line in every)
-        or any(
-            line.change > factor * line.certain * line.error and line.ends > factor * line.certain * line.ends_error
-            for line in lines
-        )
-    )
+    bounds = [(line, factor * line.certain) for line in lines]
+    are_up = [line.change > bound * line.error and line.ends > bound * line.ends_error for line, bound in bounds]
+    return is_better or any(line.may_rise for line in every) or any(are_up)
 
 
 def _is_near_top(log: RunLog, name: str) -> bool:

@@ -19,19 +19,14 @@ _SPAN = re.compile(r"(?P<low>.*?\d[\d.]*%?\+?)\s*(?P<sign>->|-|\u2013|\u2014|\u2
 _CHANGES = ("\u2192", "->", "=>")
 _UNITS = re.compile(r"(?<=\d)\s*(?:s|ms|sec|nats?|tok|tokens?|chars?|x)$")
 _THOUSAND = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
-_STAGE = re.compile(
-    r"checkpoint|ckpt|stage|phase|window|steps?[ _]range|\u9636\u6bb5", re.I
-)  # heads of columns of steps
+# Heads of columns of steps.
+_STAGE = re.compile(r"checkpoint|ckpt|stage|phase|window|steps?[ _]range|\u9636\u6bb5", re.I)
 _ASIAN = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]+")  # words beside a figure
-_STEP_CELL = re.compile(
-    r"(?:(?:global[ _]?)?steps?|iter(?:ation)?|ckpt|checkpoint|s|@)?\s*[-_ ]?#?(\d+)(?:/\d+)?$", re.I
-)
+_STEP_CELL = re.compile(r"(?i)(?:(?:global[ _]?)?steps?|iter(?:ation)?|ckpt|checkpoint|s|@)?[-_\s]*#?(\d+)(?:/\d+)?$")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _WINDOW = re.compile(r"(?:steps?\s*)?(\d+)\s*(?:-|\u2013|~|to)\s*\d+", re.I)
 _BEGIN = re.compile(r"start|begin|first|early|before|initial|baseline|\u521d|\u524d|\u5f00\u59cb|\ucd08\ubc18", re.I)
-_END = re.compile(
-    r"end|final|recent|last|late|after|now|current|\u672b|\u540e|\u6700\u7ec8|\u6700\u7d42|\ucd5c\uadfc", re.I
-)
+_END = re.compile(r"end|final|recent|last|late|after|now|current|\u672b|\u540e|\u6700[\u7ec8\u7d42]|\ucd5c\uadfc", re.I)
 _DECIMAL = re.compile(r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?")
 _BOUNDS = ("__MIN", "__MAX")  # wandb exports three columns for each figure
 
@@ -119,11 +114,8 @@ def _turned(header: list[str], lines: list[str]) -> Table | None:
     the word in all but the first, and of two columns for the beginning and the end of a run."""
     numbers = [float(h) for h in header[1:] if h.isdigit()]
     are_steps = len(numbers) == len(header) - 1 > 2 and numbers == sorted(set(numbers))
-    is_named = (
-        are_steps
-        or keys.is_step(header[0])
-        or (_STEP_CELL.fullmatch(header[1]) is not None and not header[1].isdigit())
-    )
+    is_step = _STEP_CELL.fullmatch(header[1]) is not None and not header[1].isdigit()
+    is_named = are_steps or is_step or keys.is_step(header[0])
     steps: list[float | None] = [_step_number(h) if not h.isdigit() or is_named else None for h in header[1:]]
     while len(steps) > 3 and steps[-1] is None:
         steps.pop()  # remarks
