@@ -12,6 +12,7 @@ from gxpo.compare.trial_arms import (
     arms_of,
     check_template,
     command_of,
+    notes_on_sampling,
     parse_arm,
     refuse_meaning,
     remedies_of,
@@ -53,6 +54,13 @@ def test_same_arms_and_other_rewards_are_refused() -> None:
     with pytest.raises(ConfigError, match="changes what reward is: compare by another figure"):
         refuse_meaning(arms_of(["reward_weights=[1, 0]"], FIELDS), "reward")
     refuse_meaning(arms_of(["reward_weights=[1, 0]"], FIELDS), "rewards/right/mean")
+
+
+def test_arms_that_sample_in_another_way_have_a_note() -> None:
+    arms = arms_of(["temperature=1.2", "beta=0", "actor_rollout_ref.rollout.top_p=0.9"], None)
+    [note] = notes_on_sampling(arms, "reward")
+    assert note.startswith("temperature=1.2, actor_rollout_ref.rollout.top_p=0.9: reward is of answers")
+    assert notes_on_sampling(arms, "eval_reward") == notes_on_sampling(arms[:1], "reward") == []
 
 
 def test_every_template_has_its_places_and_says_what_ran() -> None:

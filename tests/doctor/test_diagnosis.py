@@ -188,21 +188,20 @@ def test_a_guess_of_which_one_is_proved_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "words"),
+    "figures",
     [
-        ({"kl": np.geomspace(0.01, 2.0, 60)}, "far from its reference"),
-        ({"entropy": np.geomspace(0.6, 0.001, 60)}, "entropy is gone"),
-        ({"approx_kl": 0.4}, "0.3 nats"),
-        ({"staleness_mean": 20.0}, "updates old"),
-        ({"repetition": rise(0.0, 0.6)}, "repeat themselves"),
-        ({"length": np.geomspace(100, 1.2, 60), "length_min": 1.0}, "a token long"),
-        ({"length": rise(100, 600), "reward": rise(0.3, 1.8)}, "another length"),
-        ({"eval__accuracy": np.linspace(0.8, 0.4, 9)}, "held-out answers get worse"),
+        {"kl": np.geomspace(0.01, 2.0, 60)},
+        {"entropy": np.geomspace(0.6, 0.001, 60)},
+        {"approx_kl": 0.4},
+        {"staleness_mean": 20.0},
+        {"repetition": rise(0.0, 0.6)},
+        {"length": np.geomspace(100, 1.2, 60), "length_min": 1.0},
+        {"length": rise(100, 600), "reward": rise(0.3, 1.8)},
+        {"eval__accuracy": np.linspace(0.8, 0.4, 9)},
     ],
 )
-def test_a_rising_reward_is_not_healthy_beside_other_signs(figures: dict[str, Any], words: str) -> None:
-    diagnosis = diagnose(log(**healthy(reward=rise(0.3, 0.7) + noise(0.03)) | {"x": 0.0} | figures))
-    assert diagnosis.sick or (diagnosis.exit_code == 2 and words in diagnosis.doubt)
+def test_a_rising_reward_is_not_healthy_beside_other_signs(figures: dict[str, Any]) -> None:
+    assert diagnose(log(**healthy(reward=rise(0.3, 0.7) + noise(0.03)) | figures)).exit_code == 1
 
 
 def test_slower_steps_are_a_note_and_no_doubt_of_a_gain() -> None:
@@ -223,12 +222,12 @@ def test_a_guess_of_less_weight_explains_no_critical_finding() -> None:
 def test_answers_at_a_limit_that_is_not_written_are_no_health() -> None:
     """The longest answer has 256 tokens in each step, and the mean one 240."""
     result = diagnose(log(**healthy(length=240 + noise(3), length_max=256.0, truncated=None)))
-    assert (result.exit_code, result.findings) == (2, []) and "a limit cuts many" in result.verdict
+    assert result.exit_code == 1 and "a limit cuts many" in result.findings[0].title
 
 
 def test_more_and_more_groups_without_a_right_answer_are_no_health() -> None:
     result = diagnose(log(**healthy(zero_wrong=rise(0.1, 0.5))))
-    assert result.exit_code == 2 and "without any right answer" in result.verdict
+    assert result.exit_code == 1 and "have no right answer" in result.findings[0].title
 
 
 @pytest.mark.parametrize(("evaluated", "code"), [([-3.0, -1.0], 2), ([0.2, 0.9], 0)])
@@ -240,4 +239,4 @@ def test_a_flat_sum_of_parts_is_not_near_its_top_by_its_own_noise() -> None:
     """1.02 to 1.1 of a sum of which one part pays 0.1 of a largest 1, and nothing gains."""
     parts = {"component__a": 0.95 + noise(0.04), "component__b": 0.1 + noise(0.05, turn=3)}
     run = log(reward=1.05 + noise(0.05, turn=2), **parts, grad_norm=0.3)
-    assert diagnose(run).exit_code == 2
+    assert [finding.ids for finding in diagnose(run).findings] == [("no_gain",)]

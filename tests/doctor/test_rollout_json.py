@@ -71,6 +71,13 @@ def record(group, n, **more):
     return head | {"prompt_text": "Q", "turns": [turn], "reward": 1.0} | more
 
 
+def test_a_critique_holds_the_answers_that_were_sampled_under_it(tmp_path):
+    refined = [record("s1/a", n, reward=float(n), info={"refinements": [f"answer {n}"]}) for n in range(2)]
+    dump(tmp_path / "rollouts/step-000010.jsonl", refined)
+    sample, _, _ = read(tmp_path)
+    assert sample.completion == ["hi\n\nanswer 0", "hi\n\nanswer 1"] and sample.score.tolist() == [0, 1]
+
+
 def test_records_of_gxpo(tmp_path):
     cut = {"action": [5], "finish": "length", "action_text": "ho"}
     full = {"rewards": {"f": 1.0, "g": None}, "success": True, "info": {"advantage": 0.5}}

@@ -13,6 +13,7 @@ MODULES = (
     "correspondence",
     "credit",
     "evaluation",
+    "health",
     "outcome",
     "reward_variance",
     "sampled",
@@ -25,7 +26,7 @@ def test_every_sickness_has_a_case_beside_its_check():
     for module in MODULES:
         cases = set(importlib.import_module(f"tests.doctor.checks.test_{module}").CASES)
         assert cases == {i for i, s in SICKNESSES.items() if s.check.__module__ == f"gxpo.doctor.checks.{module}"}
-    assert len(SICKNESSES) == 42
+    assert len(SICKNESSES) == 43
 
 
 @pytest.mark.parametrize("entry", SICKNESSES.values(), ids=SICKNESSES)

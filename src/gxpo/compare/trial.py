@@ -373,7 +373,8 @@ def conclude_trial(trial: Trial) -> Outcome:
     ending = f"; ended by its {ledger.reason}" if ledger.reason in ("minutes", "tokens") else ""
     n_arms = sum(arm.kind == "arm" for arm in trial.arms)
     rule = f"rule: {looks.rule(trial.budget, n_arms)}{ending}"
-    notes = [advice, *explosions.values(), *doctor, rule, *notes, *kept]
+    sampling = trial_arms.notes_on_sampling(trial.arms, trial.metric)
+    notes = [advice, *explosions.values(), *sampling, *doctor, rule, *notes, *kept]
     return Outcome(replace(comparison, notes=notes), words, best[0] if best else "")
 
 

@@ -28,6 +28,7 @@ OWN_KEYS = (
     "hub_token", "hub_model_id", "logging_steps", "logging_strategy", "resume_from_checkpoint", "run_name",
 )  # fmt: skip
 MEANING = ("reward_weights",)  # keys that change what `reward` measures
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")  # last words of keys that change how answers are sampled
 # A remedy's line: assignments, and changes in words of a setting's own value. A bare word is a value of `method` alone:
 # elsewhere it is the name of something in a script.
 KEY = r"[a-z][a-z_0-9.]+"
@@ -111,6 +112,17 @@ def refuse_meaning(arms: Sequence[Arm], metric: str) -> None:
                     f"arm {arm.label} changes what {metric} is: compare by another figure, as --metric "
                     "rewards/NAME/mean"
                 )
+
+
+def notes_on_sampling(arms: Sequence[Arm], metric: str) -> list[str]:
+    """Note on arms that sample in another way: hotter answers score less, whatever was learnt."""
+    labels = [arm.label for arm in arms if {key.rsplit(".", 1)[-1] for key in arm.keys} & set(SAMPLING)]
+    if not labels or "eval" in metric:
+        return []
+    return [
+        f"{', '.join(labels)}: {metric} is of answers that are sampled otherwise than the base's, so a difference is "
+        "not what was learnt alone: compare held-out answers at one temperature"
+    ]
 
 
 # ---------------------------------------------------------------- commands

@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from gxpo.doctor import checks  # noqa: F401  # registers them
 from gxpo.doctor.checks.few_rows import few_rows
+from gxpo.doctor.checks.health import NO_GAIN, against, doubt
 from gxpo.doctor.finding import LEAST_POINTS, Diagnosis, Finding, Unchecked
 from gxpo.doctor.readers.keys import UNKNOWN, lookalikes, trainer
 from gxpo.doctor.remedies import SCORE_SUSPECTS, remedies
 from gxpo.doctor.rollouts import Rollouts
 from gxpo.doctor.runlog import RunLog
-from gxpo.doctor.series import CERTAIN
 from gxpo.doctor.sickness import SICKNESSES
 
 SEVERITY = ("critical", "warning", "note")
@@ -28,8 +26,6 @@ CONSEQUENCE_TITLES = {
     "lr_too_high": "the policy has collapsed",
     "verifier_outage": "the reward stays at one level",
 }
-ROUND_TOPS = (1.0, 1.1, 1.2, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 100.0)  # largest rewards that are usual
-GAIN = 2.0  # standard errors, before the widening for short runs, from which a run is seen to gain
 MOST_ENABLED = 3  # lines of advice where a run shows nothing
 MOST_PROPOSED = 3  # keys that are proposed as the reward
 SILENT = {"all_wrong", "all_right", "group_too_small", "no_diversity"}  # groups of equal scores are what is wrong
@@ -79,7 +75,14 @@ def diagnose(
     # a copy without cached conclusions: series may have been added since the last diagnosis
     log = replace(log)
     findings = [f for s in SICKNESSES.values() if (f := s.check(log)) is not None]
-    findings = _under_causes(_without_repeats([*further, *findings, *(few_rows(log) if log.is_excerpt else ())]))
+    findings = [*further, *findings, *(few_rows(log) if log.is_excerpt else ())]
+    # what has a cause is told by it; signs against health, and that nothing was learnt, are the last resort
+    causes = [f for f in findings if f.ids[0] != NO_GAIN]
+    if any(f.severity != "note" for f in causes):
+        findings = causes
+    elif (sign := against(log)) is not None:
+        findings = [*causes, sign]
+    findings = _under_causes(_without_repeats(findings))
     # no method mends a score that may be wrong
     is_suspect = any(set(SCORE_SUSPECTS) & set(f.ids) and f.severity != "note" for f in findings)
     findings = [replace(f, remedy=remedies(f.ids, log, with_methods=not is_suspect)) for f in findings]
@@ -121,127 +124,10 @@ def _evidence(log: RunLog) -> dict[str, Any]:
     return {"points": points, "unknown_keys": unknown_keys, "advice": advice}
 
 
-def doubt(log: RunLog) -> str:
-    """Reason for which a run in which no check finds anything is not healthy either: nothing shows that it gains or is
-    done. "" where its reward, its verdicts or its evaluations do."""
-    name = "reward" if log.has("reward") else "success"
-    line = log.trend(name)
-    if line is None:
-        return ""
-    level = f"{log.key(name)} {_start(log, name)} -> {line.last:.3g} over {line.n} logged points"
-    held_out = log.values(log.evaluation) if log.evaluation is not None else np.empty(0)
-    if len(held_out) >= 3 and not held_out.any():
-        return f"{log.key(log.evaluation or '')} is 0 in all {len(held_out)} evaluations, whatever {name} does"
-    # a reward that is never above 0 rises as charges are avoided, or as right answers are, if its sign is wrong
-    is_charge = name == "reward" and log.largest(name) <= 0 and log.values(name).min() < 0
-    if is_charge and log.correctness is None and log.evaluation_gain <= 0:
-        return f"{level}: never above 0, so that it rises with fewer charges, and with a flipped sign"
-    if not (_is_seen_to_gain(log) or _is_near_top(log, name)):
-        return f"{level}: no clear gain, and not near its largest possible value"
-    against = next((text for is_against, text in AGAINST if is_against(log)), None)
-    return "" if against is None else f"{level}, but {against}"
-
-
-def _end(log: RunLog, name: str) -> float:
-    """Last level of a series; 0 where there is none."""
-    return log.last(name) if log.has(name) else 0.0
-
-
-def _is_far_off(log: RunLog) -> bool:
-    """True if the policy's KL is above half a nat a token and ten times its start, and no verdict says that it is right
-    more often."""
-    if log.evaluation_gain > 0 or (log.correctness is not None and log.rises(log.correctness)):
-        return False
-    size = np.abs(log.values("kl"))
-    fifth = max(3, len(size) // 5)
-    return len(size) >= 10 and float(np.median(size[-fifth:])) > max(0.5, 10 * float(np.median(size[: min(fifth, 10)])))
-
-
-def _is_unproved(log: RunLog) -> bool:
-    """True if answers have become three times as long, or as short, and nothing tells if more of them are right."""
-    if log.correctness or log.evaluation or not log.has("length", "reward") or log.largest("reward") <= 1.05:
-        return False
-    ratio = log.last("length") / max(log.first("length"), 1e-9)
-    return not 1 / 3 < ratio < 3
-
-
 def _is_slowed(log: RunLog) -> bool:
     """True if a step takes five times as long as the first ones, and longer answers do not explain it."""
     longer = log.last("length") / log.first("length") if log.has("length") and log.first("length") > 0 else 1.0
     return log.has("seconds") and log.last("seconds") > 5 * log.first("seconds") * max(longer, 1.0) > 0
-
-
-def _is_entropy_gone(log: RunLog) -> bool:
-    """True if a twentieth of the entropy is left, and next to nothing, before the tasks are solved."""
-    return not log.is_solved and log.has("entropy") and log.last("entropy") < min(0.02, 0.05 * log.first("entropy"))
-
-
-def _is_at_limit(log: RunLog) -> bool:
-    """True if the longest answer has one length in all steps, and the mean one four fifths of it: a limit cuts many."""
-    if not log.has("length", "length_max") or log.has("truncated") or len(log.values("length_max")) < LEAST_POINTS:
-        return False
-    return log.is_constant("length_max") and log.last("length") > 0.8 * log.last("length_max")
-
-
-# What speaks against health whatever the reward does, where no check has made a finding of it: condition, words.
-AGAINST: tuple[tuple[Callable[[RunLog], bool], str], ...] = (
-    (lambda log: not log.is_solved and log.is_zero("grad_norm"), "the gradient is 0 in every step"),
-    (_is_entropy_gone, "entropy is gone: the answers of a group are all alike"),
-    (_is_far_off, "the policy is far from its reference"),
-    (lambda log: _end(log, "truncated") > 0.5, "most completions are cut at the length limit"),
-    (_is_at_limit, "the mean answer is nearly as long as the longest, which has one length: a limit cuts many"),
-    (
-        lambda log: _end(log, "zero_wrong") > log.first("zero_wrong") + 0.2,
-        "groups without any right answer become more",
-    ),
-    (lambda log: _end(log, "approx_kl") > 0.3, "the policy moves by 0.3 nats a token and more within a step"),
-    (lambda log: _end(log, "clip_fraction") > 0.4, "most of the update is clipped"),
-    (lambda log: _end(log, "staleness_mean") > 16, "rollouts are more than sixteen updates old"),
-    (lambda log: _end(log, "repetition") > 0.3, "completions repeat themselves"),
-    (lambda log: _end(log, "length") > 0 and log.last("length") < 2, "completions are a token long"),
-    (lambda log: log.evaluation_gain < 0, "held-out answers get worse"),
-    (lambda log: log.is_past_best, "both training and held-out answers are past their best"),
-    (_is_unproved, "answers have another length than at first, and nothing tells if more of them are right"),
-)
-
-
-def _is_seen_to_gain(log: RunLog) -> bool:
-    """True if what tells right answers rises, beyond two standard errors: verdicts, a component for correctness or the
-    evaluations; the reward where none of these is logged."""
-    names = {"success", log.correctness} if log.correctness else {"reward", "success"}
-    lines = [line for name in names if (line := log.trend(name)) is not None]
-    factor = GAIN / CERTAIN
-    every = [line for name in ("reward", "success") if (line := log.trend(name)) is not None]
-    # two or three evaluations of a reward, of which nobody knows how many tasks they are, differ by chance
-    is_known = log.evaluation is not None and (
-        len(log.values(log.evaluation)) > 3
-        or log.evaluation_tasks
-        or 0 <= float(log.values(log.evaluation).min()) <= log.largest(log.evaluation) <= 1
-    )
-    is_better = log.evaluation_gain > 0 and bool(is_known)
-    return (
-        is_better
-        or any(line.may_rise for line in every)
-        or any(
-            line.change > factor * line.certain * line.error and line.ends > factor * line.certain * line.ends_error
-            for line in lines
-        )
-    )
-
-
-def _is_near_top(log: RunLog, name: str) -> bool:
-    """True if the last steps are within a fifth of the largest reward: as recorded, else the next round number."""
-    values = log.values(name)
-    low, high = float(min(values.min(), 0.0)), float(values.max())
-    parts = log.components()
-    if log.has("reward_max") and name == "reward":
-        top = log.largest("reward_max")
-    elif name == "reward" and high > 1.001 and len(parts) > 1:
-        # the largest sum is not known by sums of steps that differ by chance: each part is near its own top
-        return all(log.last(f"component/{part}") <= 0 or _is_near_top(log, f"component/{part}") for part in parts)
-    else:
-        top = 0.0 if high <= 0 else next(n for n in (*ROUND_TOPS, high) if high <= n * 1.001)
-    return log.last(name) >= top - 0.2 * (top - low)
 
 
 def _lines(source: str) -> Mapping[str, str]:
@@ -338,12 +224,6 @@ def _has_root(name: str, parents: dict[str, str]) -> bool:
     return not (cause == name and name == min(chain))
 
 
-def _start(log: RunLog, name: str) -> str:
-    """Start of a series as findings quote it: the level of the first steps, or of the first alone with its number."""
-    level, place = log.column(name).start
-    return f"{level:.3g}" if place == "in the first steps" else f"{level:.3g} {place}"
-
-
 def progress(log: RunLog) -> str:
     """Describe how reward and evaluations changed over the run, each with a 95% interval."""
     parts = []
@@ -366,7 +246,7 @@ def progress(log: RunLog) -> str:
         else:
             verdict = f"no clear change (a gain of {line.detectable:.2g} or more would have been visible)"
         parts.append(
-            f"{log.key(name)} {_start(log, name)} -> {line.last:.3g} over {line.n} steps (trend "
+            f"{log.key(name)} {log.column(name).start_text} -> {line.last:.3g} over {line.n} steps (trend "
             f"{line.change:+.2g}, 95% {low:+.2g} to {high:+.2g}): {verdict}"
         )
         break

@@ -11,10 +11,11 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from gxpo.base.errors import RecordError
+from gxpo.doctor.derived import add_curves, complete
 from gxpo.doctor.readers import configs, keys
-from gxpo.doctor.readers.console import MOST_MESSAGES
 from gxpo.doctor.readers.files import candidates, dump_source, read_file
 from gxpo.doctor.readers.keys import trainer
+from gxpo.doctor.readers.messages import MOST_MESSAGES
 from gxpo.doctor.readers.table import Columns, Table
 from gxpo.doctor.rollout_files import rollouts
 from gxpo.doctor.runlog import RunLog
@@ -24,7 +25,6 @@ LOOKED_FOR = (
     "trainer_state.json, metrics as JSON lines, CSV or TensorBoard events, stores of MLflow and trackio, consoles, "
     "dumps of rollouts"
 )
-LEAST_ROLLOUTS = 2  # of a step, for a curve of the completions
 # Kinds of files, the most exact first: of a figure that two files have, the first kind's counts.
 _ORDER = ("state", "rows", "table", "events", "console")
 # Figures that do not tell runs apart: equal in different runs (schedules) or different in logs of one (clocks).
@@ -221,32 +221,7 @@ def add_series(log: RunLog, members: Mapping[str, Table], mapping: Mapping[str, 
         log.series[name] = Series(np.array(steps, dtype=float), np.array(values, dtype=float), key)
         log.raw.pop(key, None)
     log.notes += notes
-    _drop_empty_verdicts(log)
-    _add_zero_signal(log)
-
-
-def _add_zero_signal(log: RunLog) -> None:
-    """Add the share of groups without a signal as that of all-right plus that of all-wrong ones, for rewards of 0 and
-    1: a graded one, whose mean is not the share of right answers, may differ within groups that count as wrong."""
-    right, wrong, success = (log.column(name) for name in ("zero_right", "zero_wrong", "success"))
-    if log.has("zero_signal") or not len(right) or len(right) != len(wrong):
-        return
-    reward = log.values("reward")
-    if len(success) and (len(success) != len(reward) or float(np.abs(success.values - reward).max()) > 1e-3):
-        return
-    silent = np.minimum(right.values + wrong.values, 1.0)
-    log.series["zero_signal"] = Series(right.steps, silent, f"{right.key} + {wrong.key}")
-
-
-def _drop_empty_verdicts(log: RunLog) -> None:
-    """Set verdicts aside that are all 0 because nobody gave any: then no group is counted as all wrong, either."""
-    if not (log.is_zero("success") and log.is_zero("zero_wrong")) or log.is_constant("reward"):
-        return
-    log.notes.append(f"{log.key('success')} and {log.key('zero_wrong')} are 0 in all steps: not taken for verdicts")
-    for name in ("success", "zero_wrong", "zero_right"):
-        if log.is_zero(name):
-            series = log.series.pop(name)
-            log.raw[series.key] = series
+    complete(log)
 
 
 def _mapped_keys(mapping: Mapping[str, str], columns: Columns, spelling: Mapping[str, str]) -> dict[str, str]:
@@ -264,26 +239,6 @@ def _mapped_keys(mapping: Mapping[str, str], columns: Columns, spelling: Mapping
             )
         name_of_key[key] = name
     return name_of_key
-
-
-def add_curves(log: RunLog) -> None:
-    """Add curves of reward, success, length and cut answers from the completions, where no file has the first two.
-
-    A run that has saved no metrics yet may have its completions: TRL saves the former every 500 steps.
-    """
-    rollouts = log.training_rollouts
-    if rollouts is None or "reward" in log.series or "success" in log.series:
-        return
-    columns = {"reward": "score", "success": "success", "length": "tokens", "truncated": "truncated"}
-    for name, column in columns.items():
-        values = getattr(rollouts, column)
-        usable = np.isfinite(values) & (rollouts.step >= 0)
-        if name in log.series or not usable.any():
-            continue
-        steps, place, counts = np.unique(rollouts.step[usable], return_inverse=True, return_counts=True)
-        means = np.bincount(place, weights=values[usable]) / counts
-        is_curve = counts >= LEAST_ROLLOUTS
-        log.series[name] = Series(steps[is_curve].astype(float), means[is_curve], f"mean {column} of the completions")
 
 
 def _last_phase(log: RunLog, columns: Columns) -> Columns:

@@ -306,10 +306,13 @@ class _GxpoRecords:
         # the last turn decides: an episode goes on after an earlier action that was cut
         is_cut = finishes[-1] == "length" if finishes else (bool(value["truncated"]) if "truncated" in value else NAN)
         reference_column = first_reference(list(info))
+        # what a critique is worth is told by the answers that are sampled under it: they are part of what is scored
+        refined = info.get("refinements")
+        sampled_texts = [text(answer) for answer in refined] if isinstance(refined, list) else []
         return Row(
             step=self.dump.step,
             prompt=prompt,
-            completion="\n\n".join(_turn_text(t) for t in turns),
+            completion="\n\n".join([*map(_turn_text, turns), *sampled_texts]),
             score=number(value.get("reward")),
             group=str(value.get("group")),
             components={str(k): number(v) for k, v in rewards.items()},

@@ -146,6 +146,13 @@ class Series:
             return float(values[0]), f"at step {steps[0]:.0f}"
         return self.first, "in the first steps"
 
+    @property
+    def start_text(self) -> str:
+        """Start of the series as findings quote it: the level of the first steps, or of the first alone with its
+        number."""
+        level, place = self.start
+        return f"{level:.3g}" if place == "in the first steps" else f"{level:.3g} {place}"
+
     @cached_property
     def last(self) -> float:
         """Mean over the last fifth of the steps, at least three; nan where there is nothing."""
@@ -263,6 +270,11 @@ class Trend:
     @property
     def falls(self) -> bool:
         return -self.change > self.certain * self.error or -self.ends > self.certain * self.ends_error
+
+    @property
+    def is_past_best(self) -> bool:
+        """True if a seventh of its best is lost, beyond its noise."""
+        return self.best - self.last > max(CERTAIN * self.ends_error, 0.15 * abs(self.best))
 
     @property
     def detectable(self) -> float:

@@ -232,3 +232,45 @@ def test_a_first_update_that_leaves_nothing() -> None:
     run = log(reward=np.array([29.6, 0.02, 0.03, 0.04]), length=np.array([483.0, 982.0, 975.0, 987.0]))
     assert diagnose(run).findings[0].ids[0] == "sampler_mismatch"
     assert not diagnose(log(reward=np.array([0.5, 0.0, 0.0, 0.0]), length=np.array([90.0, 95.0, 99.0, 91.0]))).sick
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        (
+            "| metric | early | recent |\n|---|---|---|\n| reward | 0.6 | 0.39 |\n| kl | 0.004 | 0.24 |\n"
+            "| completions/clipped_ratio | 4.9% | 16.3% |\n",
+            ("lr_too_high", "kl_runaway", "truncation"),
+        ),
+        (
+            "| metric | before | after |\n|---|---|---|\n| reward | 0.166 | 0.047 |\n",
+            ("lr_too_high", "kl_runaway", "reward_noise"),
+        ),
+        (
+            table("step  reward  eval perplexity", "10 0.71 4.5", "20 0.97 7.3", "30 0.98 10", "40 0.99 11.3"),
+            ("component_dominates", "kl_runaway", "judge_hacked"),
+        ),
+        (
+            table("step  reward_mean  verifier_reward", "0 -0.165 0.0", "1 -0.2 0.0", "2 -0.166 0.0", "3 -0.17 0.0"),
+            ("all_wrong", "verifier_rejects_right_answers", "dead_component"),
+        ),
+        (
+            table("step  ppo_kl  reward", "1 0.7 0.2", "2 1.2 0.3", "3 0.6 0.2", "4 3.1 0.25"),
+            ("too_off_policy", "sampler_mismatch", "lr_too_high"),
+        ),
+        (
+            table("step  entropy  Structural", "0 0.303 0.4", "50 0.211 0.7", "150 0.016 0.9", "250 0.0099 0.9"),
+            ("entropy_collapse", "no_diversity"),
+        ),
+    ],
+)
+def test_signs_of_two_ends_and_of_few_columns(tmp_path: Path, text: str, ids: tuple[str, ...]) -> None:
+    (tmp_path / "report.md").write_text(text)
+    assert diagnose(read(tmp_path)).findings[0].ids == ids
+
+
+def test_two_ends_that_gain_or_differ_little_are_no_verdict(tmp_path: Path) -> None:
+    text = "| metric | before | after |\n|---|---|---|\n| reward | {} | {} |\n| kl | 0.004 | 0.24 |\n"
+    for first, last in ((0.2, 0.7), (0.7, 0.65)):
+        (tmp_path / "report.md").write_text(text.format(first, last))
+        assert diagnose(read(tmp_path)).exit_code == 2

@@ -385,3 +385,42 @@ def test_a_row_whose_opening_brace_was_not_copied(tmp_path):
     path.write_text(row + "'frac_reward_zero_std': 0.0, 'epoch': 0.0, 'global_step/max_steps': '5/3766'}\n")
     run = read(path)
     assert (run.values("reward").tolist(), run.steps("reward").tolist()) == ([0.34], [5.0])
+
+
+def test_lists_of_points_are_curves(tmp_path):
+    (tmp_path / "tb.txt").write_text(
+        "train/approx_kl:  [(0, 0.73), (1, 1.27), (2, 0.63)]\ntrain/grad_norm: [(0, 90059), (1, 9e10), (2, 138006)]\n"
+    )
+    run = read(tmp_path)
+    assert run.values("approx_kl").tolist() == [0.73, 1.27, 0.63] and run.values("grad_norm").tolist()[1] == 9e10
+    assert run.steps("approx_kl").tolist() == [0, 1, 2]
+
+
+def test_the_summary_that_wandb_prints_is_the_last_row(tmp_path):
+    (tmp_path / "out.txt").write_text(
+        "wandb: Run history:\nwandb:  train/reward \u2581\u2583\u2588\nwandb: Run summary:\n"
+        "wandb:  train/global_step 200\nwandb:       train/reward 0.77344\nwandb:    train/grad_norm 10.8125\n"
+    )
+    run = read(tmp_path)
+    assert run.values("reward").tolist() == [0.77344] and run.steps("reward").tolist() == [200]
+
+
+def test_a_row_of_words_goes_on_in_indented_lines(tmp_path):
+    (tmp_path / "train.log").write_text(
+        "".join(
+            f"[train] iter={i} algo=grpo mean_reward=0.{i} loss=0.01\n  clip_frac=0.4 entropy=4.{i}\n  kl=0 note\n\n"
+            for i in range(4)
+        )
+    )
+    run = read(tmp_path)
+    assert run.values("reward").tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert run.values("entropy").tolist() == pytest.approx([4.0, 4.1, 4.2, 4.3]) and len(run.values("kl")) == 0
+
+
+def test_a_list_of_values_is_a_curve_unless_its_key_comes_twice(tmp_path):
+    values = ", ".join(f"0.{i}" for i in range(10))
+    (tmp_path / "note.txt").write_text(f"rewards = [{values}]\naccuracy: {values.replace(', ', ' -> ')}\n")
+    run = read(tmp_path)
+    assert run.values("reward").tolist() == run.values("success").tolist() == [i / 10 for i in range(10)]
+    (tmp_path / "note.txt").write_text(f"rewards = [{values}]\n" * 2)
+    assert not read(tmp_path).series

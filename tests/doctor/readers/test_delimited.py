@@ -41,7 +41,7 @@ def test_a_break_in_a_table_of_six_rows_is_possible(tmp_path):
         ("1.2k", 1200.0),
         ("\u22120.989", -0.989),
         ("0.41-0.45", 0.43),
-        ("0.14 \u2192 0.21", 0.175),
+        ("0.14 \u2192 0.21", 0.21),
         ("1700+", 1700.0),
         ("0.08\uff08\u6301\u7eed\u4e0b\u964d\uff09", 0.08),
         ("0.45 \u2193", 0.45),
@@ -128,3 +128,43 @@ def test_heads_in_chinese_are_read_by_their_parts(tmp_path):
     run = read(tmp_path / "r.md")
     assert run.values("reward").tolist() == [0.1, 0.2, 0.3]
     assert run.values("success").tolist() == [0.01, 0.02, 0.03] and run.values("length").tolist() == [40, 50, 60]
+
+
+def test_columns_for_the_beginning_and_the_end_are_two_rows():
+    text = "| metric | 1~100 | **531~630** | change |\n|---|---:|---:|---|\n"
+    table = from_delimited(text + "| **reward** | 0.60 | 0.39 | -35% |\n| kl | 0.0036 | 0.239 | x66 |\n", "report.md")
+    assert table is not None and [row for _, row in table.rows] == [
+        {"reward": 0.6, "kl": 0.0036},
+        {"reward": 0.39, "kl": 0.239},
+    ]
+    assert from_delimited("| metric | GRPO | PPO |\n|---|---|---|\n| reward | 0.6 | 0.4 |\n", "arms.md") is None
+
+
+def test_steps_of_a_turned_table_need_the_word_once():
+    text = "| metric | step 3 | 19 | 35 | note |\n|---|---|---|---|---|\n| reward | 0.1 | - | ~0.3 | good |\n"
+    table = from_delimited(text, "report.md")
+    assert table is not None and [step for step, _ in table.rows] == [3, 19, 35]
+    assert [row.get("reward") for _, row in table.rows] == [0.1, None, 0.3]
+
+
+def test_commas_within_cells_part_thousands_or_decimals():
+    table = from_delimited('step,reward,length\n"1,000",0.5,"1,184"\n"2,000",0.6,90\n', "t.csv")
+    assert table is not None and table.rows == [
+        (1000, {"reward": 0.5, "length": 1184}),
+        (2000, {"reward": 0.6, "length": 90}),
+    ]
+    table = from_delimited("step;reward\n1;0,5\n2;1,25\n", "t.csv")
+    assert table is not None and table.rows == [(1, {"reward": 0.5}), (2, {"reward": 1.25})]
+
+
+def test_a_head_of_numbers_alone_is_of_steps():
+    table = from_delimited("| | 0 | 100 | 300 |\n|---|---|---|---|\n| reward | 0.3 | 0.4 | 0.6 |\n", "report.md")
+    assert table is not None and [step for step, _ in table.rows] == [0, 100, 300]
+
+
+def test_a_change_counts_by_its_end_and_a_range_by_its_middle():
+    rows = "| 1-100 | 0.06\u21920.25 | 0.7-0.9 |\n| 100-300 | 0.28\u21920.15 | 2 |\n| 300+ | 0.1 | 3 |\n"
+    table = from_delimited("| step | reward | entropy |\n|---|---|---|\n" + rows, "report.md")
+    assert table is not None and [step for step, _ in table.rows] == [100, 300, 301]
+    assert [row["reward"] for _, row in table.rows] == [0.25, 0.15, 0.1]
+    assert [row["entropy"] for _, row in table.rows] == pytest.approx([0.8, 2, 3])

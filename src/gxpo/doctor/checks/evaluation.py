@@ -154,7 +154,8 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
         usual = float(np.median(jumps[jumps > 0])) if (jumps > 0).any() else 1.0
         ahead = np.flatnonzero(jumps > 3 * usual)
         is_regular = np.mean(jumps == usual) >= 0.8
-        if is_regular and len(ahead) == 1 and jumps[ahead[0]] >= 5 * usual:
+        # a last row that stands apart is the end of a report's excerpt
+        if is_regular and len(ahead) == 1 and jumps[ahead[0]] >= 5 * usual and ahead[0] < len(jumps) - 2:
             i = int(ahead[0])
             lines.append(f"step {main.steps[i]:.0f} is followed by step {main.steps[i + 1]:.0f}")
     # a data loader that began anew shows in the epoch, even if steps go on

@@ -2,53 +2,45 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-
 import numpy as np
 
 from gxpo.doctor.checks.correspondence import USUAL
+from gxpo.doctor.checks.excerpt import (
+    LEAST_ROWS,
+    Sign,
+    ends,
+    grows_and_fails,
+    pays_something_unnamed,
+    repeats_itself,
+    score_of,
+    stalls,
+    stays_level,
+    unnamed_fall,
+)
 from gxpo.doctor.finding import Finding
 from gxpo.doctor.runlog import RunLog
 from gxpo.doctor.series import denominator
 from gxpo.doctor.sickness import finding
 
-LEAST_ROWS, MOST_ROWS = 4, 15  # of a table of few rows
+MOST_ROWS = 15  # of a table of few rows
 SURE = 0.12  # nats a token, below which a policy is nearly certain of an answer of some hundred tokens
 GONE = 0.05  # nats a token, at which little is left to sample
 BLIND = 3.0  # nats a token that a model of language reaches only where it does not know what it was asked
 ALL_TOKENS = 12.5  # nats, of all tokens of a vocabulary alike: more is a sum over tokens
 
 
-# Names of columns that say how many answers are right, in reports that call them as they like.
-VERDICT = re.compile(r"acc|(?<![a-z])(?:em|ex|f1)(?![a-z])|success|solve|correct|pass@|exact", re.I)
-
-
-@dataclass(frozen=True)
-class Sign:
-    """Sign of a sickness in a few rows: the ids that fit, a title, and the series to quote."""
-
-    ids: tuple[str, ...]
-    title: str
-    names: tuple[str, ...]
-
-
 def few_rows(log: RunLog) -> list[Finding]:
-    """Findings of a table of four to fourteen rows, as reports have it, where a sign is strong; as possible only."""
-    n = max(
-        (
-            len(log.values(name))
-            for name in (score_of(log), "grad_norm", "kl", "entropy", "length", "gap_kl", "gap_mean")
-        ),
-        default=0,
-    )
+    """Findings of a table of two to fourteen rows, as reports have it, where a sign is strong; as possible only."""
+    names = (score_of(log), "grad_norm", "kl", "entropy", "length", "gap_kl", "gap_mean", "approx_kl")
+    n = max(len(log.values(name)) for name in names)
     is_chosen = log.last_step >= 2 * n  # rows of a longer run that somebody picked
     # the last rows of a run, of which the beginning is not known
     steps = log.steps(score_of(log))
     is_end = n >= MOST_ROWS and len(steps) > 0 and float(steps.min()) > 3 * n
-    if not LEAST_ROWS <= n < MOST_ROWS and not is_end:
+    if not 2 <= n < MOST_ROWS and not is_end:
         return []
-    signs = [sign(log) for sign in ((_certain_of_little,) if is_end else SIGNS if is_chosen else SIGNS_OF_FIRST_STEPS)]
+    checks = (_certain_of_little,) if is_end else SIGNS if is_chosen else SIGNS_OF_FIRST_STEPS
+    signs = [sign(log) for sign in (checks if n >= LEAST_ROWS else (_ends_apart,))]
     return [
         finding(
             sign.ids,
@@ -62,27 +54,26 @@ def few_rows(log: RunLog) -> list[Finding]:
     ]
 
 
-def score_of(log: RunLog) -> str:
-    """Name of the series that should rise: reward, verdicts, or the only reward function that was recorded."""
-    names = [name for name in ("reward", "success") if log.has(name)]
-    parts = log.components()
-    return names[0] if names else f"component/{parts[0]}" if len(parts) == 1 else "reward"
+def _ends_apart(log: RunLog) -> Sign | None:
+    """Two or three rows, as for the beginning of a run and its end: most of the score is lost, or a fifth of it while
+    KL, entropy or length change several times over."""
+    score = log.values(score_of(log))
+    if len(score) < 2 or score.min() < 0 or float(score[-1]) > 0.8 * float(score.max()):
+        return None
 
+    def ratio(name: str) -> float:
+        values = np.abs(log.values(name))
+        return float(values[-1] / values[0]) if len(values) > 1 and values[0] > 0 else 1.0
 
-def stalls(log: RunLog) -> bool:
-    """True if the last third of the rows is no better than the first: by less than two fifths of the range."""
-    values = log.values(score_of(log))
-    if len(values) < LEAST_ROWS:
-        return False
-    third = max(len(values) // 3, 2 if len(values) > 4 else 1)
-    gain = float(values[-third:].mean() - values[:third].mean())
-    return gain < 0.4 * float(np.ptp(values)) or gain < 0.02 * float(np.abs(values).max())
-
-
-def _ends(log: RunLog, name: str) -> tuple[float, float]:
-    """First value and the median of the last two; nan where there are fewer than three."""
-    values = log.values(name)
-    return (float(values[0]), float(np.median(values[-2:]))) if len(values) >= 3 else (float("nan"), float("nan"))
+    cut = log.values("truncated")
+    is_cut = len(cut) > 1 and float(cut[-1]) > max(0.1, 2 * float(cut[0]))
+    is_away = ratio("kl") > 10 and float(np.abs(log.values("kl"))[-1]) > 0.1
+    is_other = not 0.4 < ratio("entropy") < 2 or not 0.5 < ratio("length") < 1.6
+    if not (is_cut or is_away or is_other or float(score[-1]) < 0.4 * float(score.max())):
+        return None
+    ids = ("lr_too_high", "kl_runaway", "truncation") if is_cut else ("lr_too_high", "kl_runaway", "reward_noise")
+    title = f"{log.key(score_of(log))} falls from {score.max():.3g} to {score[-1]:.3g} as the policy leaves its start"
+    return Sign(ids, title, ("kl", "entropy", "length", "truncated", "grad_norm"))
 
 
 def _certain_of_little(log: RunLog) -> Sign | None:
@@ -100,24 +91,26 @@ def _certain_of_little(log: RunLog) -> Sign | None:
 
 def _entropy_gone(log: RunLog) -> Sign | None:
     """Entropy falls to a fifth and below a twentieth of a nat, or most groups fall silent with it, past the best."""
-    begin, end = _ends(log, "entropy")
+    begin, end = ends(log, "entropy")
     score = log.values(score_of(log))
     is_gone = end < min(0.2 * begin, GONE) or (log.last("zero_signal") > 0.8 and end < min(0.5 * begin, SURE))
+    title = "entropy is gone before the tasks are solved: the answers of a group are all alike"
+    if not len(score) and end < min(0.05 * begin, 0.02):
+        return Sign(("entropy_collapse", "no_diversity"), title, ("entropy", "kl"))
     if not is_gone or len(score) < LEAST_ROWS or float(score[-1]) >= 0.97 * max(float(score.max()), 1.0):
         return None
     # what is near its top has learnt what there is, and what still rises has not collapsed
     if not log.last("zero_signal") > 0.8 and (score.max() > 0.8 or score[-1] > score[-3] + 0.05):
         return None
-    title = "entropy is gone before the tasks are solved: the answers of a group are all alike"
     return Sign(("entropy_collapse", "no_diversity"), title, ("entropy", "zero_signal", "reward_std"))
 
 
 def _breaks(log: RunLog) -> Sign | None:
     """Entropy far up, or the gradient ten times as long, while the score does not gain or falls by a fifth."""
     entropy, score = log.values("entropy"), log.values(score_of(log))
-    begin, end = _ends(log, "entropy")
+    begin, end = ends(log, "entropy")
     is_hot = begin > 0.02 and (end > max(1.8 * begin, begin + 0.25) or (len(entropy) and entropy.max() > 3 * begin))
-    first, last = _ends(log, "grad_norm")
+    first, last = ends(log, "grad_norm")
     is_long = first > 0 and last > 10 * first
     has_lost = len(score) >= LEAST_ROWS and score.max() > 0 and score[-2:].mean() < 0.85 * score.max()
     if not ((is_hot and stalls(log)) or (is_long and (has_lost or stalls(log)))):
@@ -129,7 +122,7 @@ def _breaks(log: RunLog) -> Sign | None:
 
 def _far_away(log: RunLog) -> Sign | None:
     """KL above half a nat a token and eight times its start, without a gain."""
-    begin, end = (abs(value) for value in _ends(log, "kl"))
+    begin, end = (abs(value) for value in ends(log, "kl"))
     if not (end > 0.5 and end > 8 * max(begin, 1e-3) and stalls(log)):
         return None
     return Sign(("kl_runaway", "lr_too_high"), "the policy leaves its reference and does not gain", ("kl", "grad_norm"))
@@ -139,20 +132,12 @@ def _at_rest(log: RunLog) -> Sign | None:
     """KL below 0.002 nats over a hundred steps and more, the reward where it was."""
     kl, clipped = np.abs(log.values("kl")), log.values("clip_fraction")
     # a KL that is 0 in every row is one that nobody computes
-    if (
-        len(kl) < 5
-        or log.last_step < 100
-        or not 0 < float(kl.max()) < 2e-3
-        or (len(clipped) and float(clipped.max()) > 1e-3)
-    ):
-        return None
-    begin, end = _ends(log, "entropy")
+    is_still = len(kl) >= 5 and 0 < kl.max() < 2e-3 and not (len(clipped) and clipped.max() > 1e-3)
+    begin, end = ends(log, "entropy")
     score = log.values(score_of(log))
-    is_level = (
-        len(score) >= 5
-        and float(np.ptp(score)) > 0
-        and (stalls(log) or float(np.ptp(score)) < 0.1 * max(1.0, float(np.abs(score).max())))
-    )
+    if not is_still or log.last_step < 100 or len(score) < 5 or not np.ptp(score) > 0:
+        return None
+    is_level = stalls(log) or float(np.ptp(score)) < 0.1 * max(1.0, float(np.abs(score).max()))
     if not is_level or (log.has("entropy") and abs(end - begin) > 0.15 * begin):
         return None
     title = f"after {log.last_step} steps the policy is still at its reference"
@@ -166,11 +151,8 @@ def _constant(log: RunLog) -> Sign | None:
     if len(score) < LEAST_ROWS or float(np.ptp(score)) > 1e-9 or score[0] == 0 or not is_silent:
         return None
     title = f"every answer is scored {score[0]:.3g}, and nothing is learnt from"
-    return Sign(
-        ("reward_ignores_completion", "near_constant_reward", "no_diversity"),
-        title,
-        ("reward_std", "grad_norm", "zero_signal"),
-    )
+    ids = ("reward_ignores_completion", "near_constant_reward", "no_diversity")
+    return Sign(ids, title, ("reward_std", "grad_norm", "zero_signal"))
 
 
 def _pays_something_else(log: RunLog) -> Sign | None:
@@ -178,40 +160,24 @@ def _pays_something_else(log: RunLog) -> Sign | None:
     reward = log.values("reward")
     names = [n for n in (log.correctness, "eval/accuracy") if n is not None and len(log.values(n)) >= LEAST_ROWS]
     if len(reward) >= LEAST_ROWS and not names and not stalls(log):
-        return _pays_something_unnamed(log)
+        return pays_something_unnamed(log)
     if len(reward) < LEAST_ROWS or not names or stalls(log):
         return None
     gain = float(reward[-2:].mean() - reward[:2].mean())
-    first, last = _ends(log, names[0])
+    first, last = ends(log, names[0])
     if gain < 0.1 or last > first + 0.02 or log.largest(names[0]) > 0.9:
         return None
-    begin, end = _ends(log, "length")
+    begin, end = ends(log, "length")
     others = ("length_hack",) if end > 1.5 * begin else ("length_collapse",) if end < 0.6 * begin else ()
-    ids = (
-        ("memorising", "component_dominates") if names[0] == "eval/accuracy" else ("component_dominates", "reward_sign")
-    )
+    ids = "memorising component_dominates" if names[0] == "eval/accuracy" else "component_dominates reward_sign"
     title = f"the reward rises by {gain:.2g} while {log.key(names[0])} does not: it pays for something else"
-    return Sign((*others, *ids)[:3], title, ("reward", names[0], "length"))
-
-
-def _pays_something_unnamed(log: RunLog) -> Sign | None:
-    """A reward that rises by half while a column that is named after right answers falls or stays."""
-    reward = log.values("reward")
-    if reward[:2].mean() <= 0 or reward[-2:].mean() < 1.35 * reward[:2].mean():
-        return None
-    for series in log.raw.values():
-        values = series.column.values
-        is_share = len(values) >= LEAST_ROWS and 0 <= float(values.min()) <= float(values.max()) < 0.9
-        if is_share and VERDICT.search(series.key) and values[-2:].mean() <= values[0] and values.any():
-            title = f"the reward rises while {series.key} does not: it pays for something else"
-            return Sign(("component_dominates", "memorising"), title, ("reward", "length"))
-    return None
+    return Sign((*others, *ids.split())[:3], title, ("reward", names[0], "length"))
 
 
 def _falls_behind(log: RunLog) -> Sign | None:
     """A gap of sampler and learner that begins as usual and grows tenfold past it."""
     name = next((n for n in ("gap_mean", "gap_probability", "gap_kl") if log.has(n)), "gap_mean")
-    begin, end = _ends(log, name)
+    begin, end = ends(log, name)
     if not (begin < USUAL[name] and end > 10 * max(begin, USUAL[name] / 2)):
         return None
     title = "sampler and learner agree at first and come apart"
@@ -237,20 +203,6 @@ def _lost(log: RunLog) -> Sign | None:
     return Sign(("lr_too_high", "kl_runaway", "advantage_sign"), title, ("kl", "grad_norm", "entropy", "length", "lr"))
 
 
-def _unnamed_fall(log: RunLog) -> Sign | None:
-    """Two or more shares without a name that fall to two thirds at most while the KL grows threefold."""
-    begin, end = (abs(value) for value in _ends(log, "kl"))
-    if log.has("reward") or log.has("success") or not end > 3 * begin:
-        return None
-    columns = [s.column for s in log.raw.values() if len(s.column) >= 4]
-    shares = [c for c in columns if 0 <= float(c.values.min()) <= float(c.values.max()) <= 1]
-    fallen = [c for c in shares if float(c.values[-2:].mean()) < 2 / 3 * float(c.values.max())]
-    if len(fallen) < max(2, len(shares) / 2):
-        return None
-    title = f"{', '.join(c.key for c in fallen[:3])} fall while the policy leaves its reference"
-    return Sign(("kl_runaway", "lr_too_high"), title, ("kl", "entropy", "grad_norm"))
-
-
 def _grows_for_nothing(log: RunLog) -> Sign | None:
     """Answers that grow on, by half and more, while the score stays."""
     length, score = log.column("length"), log.column(score_of(log))
@@ -267,35 +219,6 @@ def _grows_for_nothing(log: RunLog) -> Sign | None:
         return None
     title = f"answers grow to {length.values[-2:].mean() / length.values[0]:.1f} times their length for no reward"
     return Sign(("length_hack", "no_eos", "truncation"), title, ("length", "truncated", "entropy"))
-
-
-def _grows_and_fails(log: RunLog) -> Sign | None:
-    """Answers that grow threefold while a share without a name falls to a third of its best."""
-    length = log.values("length")
-    if log.has("reward") or log.has("success") or len(length) < LEAST_ROWS or length.max() < 3 * length[0]:
-        return None
-    long = int(length.argmax())
-    for series in log.raw.values():
-        values = series.column.values
-        if len(values) != len(length) or not 0 <= float(values.min()) <= float(values.max()) <= 1:
-            continue
-        best = int(values.argmax())
-        if 0 < best <= long and values[best] > 0.2 and values[best:].min() < values[best] / 3:
-            title = f"answers grow to {length.max() / length[0]:.1f} times their length, and {series.key} falls"
-            return Sign(("length_hack", "truncation", "no_eos"), title, ("length", "turns"))
-    return None
-
-
-def _stays_level(log: RunLog) -> Sign | None:
-    """Training and held-out score within a thirtieth in every row, over a hundred steps and more, far from the top."""
-    score = log.values(score_of(log))
-    held_out = next((v for n in ("eval/reward", "eval/accuracy") if len(v := log.values(n)) >= LEAST_ROWS), None)
-    if held_out is None or len(score) < LEAST_ROWS or log.last_step < 100 or not 0.05 < score.mean() < 0.8:
-        return None
-    if any(float(np.ptp(v)) > 0.04 * float(np.abs(v).mean()) or v.max() > 1 for v in (score, held_out)):
-        return None
-    title = f"after {log.last_step} steps training and held-out answers score as at first"
-    return Sign(("lr_too_low", "weights_do_not_move", "kl_too_high"), title, ("eval/reward", "eval/accuracy", "kl"))
 
 
 def _easy(log: RunLog) -> Sign | None:
@@ -325,17 +248,14 @@ def _next_to_none_right(log: RunLog) -> Sign | None:
     return Sign(("all_wrong", "verifier_rejects_right_answers"), title, ("success", "zero_signal", "grad_norm"))
 
 
-def _repeats_itself(log: RunLog) -> Sign | None:
-    """A reward that rises with the length of the answers while their n-grams become fewer by a third."""
-    distinct = [s.column.values for s in log.raw.values() if re.search(r"distinct|uniq|diversity", s.key, re.I)]
-    length, score = log.values("length"), log.values(score_of(log))
-    is_fewer = any(len(v) >= LEAST_ROWS and v[0] > 0 and float(v[-1]) < 2 / 3 * float(v[0]) for v in distinct)
-    if not is_fewer or len(length) < LEAST_ROWS or length[-1] < 1.5 * length[0] or score[-1] <= score[0]:
+def _never_right(log: RunLog) -> Sign | None:
+    """The part of the reward that is named after right answers is 0 in every row, and no other says that any is."""
+    name = log.correctness
+    rows = log.values(name or "success")
+    if name is None or len(rows) < LEAST_ROWS or rows.any() or log.evaluation_gain > 0:
         return None
-    title = (
-        f"answers grow to {length[-1] / length[0]:.1f} times their length and repeat themselves, and are paid for it"
-    )
-    return Sign(("length_hack", "judge_hacked", "component_dominates"), title, ("length", "kl"))
+    title = f"{log.key(name)} is 0 in all {len(rows)} rows: what is learnt from says nothing of right answers"
+    return Sign(("all_wrong", "verifier_rejects_right_answers", "dead_component"), title, (name, "zero_signal"))
 
 
 def _without_a_loss(log: RunLog) -> Sign | None:
@@ -387,9 +307,7 @@ def _of_few_rollouts(log: RunLog) -> Sign | None:
         return None
     if (denominator(score) or 99) > 4:
         return None
-    title = (
-        f"the mean reward is a multiple of 1 / {denominator(score)} in every row: a step of so few rollouts is noise"
-    )
+    title = f"the mean reward is a multiple of 1 / {denominator(score)} in every row: so few rollouts a step are noise"
     return Sign(("group_too_small", "no_diversity"), title, ("loss", "grad_norm"))
 
 
@@ -416,10 +334,8 @@ def _unsure_of_all(log: RunLog) -> Sign | None:
     entropy = log.values("entropy")
     if len(entropy) < LEAST_ROWS or not BLIND < float(np.median(entropy[:3])) < ALL_TOKENS or not stalls(log):
         return None
-    title = (
-        f"the policy hesitates between {np.exp(np.median(entropy[:3])):.0f} tokens at each place from the first row "
-        "on: does it see its prompts in the form that it was trained on?"
-    )
+    tokens = f"{np.exp(np.median(entropy[:3])):.0f} tokens at each place from the first row on"
+    title = f"the policy hesitates between {tokens}: does it see its prompts in the form that it was trained on?"
     return Sign(("wrong_template", "logprob_shift"), title, ("entropy", "kl", "grad_norm"))
 
 
@@ -429,16 +345,11 @@ def _hardly_differs(log: RunLog) -> Sign | None:
     level = float(np.abs(score).mean()) if len(score) else 0.0
     if len(score) < LEAST_ROWS or len(spread) < LEAST_ROWS or not len(silent) or float(np.ptp(score)) > 0.1 * level:
         return None
-    if (
-        not 0 < float(spread.max()) < 0.06 * level
-        or float(silent.min()) < 0.5
-        or abs(level - round(level)) < 0.02 * level
-    ):
+    is_alike = 0 < float(spread.max()) < 0.06 * level and float(silent.min()) >= 0.5
+    if not is_alike or abs(level - round(level)) < 0.02 * level:
         return None
     title = "rewards hardly differ, most groups have no signal, and division by their deviation makes noise of the rest"
-    return Sign(
-        ("near_constant_reward", "all_wrong", "no_diversity"), title, ("reward_std", "zero_signal", "grad_norm")
-    )
+    return Sign(("near_constant_reward", "all_wrong", "no_diversity"), title, ("reward_std", "zero_signal"))
 
 
 def _lost_at_once(log: RunLog) -> Sign | None:
@@ -453,7 +364,17 @@ def _lost_at_once(log: RunLog) -> Sign | None:
     return Sign(("sampler_mismatch", "lr_too_high"), title, ("length", "kl", "grad_norm"))
 
 
+def _moves_within_a_step(log: RunLog) -> Sign | None:
+    """Three tenths of a nat a token and more between the policies that sampled and that learn, in most rows."""
+    moved = np.abs(log.values("approx_kl"))
+    if len(moved) < LEAST_ROWS or float(np.median(moved)) < 0.3:
+        return None
+    title = f"{log.key('approx_kl')} is {np.median(moved):.2g} nats a token: sampler and learner are apart"
+    return Sign(("too_off_policy", "sampler_mismatch", "lr_too_high"), title, ("approx_kl", "clip_fraction"))
+
+
 SIGNS_OF_FIRST_STEPS = (
+    _moves_within_a_step,
     _lost_at_once,
     _hardly_differs,
     _certain_of_little,
@@ -462,6 +383,7 @@ SIGNS_OF_FIRST_STEPS = (
     _unsure_of_all,
     _spikes_of_kl,
     _longest_earn_nothing,
+    _never_right,
 )
 SIGNS = (
     *SIGNS_OF_FIRST_STEPS,
@@ -474,15 +396,15 @@ SIGNS = (
     _falls_behind,
     _tiny_rate,
     _lost,
-    _unnamed_fall,
+    unnamed_fall,
     _grows_for_nothing,
     _easy,
     _seldom_right,
     _next_to_none_right,
-    _repeats_itself,
+    repeats_itself,
     _without_a_loss,
     _says_next_to_nothing,
     _calls_no_tool,
-    _grows_and_fails,
-    _stays_level,
+    grows_and_fails,
+    stays_level,
 )

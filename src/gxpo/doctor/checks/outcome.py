@@ -152,8 +152,9 @@ def entropy_collapse(log: RunLog) -> Finding | None:
         return None
     if log.evaluation_gain > 0 and not is_gone and not is_early:
         return None
+    score = log.trend("reward")  # certainty keeps its level; one that is lost speaks of steps that are too long
     return finding(
-        "entropy_collapse",
+        ["entropy_collapse", *(["lr_too_high"] if score is not None and score.is_past_best else [])],
         "warning" if log.gains else "critical",
         "likely" if silent > 0.7 else "possible",
         "entropy has collapsed before the tasks are solved: a group's answers are all alike",
@@ -411,10 +412,9 @@ def kl_runaway(log: RunLog) -> Finding | None:
 )
 def memorising(log: RunLog) -> Finding | None:
     name = log.evaluation
-    if name is None or log.n_steps < LEAST or len(log.values(name)) < 3:
+    # evaluations that never differ at all measure something else than the policy
+    if name is None or log.n_steps < LEAST or len(log.values(name)) < 3 or log.is_constant(name):
         return None
-    if log.is_constant(name):
-        return None  # evaluations that never differ at all measure something else than the policy
     source = "success" if log.has("success") else "reward"
     # training reward between the first evaluation and the last: what was gained before shows in neither
     since = log.steps(source) >= log.steps(name)[0]
@@ -432,7 +432,8 @@ def memorising(log: RunLog) -> Finding | None:
             log.quote(name),
             f"change of a line through the evaluations {held_out.change:+.2g}, standard error {held_out.error:.2g}",
         )
-    if train is None or not train.rises:
+    # what is past its best in training, too, is not known by heart
+    if train is None or not train.rises or train.is_past_best:
         return None
     gain = max(train.ends, train.change)
     change, error = line(log, name)

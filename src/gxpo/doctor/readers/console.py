@@ -22,7 +22,8 @@ from typing import Any
 
 from gxpo.doctor.readers import keys
 from gxpo.doctor.readers.configs import PrintedSettings
-from gxpo.doctor.readers.table import NUMBER, STEP_KEYS, Row, Table, figures_of, number, split_rows
+from gxpo.doctor.readers.messages import Messages
+from gxpo.doctor.readers.table import NUMBER, STEP_KEYS, Row, Table, figures_of, number, split_rows, step_of
 
 _MESSAGE = re.compile(r"\"message\": \"(.*?[^\\])\"")
 _RAY = re.compile(r"^\([\w.:<>]+ (?:pid|ip)=[^)]*\)\s?")
@@ -43,6 +44,7 @@ _HEADING = re.compile(r"[^\w\n]*(?:global[_ ])?(?:step|iteration|iter)\s?[:#=]?\
 _PAIR_ALONE = re.compile(rf"\s*[-*\u2022|]?\s*([A-Za-z][\w ./@()-]{{0,60}}?)\s*[:=]\s*({NUMBER})\s?(%?)\W{{0,3}}")
 NARROWEST = 60  # characters of a terminal's line
 LONGEST_BLOCK = 25  # lines below such a heading
+MOST_CONTINUED = 3  # lines that go on with a row
 _EPOCH = re.compile(r"\bepoch\b", re.I)  # of a line that names no step
 _LABEL = re.compile(r"\b(?:rollout|perf|eval|passrate|multi_turn) (\d{1,12}): $")  # slime's, before a dict
 _STEP_ALONE = re.compile(r"\bStep (\d{1,12}):\s*$")  # SkyRL's, above a dict
@@ -53,26 +55,26 @@ _ROUNDED = re.compile(r"-?0\.0{3,}")  # a learning rate in so few decimals is un
 _RATE = re.compile(r"(?:^|[/_.])(?:lr|learning_rate)(?:-pg_\d+)?$")
 _BAR = re.compile(r"(\d{1,12})/(\d{1,12}) \[")
 _TRAIN_STEP = re.compile(r"\bTrain step (\d{1,12})/")  # AReaL's heading, which has the step of the epoch before it
+_CURVE = re.compile(
+    rf"([A-Za-z_][\w./@-]{{0,120}})\W{{1,8}}\[((?:\(\s?\d{{1,12}}\s?,\s?{NUMBER}\s?\)\s?,?\s?){{2,9999}})\]"
+)
+_POINT = re.compile(rf"(\d+)\s?,\s?({NUMBER})")
+_ARRAY = re.compile(
+    rf"\W*([A-Za-z_][\w ./@-]{{0,60}}?)['\"]?\s{{0,8}}[:=]\s{{0,8}}"
+    rf"\[?((?:{NUMBER}%?\s?(?:,|->|\u2192|=>)\s?){{9,9999}}{NUMBER}%?)"
+)
+_VALUE = re.compile(rf"({NUMBER})(%?)")
+_SUMMARY = re.compile(rf"wandb:\s{{1,60}}(\S{{1,200}})\s({NUMBER})\s*")  # W&B's summary: the last value of each key
 _EVALUATED = re.compile(r"Evaluated (?P<name>\S+) \(Step (?P<step>\d{1,12})\)")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b\n]*\x07")
 
-MOST_MESSAGES = 50
-_WARNING = re.compile(
-    r"\b\w*Warning: |^\s*(?:\[?\d{4}[-/].*)?\[?(?:WARNING|ERROR|CRITICAL)\b|All reward functions returned None"
-    r"|CUDA out of memory|OutOfMemoryError|Killed$|NCCL (?:error|timeout)"
-)
-_MESSAGE_MARKS = ("Warning: ", "WARN", "ERROR", "CRIT", "returned None", "memory", "Memory", "Killed", "NCCL")
-_RAISED = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
-_FIGURES = re.compile(r"0x[0-9a-f]+|\d[\d.,:/e+-]*")  # in which alike messages differ: times, steps, addresses
-_OF_LIBRARIES = ("FutureWarning", "DeprecationWarning")  # of what a later version will change
-_BAR_END = re.compile(r"\d{1,12}/\d{1,12} \[[^\[\]]{0,200}\]\s*")
-
 # Lines without any of these have nothing to read: the log of an engine has millions.
 _MARKS = (
-    *("{'", '{"', "{ '", '{ "', "step", "Step", "STEP", "teration", "iter ", "Iter ", "poch", "%|", "nsloth"),
+    *("{'", '{"', "{ '", '{ "', "step", "Step", "STEP", "teration", "iter ", "iter=", "Iter ", "poch", "%|", "nsloth"),
     *("arning", "WARN", "ERROR", "CRITICAL", "rror:", "raceback (", "returned None", "of memory", "Killed"),
     *("Config(", "Arguments(", "--learning_rate", "--num_generations", "--max_completion_length", "main_ppo"),
     *("openrlhf.", "trl grpo", "verl.trainer", "skyrl", "--rollout-", " ....", "Results:", "\u2022 ", _GRID),
+    *("[(", "wandb: ", "= [", ": [", '": [', "->", "\u2192"),
 )
 
 
@@ -100,48 +102,6 @@ def _pairs(text: str) -> dict[str, Any]:
 
 
 @dataclass
-class Messages:
-    """Collector of warnings and errors: the first `MOST_MESSAGES` different ones; of a traceback the last line."""
-
-    texts: list[str] = field(default_factory=list)
-    open: bool = False  # inside a traceback
-    _seen: set[str] = field(default_factory=set)
-
-    def add(self, line: str) -> None:
-        """Keep a line if it is a warning, an error, or the end of a traceback, and unlike those so far."""
-        text = line.strip()
-        if text.startswith("Traceback (most recent call last)"):
-            self.open = True
-            return
-        if self.open:
-            if not _RAISED.match(text):
-                if text and not line.startswith((" ", "\t")) and not text.startswith(("During", "The above")):
-                    self.open = False
-                return
-            self.open = False
-        elif (
-            not any(mark in line for mark in _MESSAGE_MARKS)
-            or not _WARNING.search(line)
-            or text.startswith(("{", "warnings.warn"))
-        ):
-            return
-        if any(kind in text for kind in _OF_LIBRARIES):
-            return
-        text = _without_bars(text)[:300]
-        alike = _FIGURES.sub("", text)
-        if alike not in self._seen and len(self.texts) < MOST_MESSAGES:
-            self._seen.add(alike)
-            self.texts.append(text)
-
-
-def _without_bars(text: str) -> str:
-    """Strip a line's progress bars (`12%|...| 3/25 [...]`)."""
-    bar = text.rfind("%|")
-    end = _BAR_END.search(text, bar) if bar >= 0 else None
-    return text if end is None else text[end.end() :]
-
-
-@dataclass
 class Console:
     """Reader of a console text line by line; `table` holds the figures so far."""
 
@@ -162,8 +122,12 @@ class Console:
     step_alone: float | None = None  # of a line above a dict
     section: str = ""  # of bullets
     block: int = 0  # lines left of those below a heading that names a step alone
+    rest: int = 0  # lines left of those that may go on with a row of words and numbers
     n_evaluations: int = 0
     earlier_rows: list[Row] = field(default_factory=list)  # of a training without a reward that has ended
+    curves: dict[float, dict[str, float]] = field(default_factory=dict)  # of lists of points, a line for each key
+    arrays: dict[str, list[float]] = field(default_factory=dict)  # of lists of values, a line for each key
+    summary: dict[str, float] = field(default_factory=dict)  # last values of a run
 
     def read(self, chunks: Iterable[str]) -> Table:
         """Read pieces of whole lines. Only lines with a mark are parsed, and those that continue one."""
@@ -185,7 +149,9 @@ class Console:
 
     @property
     def _goes_on(self) -> bool:
-        return bool(self.open or self.broken_line or self.settings.open or self.messages.open or self.block)
+        return bool(
+            self.open or self.broken_line or self.settings.open or self.messages.open or self.block or self.rest
+        )
 
     def _line(self, line: str) -> None:
         if "\x1b" in line:
@@ -203,6 +169,12 @@ class Console:
             self.table.hints.add("unsloth")
         if self.block:
             self._block(line)
+        if self.rest:
+            self.rest -= 1
+            if line[:1] in (" ", "\t") and line.count("=") > 1 and self.word_rows and not _STEP.search(line):
+                row = self.word_rows[-1][1]
+                row.update({key: value for key, value in figures_of(line).items() if key not in row})
+                return
         if self.open:
             self._go_on(line)
             return
@@ -210,6 +182,18 @@ class Console:
             return
         if self.broken_line is not None and self._verl_rest(line, has_ray_prefix):
             return
+        if line.startswith("wandb:"):
+            if (last := _SUMMARY.fullmatch(line)) is not None:
+                self.summary[last[1]] = float(last[2])
+            return
+        if "[(" in line and (curve := _CURVE.search(line)) is not None:
+            for step, value in _POINT.findall(curve[2]):
+                self.curves.setdefault(float(step), {})[curve[1]] = float(value)
+            return
+        if (array := _ARRAY.match(line)) is not None and keys.is_training(["step", array[1]]):
+            # what is printed twice is of a group or a batch
+            values = [float(v) / (100 if unit else 1) for v, unit in _VALUE.findall(array[2])]
+            self.arrays[array[1]] = [] if array[1] in self.arrays else values
         # a dict that is a value of another, or holds one, is no row of figures
         if line.rstrip().endswith(":") and (heading := _STEP_ALONE.search(line)) is not None:
             self._add_dicts()
@@ -430,6 +414,7 @@ class Console:
             values = {f"eval/{evaluated['name']}/{key}": value for key, value in values.items()}
         self.word_rows.append((step, values))
         self.n_evaluations += evaluated is not None
+        self.rest = MOST_CONTINUED
 
     def _block(self, line: str) -> None:
         """Read a line below a heading that names a step alone: "Mean reward: 0.31"."""
@@ -467,6 +452,14 @@ class Console:
         has_reward = any("reward" in map(keys.by_words, row) for _, row in self.table.rows)
         if not self.table.rows or (is_of_words and self.unnumbered_rows and not has_reward):
             self.table.rows = self.unnumbered_rows
+        last_row = [(step_of(self.summary)[0] or 1.0, self.summary)] if self.summary else []
+        most = max(map(len, self.arrays.values()), default=0)
+        whole = {key: array for key, array in self.arrays.items() if len(array) == most}
+        of_arrays = [(float(i + 1), {key: array[i] for key, array in whole.items()}) for i in range(most)]
+        for rows in (sorted(self.curves.items(), key=lambda row: row[0]), of_arrays, last_row):
+            names = {key for _, row in rows for key in row}
+            if not self.table.rows and names and keys.is_training(["step", *names]):
+                self.table.rows, self.table.is_numbered = rows, rows is not of_arrays
         if not self.table.rows and self.unknown_rows:
             self.table.rows, self.table.is_known, self.table.is_numbered = self.unknown_rows, False, True
         if self.open:

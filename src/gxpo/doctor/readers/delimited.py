@@ -15,14 +15,19 @@ _RULE = re.compile(r"[\s|:+\u2500-\u257f=-]+$")
 _BARS = str.maketrans("\u2502\u2503\u2551\uff5c", "||||")  # of boxes
 _REMARK = re.compile(r"\s*[(\uff08\[][^()\uff08\uff09\[\]]*[)\uff09\]]")
 _EDGE = re.compile(r"^[^\w.+-]+|[^\w.%]+$")  # emphasis, signs that stand for "about", pictures
-_SPAN = re.compile(r"(.*?\d[\d.]*%?\+?)\s*(?:-|\u2013|\u2014|\u2192|->|=>|to|~)\s*([+-]?\d.*)$")
+_SPAN = re.compile(r"(?P<low>.*?\d[\d.]*%?\+?)\s*(?P<sign>->|-|\u2013|\u2014|\u2192|=>|to|~)\s*(?P<high>[+-]?\d.*)$")
+_CHANGES = ("\u2192", "->", "=>")
 _UNITS = re.compile(r"(?<=\d)\s*(?:s|ms|sec|nats?|tok|tokens?|chars?|x)$")
 _THOUSAND = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
-_STAGE = re.compile(r"checkpoint|ckpt|stage|phase|steps?[ _]range", re.I)  # heads of columns with names of steps
-_STEP_CELL = re.compile(
-    r"(?:(?:global[ _]?)?steps?|iter(?:ation)?|ckpt|checkpoint|s|@)?\s*[-_ ]?#?(\d+)(?:/\d+)?$", re.I
-)
+# Heads of columns of steps.
+_STAGE = re.compile(r"checkpoint|ckpt|stage|phase|window|steps?[ _]range|\u9636\u6bb5", re.I)
+_ASIAN = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]+")  # words beside a figure
+_STEP_CELL = re.compile(r"(?i)(?:(?:global[ _]?)?steps?|iter(?:ation)?|ckpt|checkpoint|s|@)?[-_\s]*#?(\d+)(?:/\d+)?$")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_WINDOW = re.compile(r"(?:steps?\s*)?(\d+)\s*(?:-|\u2013|~|to)\s*\d+", re.I)
+_BEGIN = re.compile(r"start|begin|first|early|before|initial|baseline|\u521d|\u524d|\u5f00\u59cb|\ucd08\ubc18", re.I)
+_END = re.compile(r"end|final|recent|last|late|after|now|current|\u672b|\u540e|\u6700[\u7ec8\u7d42]|\ucd5c\uadfc", re.I)
+_DECIMAL = re.compile(r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?")
 _BOUNDS = ("__MIN", "__MAX")  # wandb exports three columns for each figure
 
 
@@ -105,9 +110,18 @@ def _add_further(table: Table, lines: list[str], name: str, run: str | None) -> 
 
 
 def _turned(header: list[str], lines: list[str]) -> Table | None:
-    """Read a table whose columns are steps and whose rows are figures: "| metric | step 1 | step 50 |"."""
-    steps = [_step_number(head) if not head.isdigit() or keys.is_step(header[0]) else None for head in header[1:]]
-    if len(steps) < 3 or None in steps:
+    """Read a table whose columns are steps and whose rows are figures: "| metric | step 1 | step 50 |", also without
+    the word in all but the first, and of two columns for the beginning and the end of a run."""
+    numbers = [float(h) for h in header[1:] if h.isdigit()]
+    are_steps = len(numbers) == len(header) - 1 > 2 and numbers == sorted(set(numbers))
+    is_step = _STEP_CELL.fullmatch(header[1]) is not None and not header[1].isdigit()
+    is_named = are_steps or is_step or keys.is_step(header[0])
+    steps: list[float | None] = [_step_number(h) if not h.isdigit() or is_named else None for h in header[1:]]
+    while len(steps) > 3 and steps[-1] is None:
+        steps.pop()  # remarks
+    is_two = (len(steps) < 3 or None in steps) and 2 < len(header) < 6 and _are_ends(header[1], header[2])
+    steps = [1.0, 2.0] if is_two else steps
+    if None in steps or len(steps) < 3 - is_two:
         return None
     columns: dict[str, list[float | None]] = {}
     for line in lines:
@@ -116,7 +130,7 @@ def _turned(header: list[str], lines: list[str]) -> Table | None:
         cells = _cells(line, "|")
         if len(cells) != len(header):
             break
-        columns[cells[0]] = [number(cell) for cell in cells[1:]]
+        columns[cells[0]] = [number(cell) for cell in cells[1 : len(steps) + 1]]
     if not any(keys.is_metric(key) or keys.by_words(key) for key in columns):
         return None
     rows = [
@@ -124,7 +138,16 @@ def _turned(header: list[str], lines: list[str]) -> Table | None:
         for i, step in enumerate(steps)
         if step is not None
     ]
-    return Table("table", rows=rows)
+    return Table("table", rows=rows, is_numbered=not is_two)
+
+
+def _are_ends(first: str, last: str) -> bool:
+    """True if two heads stand for the beginning of a run and its end: words for them, or ranges of steps."""
+    words = [bool(pattern.search(head)) for pattern, head in ((_BEGIN, first), (_END, last))]
+    ranges = [_WINDOW.fullmatch(head) for head in (first, last)]
+    numbers = [_step_number(head) for head in (first, last)]
+    in_order = [[float(m[1]) for m in ranges if m], [n for n in numbers if n is not None]]
+    return all(words) or any(len(pair) == 2 and pair[0] < pair[1] for pair in in_order)
 
 
 def _are_names(header: list[str]) -> bool:
@@ -148,9 +171,15 @@ def _cells(line: str, mark: str) -> list[str]:
         cells = [_plain(c) for c in re.split(r"\s{2,}|\t", line.strip())]
         return cells if len(cells) > 1 else line.split()
     try:
-        return [c.strip() for c in next(csv.reader(io.StringIO(line), delimiter=mark), [])]
+        cells = [c.strip() for c in next(csv.reader(io.StringIO(line), delimiter=mark), [])]
     except csv.Error:
         return []
+    # a comma within a cell parts thousands, or decimals where cells end with a semicolon
+    if "," not in line or mark not in ",;":
+        return cells
+    if mark == ";":
+        return [c.replace(",", ".") if _DECIMAL.fullmatch(c) else c for c in cells]
+    return [c.replace(",", "") if _THOUSANDS.fullmatch(c) else c for c in cells]
 
 
 def _plain(cell: str) -> str:
@@ -160,13 +189,14 @@ def _plain(cell: str) -> str:
     bare = _REMARK.sub("", text)
     if not any(c.isdigit() for c in bare):
         return text[: text.index(" (")].strip("*`_ ") if text.endswith(")") and " (" in text else text
-    bare = _UNITS.sub("", _EDGE.sub("", bare).strip("*`_ "))
+    bare = _UNITS.sub("", _EDGE.sub("", _ASIAN.sub(" ", bare)).strip("*`_ "))
     if (value := _figure(bare)) is not None:
         return value
     if (span := _SPAN.match(bare)) is not None:
-        low, high = (_figure(part.strip("*`~ ")) for part in span.groups())
+        low, high = (_figure(span[side].strip("*`~ ")) for side in ("low", "high"))
         if low is not None and high is not None:
-            return f"{(float(low) + float(high)) / 2:.6g}"
+            # of a change its end, of a range its middle
+            return high if span["sign"] in _CHANGES else f"{(float(low) + float(high)) / 2:.6g}"
     # words of another script around one figure
     figures = re.findall(r"[+-]?\d+(?:\.\d+)?%?", bare)
     if len(figures) == 1 and not re.search(r"[A-Za-z]", bare):
@@ -260,8 +290,10 @@ def _step_of(cell: str, line: str, at: int, mark: str) -> float | None:
     if mark == "|":
         raw = _REMARK.sub("", line.strip().removeprefix("|").split("|")[at]).strip("*`_~ ")
         span = _SPAN.match(raw)
-        cell = raw if span is None else span[2]
-    step = _step_number(cell.replace(",", ""))
+        cell = raw if span is None else span["high"]
+    step = _step_number(cell.replace(",", "").rstrip("+ "))
+    if step is not None and cell.rstrip().endswith("+"):
+        step += 1  # of "300+" after "200-300"
     return step if step is not None and math.isfinite(step) else None
 
 

@@ -20,7 +20,7 @@ _PIPE = re.compile(
     rf"\|\s{{0,40}}([A-Za-z][\w ./@()-]{{0,120}}?)[:=]?\s{{1,40}}({NUMBER})\s{{0,8}}(%|ms|s|m)?(?=[\s|(,]|$)"
 )
 _EQUALS = re.compile(
-    r"([A-Za-z_\u4e00-\u9fff][\w./@-]{0,120}(?: [A-Za-z][\w./@-]{0,120}){0,2}?)"
+    r"(?<![=A-Za-z_])([A-Za-z_\u4e00-\u9fff][\w./@-]{0,120}(?: [A-Za-z][\w./@-]{0,120}){0,2}?)"
     rf"\s{{0,8}}[:=]\s{{0,8}}({NUMBER})(%?)(?=[\s,;|)\]\u00b1/]|$)(?:\s?\u00b1\s?({NUMBER}))?"
 )
 # Words and numbers without a sign between them: "reward 0.31, KL 0.02"; of "0.12 -> 0.31" the second counts.
