@@ -1,0 +1,90 @@
+"""Best of n by a value head: chances, figures by hand, the command on a log and on samples, refusals."""
+
+import json
+
+import pytest
+import torch
+from tests.cli.small_run import run
+
+import gxpo
+from gxpo.base.errors import ConfigError, RecordError
+from gxpo.forest.forest import Forest
+from gxpo.training.value_choice import Group, chances, figures_of, groups_of, head_of, last_values
+
+
+def test_chances_of_the_highest_value():
+    """Of pairs among three: (1, 2) -> 2, (1, 3) -> 3, (2, 3) -> 2. Of equals each wins as often."""
+    assert chances([0.1, 0.9, 0.5], 2) == pytest.approx([0, 2 / 3, 1 / 3])
+    assert chances([0.1, 0.9, 0.5], 3) == pytest.approx([0, 1, 0])
+    assert chances([1.0, 0.0, 1.0], 2) == pytest.approx([0.5, 0, 0.5])
+    assert chances([0.3, 0.2], 1) == pytest.approx([0.5, 0.5])
+
+
+def test_figures_by_hand():
+    """Two groups of two: the value finds the right answer of the first and misses that of the second."""
+    groups = [Group([0.2, 0.9], [0.0, 1.0]), Group([0.2, 0.9], [1.0, 0.0])]
+    figures = figures_of(groups)
+    assert [(row["n"], row["by_lot"], row["by_value"], row["best"]) for row in figures["table"]] == [
+        (1, 0.5, 0.5, 0.5),
+        (2, 0.5, 0.5, 1.0),
+    ]
+    assert figures["gain"] == 0.0 and (figures["ordered_pairs"], figures["pairs"]) == (0.5, 2)
+
+
+def test_groups_of_unequal_size_and_scores_that_are_no_verdicts():
+    """Three answers .1, .5, .9 of values in that order: of 2 the pairs' better ones .5, .9, .9; of 3 the best."""
+    figures = figures_of([Group([1, 2, 3], [0.1, 0.5, 0.9]), Group([1, 2], [0.0, 0.3])])
+    sizes = {row["n"]: row for row in figures["table"]}
+    assert sizes[2]["by_value"] == pytest.approx(((0.5 + 0.9 + 0.9) / 3 + 0.3) / 2) and sizes[2]["groups"] == 2
+    assert sizes[3]["by_value"] == pytest.approx(0.9) and sizes[3]["groups"] == 1 and "best" not in sizes[3]
+
+
+def test_a_single_answer_is_no_choice():
+    with pytest.raises(RecordError, match="nothing to choose"):
+        figures_of([Group([0.5], [1.0])])
+
+
+def test_values_are_read_at_the_last_trained_token():
+    forest = Forest.from_completions([[1]], [[[2, 3], [4]]], [[1.0, 0.0]])
+    value_R = last_values(forest, torch.tensor([0.1, 0.7, 0.4]))
+    assert value_R.tolist() == pytest.approx([0.7, 0.4])
+    assert groups_of(forest, value_R) == [Group(value_R.tolist(), [1.0, 0.0])]
+
+
+def test_which_head_is_read():
+    assert head_of(["value"], None) == "value" and head_of(["value@a", "value@b"], "b") == "value@b"
+    for heads, name, said in (
+        ([], None, "no value head"),
+        (["value@a", "value@b"], None, "a, b"),
+        (["value"], "a", "one"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            head_of(heads, name)
+
+
+@pytest.fixture(scope="module")
+def value_run(tmp_path_factory):
+    """A run with a value head, and the rollouts of its steps."""
+    out = tmp_path_factory.mktemp("values") / "run"
+    keys = {"tasks.per_step": 2, "rollout.group_size": 2, "sampling.max_new_tokens": 4, "eval.tasks": 2}
+    keys |= {"trainer.rollouts_every": 1, "trainer.checkpoint_every": 1}
+    gxpo.train("tiny:cold", "arithmetic", "gae", 1, out=out, set=keys)
+    return out
+
+
+def test_the_command_ranks_a_log(value_run):
+    code, text, err = run("best-of", value_run, value_run / "rollouts", "--json")
+    figures = json.loads(text)
+    assert code == 0 and figures["answers"] == 4 and [row["n"] for row in figures["table"]] == [1, 2], err
+    assert figures["fitted_to_these"] is False
+
+
+def test_the_command_samples_and_prints_a_table(value_run):
+    code, text, err = run("best-of", value_run, "--samples", 2, "--tasks", 3)
+    assert code == 0 and " ".join(text.split("\n")[0].split()) == "of n by lot by value best there is groups", err
+    assert "by value less by lot, of 2: +0.000" in text
+
+
+def test_records_and_a_policy_at_once_are_refused(value_run):
+    code, _, err = run("best-of", value_run, value_run / "rollouts", "--policy", value_run)
+    assert code == 2 and "leave one of them out" in err and err.count("\n") == 1
