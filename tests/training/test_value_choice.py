@@ -1,12 +1,8 @@
-"""Best of n by a value head: chances, figures by hand, the command on a log and on samples, refusals."""
-
-import json
+"""Best of n by a value head: chances, figures by hand, where a value is read, refusals."""
 
 import pytest
 import torch
-from tests.cli.small_run import run
 
-import gxpo
 from gxpo.base.errors import ConfigError, RecordError
 from gxpo.forest.forest import Forest
 from gxpo.training.value_choice import Group, chances, figures_of, groups_of, head_of, last_values
@@ -60,31 +56,3 @@ def test_which_head_is_read():
     ):
         with pytest.raises(ConfigError, match=said):
             head_of(heads, name)
-
-
-@pytest.fixture(scope="module")
-def value_run(tmp_path_factory):
-    """A run with a value head, and the rollouts of its steps."""
-    out = tmp_path_factory.mktemp("values") / "run"
-    keys = {"tasks.per_step": 2, "rollout.group_size": 2, "sampling.max_new_tokens": 4, "eval.tasks": 2}
-    keys |= {"trainer.rollouts_every": 1, "trainer.checkpoint_every": 1}
-    gxpo.train("tiny:cold", "arithmetic", "gae", 1, out=out, set=keys)
-    return out
-
-
-def test_the_command_ranks_a_log(value_run):
-    code, text, err = run("best-of", value_run, value_run / "rollouts", "--json")
-    figures = json.loads(text)
-    assert code == 0 and figures["answers"] == 4 and [row["n"] for row in figures["table"]] == [1, 2], err
-    assert figures["fitted_to_these"] is False
-
-
-def test_the_command_samples_and_prints_a_table(value_run):
-    code, text, err = run("best-of", value_run, "--samples", 2, "--tasks", 3)
-    assert code == 0 and " ".join(text.split("\n")[0].split()) == "of n by lot by value best there is groups", err
-    assert "by value less by lot, of 2: +0.000" in text
-
-
-def test_records_and_a_policy_at_once_are_refused(value_run):
-    code, _, err = run("best-of", value_run, value_run / "rollouts", "--policy", value_run)
-    assert code == 2 and "leave one of them out" in err and err.count("\n") == 1
