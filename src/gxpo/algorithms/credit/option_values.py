@@ -43,6 +43,8 @@ def option_targets(
     last = place.clone()  # the row where each option ends so far
     for _ in range(n):
         is_inside = place >= 0
+        if not bool(is_inside.any()):
+            break
         total = total + torch.where(is_inside, reward[place.clamp_min(0)], 0.0)
         last = torch.where(is_inside, place, last)
         place = torch.where(is_inside, following[place.clamp_min(0)], -1)

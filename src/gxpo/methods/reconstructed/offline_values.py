@@ -51,11 +51,13 @@ bcoder = Definition(
     r"""B-Coder (of it the conservative value and its use): a value of programs from logged attempts and their tests,
     by which the best of n is taken.
 
-    V: 0.3-expectile of V(next token), R at the end, R by the unit tests;   the policy imitates all that is logged
+    V: 0.3-expectile of R, at every token, R by the unit tests;   the policy imitates all that is logged
 
     Choices. From the abstract: there Q is read off the logits of the fine-tuned model and its backup follows that model
-    alone, which keeps it from hoping. Here a head is added, and an expectile below one half is what is cautious. The
-    programs' reward is the run's (`reward: code`), or the log's.
+    alone, which keeps it from hoping. Here a head is added, and an expectile below one half is what is cautious. It is
+    fitted to the outcome itself (options of 4096 tokens): from token to token (`credit.option: 1`) a head that begins
+    at 0 needs as many steps as an answer has tokens until its beginning knows of the end. The programs' reward is the
+    run's (`reward: code`), or the log's.
     """,
     cite="yu2023bcoder",
     evidence="reconstruction",
@@ -63,6 +65,7 @@ bcoder = Definition(
         "rollout": "logged",
         "credit": "option_values",
         "credit.level": "token",
+        "credit.option": 4096,
         "credit.discount": 1.0,
         "credit.learns": "all",
         "objective.surrogate": "log_likelihood",
