@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gxpo.algorithms.credit.base import CreditPart
 from gxpo.algorithms.credit.gae import Share, ends, on_steps, payments, value_of
-from gxpo.algorithms.credit.recursion import next_in
+from gxpo.algorithms.credit.recursion import linear_recursion, next_in
 from gxpo.base.errors import ConfigError
 from gxpo.parts.registry import part
 
@@ -29,26 +29,24 @@ def option_targets(
     reward     [n] paid on each row, not discounted inside an option
     value      [n] of the state before each row
     following  [n] the next row of the chain, -1 at its end (`next_in`)
-    at_end     [n] or one number: value of what follows the end of a chain; the last option may be shorter
+    at_end     [n] or one number: value of what follows the end of the row's chain; its last option may be shorter
 
     Source: options of OTA, arXiv 2505.12737, which cost one reward and one discount, whatever their length.
 
     >>> row = torch.tensor([1, 2, -1])
-    >>> option_targets(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.2, 0.4, 0.6]), row, 2, 0.5).tolist()
-    [0.3, 1.0, 1.0]
+    >>> option_targets(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.25, 0.5, 0.75]), row, 2, 0.5).tolist()
+    [0.375, 1.0, 1.0]
     """
-    reward, value = reward.to(torch.float64), value.to(torch.float64)
-    at_end = torch.as_tensor(at_end, dtype=torch.float64).expand(len(value))
-    total, place = torch.zeros_like(value), torch.arange(len(value))
-    last = place.clone()  # the row where each option ends so far
-    for _ in range(n):
-        is_inside = place >= 0
-        if not bool(is_inside.any()):
-            break
-        total = total + torch.where(is_inside, reward[place.clamp_min(0)], 0.0)
-        last = torch.where(is_inside, place, last)
-        place = torch.where(is_inside, following[place.clamp_min(0)], -1)
-    return total + discount * torch.where(place >= 0, value[place.clamp_min(0)], at_end[last])
+    to_end = linear_recursion(reward.to(torch.float64), 1.0, following)
+    place, jump = torch.arange(len(value)), following
+    # n rows ahead, by jumps of 1, 2, 4... rows
+    while n:
+        if n % 2:
+            place = torch.where(place >= 0, jump[place.clamp_min(0)], -1)
+        jump, n = torch.where(jump >= 0, jump[jump.clamp_min(0)], -1), n // 2
+    has_next, after = place >= 0, place.clamp_min(0)
+    paid = to_end - torch.where(has_next, to_end[after], 0.0)
+    return paid + discount * torch.where(has_next, value.to(torch.float64)[after], at_end)
 
 
 def imitation_weight(advantage: Tensor, temperature: float, most: float) -> Tensor:
