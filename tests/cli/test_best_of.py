@@ -30,7 +30,9 @@ def test_the_command_ranks_a_log(value_run):
 @pytest.mark.slow
 def test_the_command_samples_and_prints_a_table(value_run):
     code, text, err = run("best-of", value_run, "--samples", 2, "--tasks", 3)
-    assert code == 0 and " ".join(text.split("\n")[0].split()) == "of n by lot by value best there is groups", err
+    assert (
+        code == 0 and " ".join(text.split("\n")[0].split()) == "of n by lot by value by likelihood best there is groups"
+    ), err
     assert "by value less by lot, of 2: +0.000" in text
 
 
@@ -43,7 +45,7 @@ def test_the_table_and_what_is_said_below_it():
     row = {"n": 2, "groups": 3, "by_lot": 0.5, "by_value": 0.75, "best": 1.0}
     figures = {"table": [row], "gain": 0.25, "gain_low": 0.1, "gain_high": 0.4, "ordered_pairs": 0.8, "pairs": 5}
     lines = _text({**figures, "fitted_to_these": True}).split("\n")
-    assert lines[1].split() == ["2", "0.500", "0.750", "1.000", "3"]
+    assert lines[1].split() == ["2", "0.500", "0.750", "-", "1.000", "3"]
     assert lines[2] == "by value less by lot, of 2: +0.250 (+0.100 to +0.400)"
     assert lines[3] == "the better of two answers has the higher value in 0.800 of 5 pairs (lot: .5)"
     assert lines[4].startswith("the value was fitted to these answers")

@@ -1,5 +1,7 @@
 """Best of n by a value head: chances, figures by hand, where a value is read, refusals."""
 
+import math
+
 import pytest
 import torch
 
@@ -44,7 +46,15 @@ def test_values_are_read_at_the_last_trained_token():
     forest = Forest.from_completions([[1]], [[[2, 3], [4]]], [[1.0, 0.0]])
     value_R = last_values(forest, torch.tensor([0.1, 0.7, 0.4]))
     assert value_R.tolist() == pytest.approx([0.7, 0.4])
-    assert groups_of(forest, value_R) == [Group(value_R.tolist(), [1.0, 0.0])]
+    (group,) = groups_of(forest, value_R)
+    assert (group.value, group.verdict) == (value_R.tolist(), [1.0, 0.0])
+
+
+def test_the_samplers_likelihood_is_a_second_choice():
+    """The likelier answer of the first group is wrong, that of the second right; unknown in one group: no column."""
+    groups = [Group([0.2, 0.9], [0.0, 1.0], [-1.0, -2.0]), Group([0.2, 0.9], [1.0, 0.0], [-1.0, -2.0])]
+    assert [row["by_likelihood"] for row in figures_of(groups)["table"]] == [0.5, 0.5]
+    assert "by_likelihood" not in figures_of([*groups, Group([0.2, 0.9], [1.0, 0.0], [-1.0, math.nan])])["table"][0]
 
 
 def test_which_head_is_read():

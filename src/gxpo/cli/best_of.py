@@ -28,7 +28,7 @@ def best_of(
     allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
-    """Choose the best of n answers by a run's value head, and compare with a draw by lot and the best there is.
+    """Choose the best of n answers by a run's value head; compare with a draw by lot, by likelihood, and the best.
 
     The answers are recorded ones, or new ones to held-out tasks. Nothing is trained.
 
@@ -82,10 +82,11 @@ def _is_within(path: Path, other: Path) -> bool:
 
 def _text(figures: Mapping[str, Any]) -> str:
     """The table of sizes, the gain at the largest, and how many pairs are in order."""
-    lines = [f"{'of n':>6} {'by lot':>8} {'by value':>9} {'best there is':>14}   groups"]
+    lines = [f"{'of n':>6} {'by lot':>8} {'by value':>9} {'by likelihood':>14} {'best there is':>14}   groups"]
     for row in figures["table"]:
-        best = f"{row['best']:.3f}" if "best" in row else "-"
-        lines.append(f"{row['n']:>6} {row['by_lot']:>8.3f} {row['by_value']:>9.3f} {best:>14}   {row['groups']}")
+        likelihood, best = (f"{row[name]:.3f}" if name in row else "-" for name in ("by_likelihood", "best"))
+        choices = f"{row['by_lot']:>8.3f} {row['by_value']:>9.3f} {likelihood:>14} {best:>14}"
+        lines.append(f"{row['n']:>6} {choices}   {row['groups']}")
     low, high = figures["gain_low"], figures["gain_high"]
     interval = f" ({low:+.3f} to {high:+.3f})" if low == low else ""
     lines.append(f"by value less by lot, of {figures['table'][-1]['n']}: {figures['gain']:+.3f}{interval}")

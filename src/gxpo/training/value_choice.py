@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -50,14 +50,20 @@ def ordered_pairs(value: Sequence[float], verdict: Sequence[float]) -> tuple[flo
 
 @dataclass(frozen=True)
 class Group:
-    """Answers to one task: the head's values of them, and their verdicts (outcomes, where there are none)."""
+    """Answers to one task: the head's values of them, and their verdicts (outcomes, where there are none).
+
+    likelihood  log-probs of the whole answers under who sampled them, nan where it is unknown; a second choice to
+                compare with, which needs no head
+    """
 
     value: list[float]
     verdict: list[float]
+    likelihood: list[float] = field(default_factory=list)
 
 
 def figures_of(groups: Sequence[Group]) -> dict[str, Any]:
-    """Figures of choosing by value: for n = 1, 2, 4... the mean verdict by lot, by value, and of the best there is.
+    """Figures of choosing by value: for n = 1, 2, 4... the mean verdict by lot, by value, by the sampler's likelihood
+    (where all answers have it), and of the best there is.
 
     `gain` is by value less by lot at the largest n, paired by groups, with its 95% interval; groups of fewer answers
     than an n are left out at it. RecordError where no group has two.
@@ -73,6 +79,8 @@ def figures_of(groups: Sequence[Group]) -> dict[str, Any]:
         by_lot = [sum(g.verdict) / len(g.verdict) for g in members]
         by_value = [_mean_under(chances(g.value, k), g.verdict) for g in members]
         row = {"n": k, "groups": len(members), "by_lot": _mean(by_lot), "by_value": _mean(by_value)}
+        if all(g.likelihood and not any(map(math.isnan, g.likelihood)) for g in members):
+            row["by_likelihood"] = _mean([_mean_under(chances(g.likelihood, k), g.verdict) for g in members])
         if is_binary:
             row["best"] = _mean([pass_at_k(len(g.verdict), int(sum(g.verdict)), k) for g in members])
         table.append(row)
@@ -129,8 +137,13 @@ def groups_of(forest: Forest, value_R: Tensor) -> list[Group]:
     for row, name in enumerate(forest.group):
         if is_known[row]:
             members.setdefault(name, []).append(row)
-    rows = members.values()
-    return [Group([float(value_R[r]) for r in row], [float(verdict_R[r]) for r in row]) for row in rows]
+    # of the tokens that were trained: those of other authors are no part of the choice
+    is_trained_P = forest.path_trainable
+    logprob_R = torch.zeros(forest.n_trajectories, dtype=torch.float64).index_add_(
+        0, forest.path_trajectory[is_trained_P], forest.path_behaviour_logprob[is_trained_P].to(torch.float64)
+    )
+    columns = [column.tolist() for column in (value_R, verdict_R, logprob_R)]
+    return [Group(*([column[r] for r in rows] for column in columns)) for rows in members.values()]
 
 
 def logged_forests(trainer: Any, paths: Sequence[str]) -> list[Forest]:
