@@ -25,10 +25,13 @@ saw = Definition(
         "objective.add.value.form": "expectile",
         "objective.add.value.tau": 0.7,
         "objective.add.guide": "distillation",
+        "objective.add.guide.alpha": 0.0,
         "signal.self_teacher": "self_teacher",
     },
     cost="a forward pass for the values, one of the guide",
 )
+
+_DQC_HEADS = ("chunk", "short")
 
 dqc = Definition(
     r"""DQC: a critic of chunks, distilled into one of short prefixes; the policy imitates, the best of n is taken.
@@ -53,11 +56,9 @@ dqc = Definition(
         "credit.logits": True,
         "credit.learns": "all",
         "objective.surrogate": "log_likelihood",
-        "objective.add.chunk": "value_regression",
-        "objective.add.chunk.head": "chunk",
+        **{f"objective.add.{name}": "value_regression" for name in _DQC_HEADS},
+        **{f"objective.add.{name}.head": name for name in _DQC_HEADS},
         "objective.add.chunk.form": "bce",
-        "objective.add.short": "value_regression",
-        "objective.add.short.head": "short",
         "objective.add.short.form": "expectile",
     },
     cost="a forward pass for two values",
