@@ -37,6 +37,7 @@ ARGUMENTS = {
     "compare": "a=runs/a b=runs/b",
     "try": "--template list",
     "tasks": "data.jsonl",
+    "best-of": "--help",  # of runs with a value head: test_best_of.py has its JSON
     "filter-tasks": "run.yaml --n 4 --rollouts 2 --out kept.jsonl",
     "convert": "trl trl.yaml",
     "serve": "--help",  # needs the extra of its own; tests/sampling/serve has its JSON

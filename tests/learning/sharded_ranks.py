@@ -19,6 +19,7 @@ from torch import nn
 from gxpo.base import runtime
 from gxpo.forest.forest import Forest
 from gxpo.learning.lora import LoraSettings
+from gxpo.learning.optimiser_kinds import Rule
 from gxpo.learning.sharded import ShardedLearner, whole_tensor
 from gxpo.learning.torch import TorchLearner
 
@@ -35,6 +36,9 @@ KINDS: dict[
     "lora": (clean_llama, {}, LORA),
     "value": (clean_llama, {}, {"value_heads": ("value",)}),
     "policies": (clean_llama, {}, {**LORA, "policies": {"main": "trained", "other": "trained"}}),
+    "norm": (clean_llama, {}, {"optimiser": "lion", "rule": Rule("norm")}),
+    "cautious": (clean_llama, {}, {"rule": Rule(caution="mean_floor")}),
+    "igt": (clean_llama, {}, {"optimiser": "igt"}),
     "bfloat16": (small_llama, {}, {"dtype": "bfloat16", "products": "native"}),
     "float32": (small_llama, {}, {}),
     "float32-transformers": (small_llama, {}, {"kernels": "transformers"}),

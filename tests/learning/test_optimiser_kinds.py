@@ -9,11 +9,13 @@ from torch import nn
 
 from gxpo.base.errors import CheckpointError, ConfigError, ModelError
 from gxpo.forest.forest import Forest
+from gxpo.learning.lora import LoraSettings
 from gxpo.learning.optimiser import Optimiser
 from gxpo.learning.optimiser_kinds import (
     CHUNK,
     KINDS,
     RoundedAdamW,
+    Rule,
     SignMomentum,
     betas_of,
     round_stochastically,
@@ -57,6 +59,103 @@ def test_sgd_by_hand():
     p, optimiser = one([1.0], "sgd", lr=0.1, betas=(0.9, 0.0))
     assert step(p, optimiser, [1.0]) == pytest.approx([0.9], abs=1e-12)
     assert step(p, optimiser, [1.0]) == pytest.approx([0.71], abs=1e-12)
+
+
+# ---------------------------------------------------------------- direction and caution
+LION_CARD = {"lr": 0.1, "weight_decay": 0.1}
+AVERAGE, GRADIENT = [0.2, -0.3, 0.0], [-1.0, -0.1, 0.0]
+
+
+def after_average(kind, gradient, average, rule=None, value=(1.0, 1.0, 1.0), **settings):
+    """A step of an optimiser that has an average: the parameter and the new average."""
+    p, optimiser = one(list(value), kind, rule=rule, **settings)
+    saved = {name: torch.zeros_like(x) for name, x in optimiser.expected(1).items()}
+    saved |= {"parameter/w": p.detach().clone(), "exp_avg/w": torch.tensor([average], dtype=torch.float64)}
+    optimiser.load_tensors(saved, 1)
+    return step(p, optimiser, gradient), optimiser.tensors()["exp_avg/w"][0].tolist()
+
+
+def test_lion_from_an_average():
+    """c = .9 m + .1 g = (.08, -.28, 0): x = .99 - .1 (1, -1, 0); m = .99 m + .01 g."""
+    moved, average = after_average("lion", GRADIENT, AVERAGE, **LION_CARD)
+    assert moved == pytest.approx([0.89, 1.09, 0.99], abs=1e-12)
+    assert average == pytest.approx([0.188, -0.298, 0.0], abs=1e-12)
+
+
+def test_signum_without_momentum_is_signsgd():
+    moved, _ = after_average("signum", [0.3, -2.0, 0.0], AVERAGE, lr=0.1, betas=(0.0, 0.0))
+    assert moved == pytest.approx([0.9, 1.1, 1.0], abs=1e-12)
+
+
+@pytest.mark.parametrize(("caution", "second"), [("plus_one", 1.14), ("mean_floor", 1.29)])
+def test_cautious_lion_by_hand(caution, second):
+    """Only the second coordinate's sign is that of its gradient: scale 3 / 2, or 3 / 1; x = .99 + .1 scale."""
+    moved, average = after_average("lion", GRADIENT, AVERAGE, Rule(caution=caution), **LION_CARD)
+    assert moved == pytest.approx([0.99, second, 0.99], abs=1e-12)
+    assert average == pytest.approx([0.188, -0.298, 0.0], abs=1e-12)
+
+
+def test_cautious_adamw_stays_where_momentum_and_gradient_differ():
+    """Gradients 1, then -.1: the average is still above 0, so the first coordinate rests; the second goes on."""
+    p, optimiser = one([0.0, 0.0], "adamw", lr=0.1, rule=Rule(caution="mean_floor"))
+    first = step(p, optimiser, [1.0, 1.0])
+    second = step(p, optimiser, [-0.1, 1.0])
+    assert first == pytest.approx([-0.1, -0.1], abs=1e-6) and second == pytest.approx([-0.1, -0.3], abs=1e-5)
+
+
+def test_a_direction_over_its_norm_by_hand():
+    """Betas 0: c = g = (3, 4), norm 5: x = -.5 (.6, .8). Of two tensors the norm is of both: (3) and (4)."""
+    rule = Rule(direction="norm")
+    p, optimiser = one([0.0, 0.0], "lion", lr=0.5, betas=(0.0, 0.0), rule=rule)
+    assert step(p, optimiser, [3.0, 4.0]) == pytest.approx([-0.3, -0.4], abs=1e-12)
+    a, b = (nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2))
+    optimiser = Optimiser({"a": a, "b": b}, kind="lion", lr=0.5, betas=(0.0, 0.0), rule=rule, max_grad_norm=None)
+    a.grad, b.grad = torch.tensor([3.0]).double(), torch.tensor([4.0]).double()
+    optimiser.step()
+    assert [x.item() for x in (a.detach(), b.detach())] == pytest.approx([-0.3, -0.4], abs=1e-12)
+
+
+def test_a_clipped_direction_by_hand():
+    """Threshold .1, c = (.05, -.4): .05 / .1 = .5, and -4 is cut to -1."""
+    p, optimiser = one([0.0, 0.0], "lion", lr=1.0, betas=(0.0, 0.0), rule=Rule("clip", 0.1))
+    assert step(p, optimiser, [0.05, -0.4]) == pytest.approx([-0.5, 1.0], abs=1e-12)
+
+
+def test_a_stochastic_sign_is_right_on_the_mean():
+    """m (.3, -.5) with bounds (.6, .5): the mean sign is (.5, -1), the second without chance."""
+    n = 20000
+    p = nn.Parameter(torch.zeros(2, n, dtype=torch.float64))
+    optimiser = Optimiser(
+        {"w": p}, kind="signum", lr=1.0, betas=(0.0, 0.0), rule=Rule("stochastic"), max_grad_norm=None
+    )
+    bound = torch.tensor([[0.6], [0.5]]).double().expand(2, n)
+    states = {"parameter/w": p.detach().clone(), "exp_avg/w": torch.zeros_like(bound), "bound/w": bound}
+    optimiser.load_tensors(states, 1)
+    p.grad = torch.tensor([[0.3], [-0.5]]).double().expand(2, n).clone()
+    optimiser.step()
+    first, second = (-p.detach()).mean(1).tolist()
+    assert first == pytest.approx(0.5, abs=0.03) and second == -1.0
+
+
+def test_implicit_gradient_transport_by_hand():
+    """x_before (0, 0), x (1, 0), b .5: the parameters are y = (2, 0). d = (1, 1), g = (3, 1) upwards: d = (2, 1), and x
+    = (1, 0) + .1 (2, 1) / sqrt 5; y = x + (x - (1, 0))."""
+    p, optimiser = one([2.0, 0.0], "igt", lr=0.1, betas=(0.5, 0.0))
+    states = {"parameter/w": [2.0, 0.0], "point/w": [1.0, 0.0], "exp_avg/w": [-1.0, -1.0]}
+    optimiser.load_tensors({k: torch.tensor([x], dtype=torch.float64) for k, x in states.items()}, 1)
+    moved = step(p, optimiser, [-3.0, -1.0])
+    assert optimiser.tensors()["point/w"][0].tolist() == pytest.approx([1.089443, 0.044721], abs=1e-6)
+    assert moved == pytest.approx([1.178885, 0.089443], abs=1e-6)
+
+
+def test_muon_maps_singular_values_as_its_polynomial_does():
+    """Gradient diag(.8, .6) has Frobenius norm 1; five rounds of 3.4445 s - 4.7750 s^3 + 2.0315 s^5 make .8 1.119204,
+    in bfloat16 up to .03. Its rate is lr .2 sqrt(2)."""
+    p = nn.Parameter(torch.zeros(2, 2))
+    optimiser = Optimiser({"w": p}, kind="muon", lr=1.0, max_grad_norm=None)
+    p.grad = torch.diag(torch.tensor([0.8, 0.6]))
+    optimiser.step()
+    assert float(-p[0, 0]) / (0.2 * math.sqrt(2)) == pytest.approx(1.119204, abs=0.03)
 
 
 @pytest.mark.parametrize("kind", ["lion", "signum"])
@@ -106,12 +205,15 @@ def test_muon_leaves_embeddings_and_head_to_adamw():
     assert sum(kind == "muon" for kind in kinds.values()) == len(kinds) - len(apart) > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_steps_and_two_more_are_four(kind):
+RULES = [Rule("norm"), Rule("clip"), Rule("stochastic"), Rule(caution="plus_one"), Rule("norm", caution="mean_floor")]
+
+
+@pytest.mark.parametrize(("kind", "rule"), [*((kind, Rule()) for kind in KINDS), *(("lion", rule) for rule in RULES)])
+def test_two_steps_and_two_more_are_four(kind, rule):
     def fresh():
         torch.manual_seed(1)
         listed_settings = {"a.w": nn.Parameter(torch.randn(4, 3)), "b": nn.Parameter(torch.randn(3))}
-        return listed_settings, Optimiser(listed_settings, kind=kind, lr=1e-2, weight_decay=0.1)
+        return listed_settings, Optimiser(listed_settings, kind=kind, lr=1e-2, weight_decay=0.1, rule=rule)
 
     def run(named, optimiser, gradients):
         for g in gradients:
@@ -158,12 +260,29 @@ def test_betas_are_the_optimisers_own_unless_stated():
         (["learner.optimiser=lion", "cluster.backend=verl"], "AdamW"),
         (["learner.optimiser=lion", "cluster.backend=tinker"], "AdamW"),
         (["learner.optimiser=muon", "cluster.backend=fsdp"], "muon"),
+        (["learner.optimiser=muon", "optim.direction=norm"], "signum and lion"),
+        (["learner.optimiser=igt", "optim.caution=plus_one"], "not of learner.optimiser=igt"),
+        (["optim.caution=plus_one", "learner.states=bfloat16", "learner.dtype=bfloat16"], "states=bfloat16"),
+        (["learner.optimiser=igt", "method=sfpo"], "slow_fast"),
     ],
 )
 def test_what_cannot_be_had_is_refused(sets, said):
     resolved = config.load(None, sets)
     with pytest.raises((ConfigError, ModelError), match=said):
         check_settings(resolved.settings, resolved.method)
+
+
+LORA = LoraSettings(rank=2, targets=("q_proj",))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "muon"])
+def test_adapters_take_a_step(kind):
+    rule = Rule(caution="plus_one") if kind in ("adamw", "lion") else Rule()
+    learner = TorchLearner(clean_llama(), lr=1e-2, optimiser=kind, rule=rule, lora=LORA)
+    forest = Forest.from_completions([[3, 4]], [[[6, 7], [8]]], [[1.0, 0.0]])
+    before = learner.weights_crc()
+    learner.step(forest, lambda x: -x["logprob"].mean())
+    assert learner.weights_crc() != before
 
 
 # ---------------------------------------------------------------- AdamW with stochastic rounding

@@ -141,6 +141,12 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
 }
 
 
+LOGGED = {  # rows with answers and their verdicts
+    "task": str(Path(__file__).parents[1] / "pairs.jsonl"),
+    "tasks.options": {"held_out_fraction": 0.4},
+    "reward": "math",
+}
+SMOKE |= {name: LOGGED for name in ("saw", "dqc", "mbrcsl", "ota", "dual_rl", "bcoder")}
 SMOKE["chunk_grpo"] = {**SMOKE["chunk_grpo"], "rollout.chunks": [2, 5]}
 SMOKE["hi_grpo"] = {**SMOKE["step_filter"], "segment.text": ","}
 SMOKE["rank_grpo"] = {  # single characters are the items

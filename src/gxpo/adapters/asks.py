@@ -174,6 +174,8 @@ def declared_refusals(
         reasons.append(f"{reward_key}={method.run_keys[reward_key].value}: {trainer} pays by reward functions of yours")
     if "phases" in method.run_keys:
         reasons.append(f"phases: {trainer} runs one method; train with those of the phases one after the other")
+    if (optimiser := method.run_keys.get("learner.optimiser")) is not None:
+        reasons.append(f"learner.optimiser={optimiser.value}: {trainer} steps with its own optimiser; choose it there")
     if method.sampler is not None:
         reasons.append(f"tasks.sampler={show(method.sampler)}: {trainer} draws the tasks itself")
     # what each part declares to need, against what the trainer gives. A KL in the reward counts with the advantages.

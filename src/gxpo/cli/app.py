@@ -343,6 +343,7 @@ def schema(as_json: Json = False) -> None:
     say(json.dumps(Record.model_json_schema(by_alias=True), indent=1))
 
 
+from gxpo.cli import best_of as _best_of  # noqa: E402, F401
 from gxpo.cli import (  # noqa: E402, F401  # stand here in --help
     checks,
     compare,

@@ -16,6 +16,7 @@ from gxpo.forest.columns import last_before
 from gxpo.forest.forest import ACTION, Forest
 from gxpo.learning.base import InProcess, outputs_of
 from gxpo.learning.optimiser import Optimiser, Schedule
+from gxpo.learning.optimiser_kinds import Rule
 
 OUTPUTS = ("logprob", "entropy")
 EXTRAS = ("latent", "time", "noise_scale")
@@ -135,6 +136,7 @@ class FlowLearner(InProcess):
         tokens_per_microbatch: int = 8192,
         device: str | torch.device = "cpu",
         reference: bool = False,
+        rule: Rule | None = None,
     ) -> None:
         if tokens_per_microbatch < 1:
             raise ModelError(f"learner.tokens_per_microbatch is {tokens_per_microbatch}; it must be at least 1")
@@ -149,6 +151,7 @@ class FlowLearner(InProcess):
             "eps": eps,
             "weight_decay": weight_decay,
             "max_grad_norm": max_grad_norm,
+            "rule": rule,
         }
         # copied now: the reference is what the policy begins with
         self._reference: Any = copy.deepcopy(self.model).requires_grad_(False) if reference else None

@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from gxpo.base import runtime
 from gxpo.base.errors import CheckpointError, ConfigError, ModelError, did_you_mean
-from gxpo.learning.optimiser_kinds import RoundedAdamW, betas_of, is_hidden, make_optimiser, states_of
+from gxpo.learning.optimiser_kinds import (
+    RoundedAdamW,
+    Rule,
+    betas_of,
+    is_hidden,
+    is_shard,
+    local,
+    make_optimiser,
+    states_of,
+)
 
 SHAPES = ("constant", "cosine", "linear")
 
@@ -58,7 +67,7 @@ class Optimiser:
     Parameters of less than 32 bits are updated through float32 copies, in which their gradients are also summed over
     micro-batches; with `states` "bfloat16" without copies, see `RoundedAdamW`. `max_grad_norm` of None or <= 0 leaves
     gradients as they are. `multiples`: prefix of names -> the multiple of the learning rate at which these move.
-    `apart`: prefixes of the matrices that AdamW moves under Muon, embeddings and heads.
+    `apart`: prefixes of the matrices that AdamW moves under Muon, embeddings and heads. `rule`: see `Rule`.
     """
 
     def __init__(
@@ -75,6 +84,7 @@ class Optimiser:
         multiples: Mapping[str, float] | None = None,
         states: States = "float32",
         apart: Sequence[str] = (),
+        rule: Rule | None = None,
     ) -> None:
         if not parameter_by_name:
             raise ModelError("the model has no trainable parameters: every one has requires_grad=False")
@@ -89,7 +99,8 @@ class Optimiser:
             raise ModelError("learner.states=bfloat16 needs learner.dtype=bfloat16: there is nothing to save otherwise")
         if is_rounded and kind != "adamw":
             raise ModelError(f"learner.states=bfloat16 is of AdamW: leave it out, or learner.optimiser={kind}")
-        betas = betas_of(kind, betas)
+        betas, rule = betas_of(kind, betas), rule or Rule()
+        rule.check(kind, is_rounded=is_rounded)
         self._master = {
             name: p if is_rounded else self._full_precision(p) for name, p in self.parameter_by_name.items()
         }
@@ -110,7 +121,7 @@ class Optimiser:
             key = self._kind_by_name[name], weight_decay if p.dim() >= 2 else 0.0, multiple, is_shard(p)
             groups.setdefault(key, []).append(p)
         self._state_names = {
-            name: states_of(parameter_kind, betas) for name, parameter_kind in self._kind_by_name.items()
+            name: states_of(parameter_kind, betas, rule) for name, parameter_kind in self._kind_by_name.items()
         }
         self._inner_by_kind: dict[str, Any] = {}
         self._multiples: dict[str, list[float]] = {}
@@ -122,7 +133,7 @@ class Optimiser:
                 self._inner_by_kind[parameter_kind] = RoundedAdamW(by_group, lr=lr, betas=betas, eps=eps)
             else:
                 self._inner_by_kind[parameter_kind] = make_optimiser(
-                    parameter_kind, by_group, lr=lr, betas=betas, eps=eps
+                    parameter_kind, by_group, lr=lr, betas=betas, eps=eps, rule=rule
                 )
 
     @staticmethod
@@ -199,6 +210,7 @@ class Optimiser:
         for kind, inner in self._inner_by_kind.items():
             for group, multiple in zip(inner.param_groups, self._multiples[kind], strict=True):
                 group["lr"] = multiple * self.current_lr
+                group["step"] = self.steps  # keys the noise of stochastic signs
         # parameters without copies change in place: compare a sample of them to tell if the step moved anything
         before = self._sample()
         for inner in self._inner_by_kind.values():
@@ -281,17 +293,6 @@ class Optimiser:
             step_count = {"step": torch.tensor(float(steps))} if self._kind_by_name[name] == "adamw" else {}
             self._inner_by_kind[self._kind_by_name[name]].state[full] = {**step_count, **moments}
         self.steps = steps
-
-
-def is_shard(x: Tensor) -> bool:
-    """Return True if a tensor is a shard (a `DTensor`)."""
-    return hasattr(x, "to_local")
-
-
-def local(x: Tensor) -> Tensor:
-    """This process's part of a tensor: its shard, or all of it."""
-    to_local: Any = getattr(x, "to_local", None)
-    return x if to_local is None else to_local()
 
 
 def put(p: Tensor, value: Tensor) -> None:

@@ -1,23 +1,29 @@
-"""Optimisers by name: AdamW (also with stochastic rounding), SGD, Signum, Lion, Muon; defaults and states."""
+"""Optimisers by name: AdamW (also with stochastic rounding), SGD, Signum, Lion, Muon, IGT; defaults and states."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from gxpo.base import runtime
 from gxpo.base.errors import ConfigError
 
-Kind = Literal["adamw", "sgd", "signum", "lion", "muon"]
+Kind = Literal["adamw", "sgd", "signum", "lion", "muon", "igt"]
+Direction = Literal["sign", "norm", "clip", "stochastic"]
+Caution = Literal["none", "plus_one", "mean_floor"]
 KINDS: tuple[str, ...] = get_args(Kind)
+SIGNED, CAUTIOUS = ("signum", "lion"), ("adamw", "signum", "lion", "muon")  # have a direction; can be cautious
 BETAS: Mapping[str, tuple[float, float]] = {  # defaults
     "adamw": (0.9, 0.999),
     "sgd": (0.0, 0.0),  # no momentum
     "signum": (0.9, 0.0),
     "lion": (0.9, 0.99),
     "muon": (0.9, 0.999),  # of AdamW, for what is no hidden matrix; Muon's own momentum is 0.95
+    "igt": (0.9, 0.0),
 }
 _STATES = {
     "adamw": ("exp_avg", "exp_avg_sq"),
@@ -25,7 +31,37 @@ _STATES = {
     "signum": ("exp_avg",),
     "lion": ("exp_avg",),
     "muon": ("momentum_buffer",),
+    "igt": ("exp_avg", "point"),
 }
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of an averaged gradient c: its direction under Signum and Lion, and caution.
+
+    direction  "sign": sign(c);  "norm": c / |c|, the norm over all parameters;  "clip": c / threshold within +-1;
+               "stochastic": sign(c + G n), n uniform in [-1, 1] and G the largest |c| of the coordinate so far, so that
+               the expectation is c / G
+    caution    coordinates whose step agrees in sign with -gradient are kept, and scaled by n / (kept + 1) ("plus_one")
+               or by n / kept, at most 1000 ("mean_floor"), n the tensor's size; "none": all
+
+    Sources: Lion-K, arXiv 2310.05898 (a convex function's subgradient in the place of the sign); StoSignSGD; Cautious
+    Optimizers, arXiv 2411.16085, whose c_lion.py has "plus_one" and whose c_adamw.py "mean_floor".
+    """
+
+    direction: Direction = "sign"
+    threshold: float = 1e-3
+    caution: Caution = "none"
+
+    def check(self, kind: str, *, is_rounded: bool = False) -> None:
+        """Raise ConfigError if this kind can't follow the rule."""
+        if self.direction != "sign" and kind not in SIGNED:
+            raise ConfigError(
+                f"optim.direction={self.direction} is of {' and '.join(SIGNED)}, and learner.optimiser is {kind}"
+            )
+        if self.caution != "none" and (kind not in CAUTIOUS or is_rounded):
+            what = "learner.states=bfloat16" if is_rounded else f"learner.optimiser={kind}"
+            raise ConfigError(f"optim.caution={self.caution} masks steps of {', '.join(CAUTIOUS)}, not of {what}")
 
 
 class SignMomentum(torch.optim.Optimizer):
@@ -35,42 +71,159 @@ class SignMomentum(torch.optim.Optimizer):
     Signum (Bernstein et al., 2018)   m = b1 m + (1 - b1) g;   x -= lr (sign(m) + w x);   betas = (b1, b1)
 
     With lr w <= 1, |x| <= 1 / w in every coordinate stays so (Lion solves that constrained problem: Chen et al., 2024).
+    Another `Rule.direction` may take the place of the sign. Random numbers are keyed by step and place of a parameter.
     """
 
-    def __init__(self, groups: Sequence[Mapping[str, Any]], *, lr: float, betas: tuple[float, float]) -> None:
-        super().__init__([dict(group) for group in groups], {"lr": lr, "betas": betas, "weight_decay": 0.0})
+    def __init__(
+        self, groups: Sequence[Mapping[str, Any]], *, lr: float, betas: tuple[float, float], rule: Rule | None = None
+    ) -> None:
+        super().__init__([dict(group) for group in groups], {"lr": lr, "betas": betas, "weight_decay": 0.0, "step": 0})
+        self.rule = rule or Rule()
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         """Take one optimiser step; `closure` is ignored."""
-        for group in self.param_groups:
-            lr, (first, second) = group["lr"], group["betas"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                average = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                direction = average.lerp(p.grad, 1 - first).sign_()
-                p.mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-lr)
-                average.lerp_(p.grad, 1 - second)
+        # a norm over all parameters is known before the first of them moves
+        norm = 0.0
+        if self.rule.direction == "norm":
+            norm = norm_of([self._average(p, group) for group, p in _with_gradient(self)])
+        for place, (group, p) in enumerate(_with_gradient(self)):
+            lr, second = group["lr"], group["betas"][1]
+            direction = self._direction(p, self._average(p, group), norm, (group["step"], place))
+            p.mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-lr)
+            self.state[p]["exp_avg"].lerp_(p.grad, 1 - second)
+
+    def _average(self, p: Tensor, group: Mapping[str, Any]) -> Tensor:
+        average = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+        return average.lerp(p.grad, 1 - group["betas"][0])
+
+    def _direction(self, p: Tensor, c: Tensor, norm: float, key: tuple[int, int]) -> Tensor:
+        if self.rule.direction == "norm":
+            return c.mul_(1 / norm if norm else 0.0)
+        if self.rule.direction == "clip":
+            return c.div_(self.rule.threshold).clamp_(-1, 1)
+        if self.rule.direction == "stochastic":
+            part, bound = local(c), local(self.state[p].setdefault("bound", torch.zeros_like(p)))
+            torch.maximum(bound, part.abs(), out=bound)
+            # shards are different coordinates, whole tensors the same ones in every process
+            seed = (key[0] * 1_000_003 + key[1]) * 4099 + (runtime.rank() if is_shard(c) else 0)
+            generator = torch.Generator(part.device).manual_seed(seed)
+            noise = torch.rand(part.shape, generator=generator, dtype=part.dtype, device=part.device)
+            part.addcmul_(bound, noise.mul_(2).sub_(1))
+        return c.sign_()
+
+
+class Transported(torch.optim.Optimizer):
+    """Normalised momentum with implicit gradient transport (N-PG-IGT): gradients are taken ahead of the point.
+
+    The parameters are the extrapolated point y = x + b / (1 - b) (x - x_before), where rollouts are sampled and the
+    gradient g is taken;  d = b d + (1 - b) g;   x -= lr (d / |d| + w x);   the norm is over all parameters.
+
+    A step of x has length lr: about lr sqrt(n) of a sign-based optimiser's lr moves n parameters as far. Evaluations
+    and exports are of y too; state "point" is x. Source: Fatkhullin et al., 2023, with constant b and lr.
+    """
+
+    def __init__(self, groups: Sequence[Mapping[str, Any]], *, lr: float, beta: float) -> None:
+        super().__init__([dict(group) for group in groups], {"lr": lr, "weight_decay": 0.0})
+        self.beta = beta
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Take one optimiser step; `closure` is ignored."""
+        for _, p in _with_gradient(self):
+            state = self.state[p]
+            state.setdefault("point", p.detach().clone())
+            state.setdefault("exp_avg", torch.zeros_like(p)).lerp_(p.grad, 1 - self.beta)
+        norm = norm_of([self.state[p]["exp_avg"] for _, p in _with_gradient(self)])
+        for group, p in _with_gradient(self):
+            state, lr = self.state[p], group["lr"]
+            point = state["point"].mul(1 - lr * group["weight_decay"])
+            if norm:
+                point.add_(state["exp_avg"], alpha=-lr / norm)
+            p.copy_(torch.lerp(state["point"], point, 1 / (1 - self.beta)))
+            state["point"].copy_(point)
+
+
+def _with_gradient(optimiser: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yield the parameters that have a gradient, each with its group."""
+    for group in optimiser.param_groups:
+        yield from ((group, p) for p in group["params"] if p.grad is not None)
+
+
+class Cautious:
+    """Steps of an optimiser masked where they go against -gradient (`Rule.caution`), scaled to keep their size.
+
+    Takes a copy of the parameters for the time of a step. Source: Cautious Optimizers, arXiv 2411.16085.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer, caution: str) -> None:
+        self.inner, self.caution = inner, caution
+        self.param_groups, self.state = inner.param_groups, inner.state
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take one optimiser step, and undo what of it is against -gradient."""
+        pairs = list(_with_gradient(self.inner))
+        origins = [p.detach().clone().mul_(1 - group["lr"] * group["weight_decay"]) for group, p in pairs]
+        gradients = [p.grad.clone() for _, p in pairs]  # Muon changes them
+        self.inner.step()
+        # what the step has added to the decayed parameter, where it agrees with -gradient
+        masks = [
+            (local(p) - local(old)) * local(g) < 0 for (_, p), old, g in zip(pairs, origins, gradients, strict=True)
+        ]
+        counts = torch.stack([mask.sum() for mask in masks]).double()
+        are_shards = torch.tensor([is_shard(p) for _, p in pairs], device=counts.device)
+        of_shards = torch.where(are_shards, counts, 0.0)
+        runtime.all_sum([of_shards])
+        kept = torch.where(are_shards, of_shards, counts).tolist()
+        for (_, p), old, mask, n_kept in zip(pairs, origins, masks, kept, strict=True):
+            scale = p.numel() / (n_kept + 1) if self.caution == "plus_one" else 1 / max(n_kept / p.numel(), 1e-3)
+            part, origin = local(p), local(old)
+            part.copy_(torch.where(mask, origin + scale * (part - origin), origin))
+
+
+def norm_of(tensors: Sequence[Tensor]) -> float:
+    """Norm of many tensors as one vector; shards are summed over processes, whole tensors are not."""
+    squares = [(is_shard(x), float(torch.linalg.vector_norm(local(x), dtype=torch.float64)) ** 2) for x in tensors]
+    of_shards = torch.tensor(sum(q for shard, q in squares if shard), dtype=torch.float64)
+    if any(shard for shard, _ in squares):
+        runtime.all_sum([of_shards])
+    return (float(of_shards) + sum(q for shard, q in squares if not shard)) ** 0.5
+
+
+def is_shard(x: Tensor) -> bool:
+    """Return True if a tensor is a shard (a `DTensor`)."""
+    return hasattr(x, "to_local")
+
+
+def local(x: Tensor) -> Tensor:
+    """This process's part of a tensor: its shard, or all of it."""
+    to_local: Any = getattr(x, "to_local", None)
+    return x if to_local is None else to_local()
 
 
 def make_optimiser(
-    kind: str, groups: Sequence[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float
+    kind: str, groups: Sequence[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float, rule: Rule
 ) -> Any:
     """Make the torch optimiser of this kind over parameter groups."""
     fused = next(iter(groups))["params"][0].device.type in ("cpu", "cuda")
     if kind == "adamw":
-        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused)
-    if kind == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=betas[0], fused=fused)
-    if kind == "muon":  # its rate is scaled to AdamW's (Liu et al., 2025): one rate for both
-        return torch.optim.Muon(groups, lr=lr, adjust_lr_fn="match_rms_adamw")
-    return SignMomentum(groups, lr=lr, betas=(betas[0], betas[0] if kind == "signum" else betas[1]))
+        inner: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused)
+    elif kind == "sgd":
+        inner = torch.optim.SGD(groups, lr=lr, momentum=betas[0], fused=fused)
+    elif kind == "muon":  # its rate is scaled to AdamW's (Liu et al., 2025): one rate for both
+        inner = torch.optim.Muon(groups, lr=lr, adjust_lr_fn="match_rms_adamw")
+    elif kind == "igt":
+        inner = Transported(groups, lr=lr, beta=betas[0])
+    else:
+        inner = SignMomentum(groups, lr=lr, betas=(betas[0], betas[0] if kind == "signum" else betas[1]), rule=rule)
+    return inner if rule.caution == "none" else Cautious(inner, rule.caution)
 
 
-def states_of(kind: str, betas: tuple[float, float]) -> tuple[str, ...]:
+def states_of(kind: str, betas: tuple[float, float], rule: Rule) -> tuple[str, ...]:
     """Names of the state tensors of each parameter after a first step."""
-    return () if kind == "sgd" and not betas[0] else _STATES[kind]
+    bound = ("bound",) if kind in SIGNED and rule.direction == "stochastic" else ()
+    return () if kind == "sgd" and not betas[0] else (*_STATES[kind], *bound)
 
 
 def betas_of(kind: str, betas: Sequence[float] | None) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from gxpo.learning.block_mask import NO_FLEX_BACKWARD, Attention, row_trial
 from gxpo.learning.head import head_trials
 from gxpo.learning.lora import ALONE, Adapters, LoraSettings, adapter_of, trained_policies, with_lora
 from gxpo.learning.optimiser import Optimiser, Schedule, States, put
+from gxpo.learning.optimiser_kinds import Rule
 from gxpo.learning.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learning.readout import Readout, read
 from gxpo.learning.soft import WEIGHT, soft_inputs, with_densities
@@ -94,6 +95,7 @@ class TorchLearner(InProcess):
         choices: Mapping[str, str] | None = None,
         recompute: bool = False,
         states: States = "float32",
+        rule: Rule | None = None,
     ) -> None:
         self._optimiser_settings: dict[str, Any] = {
             "optimiser": optimiser,
@@ -102,6 +104,7 @@ class TorchLearner(InProcess):
             "weight_decay": weight_decay,
             "max_grad_norm": max_grad_norm,
             "states": states,
+            "rule": rule,
         }
         for name, size in (("tokens", tokens_per_microbatch), ("images", images_per_microbatch)):
             if size is not None and size < 1:
@@ -151,6 +154,7 @@ class TorchLearner(InProcess):
             weight_decay=weight_decay,
             max_grad_norm=max_grad_norm,
             states=states,
+            rule=rule,
             schedule=Schedule(schedule, warmup_steps, total_steps),
         )
 

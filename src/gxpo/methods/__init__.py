@@ -83,6 +83,10 @@ _MODULES = {
     "catalogue.selfplay": "mars_turn search_self_play kairos mars2",
     "catalogue.coordination": "ippo maddpg hasac parco casec",
     "catalogue.worlds_and_banks": "wmpo training_free_grpo compass_latent",
+    "catalogue.optimisers": "lion signsgd cautious_lion muon stosignsgd",
+    "catalogue.offline_values": "saw dqc mbrcsl",
+    "reconstructed.optimisers": "lion_k n_pg_igt",
+    "reconstructed.offline_values": "ota dual_rl bcoder",
     "reconstructed.rewards": "sem np_engine ssl_sweet_spot rl_struct uniform_phantom genii rluf reagent_v hi_grpo "
     "multi_objective_grpo",
     "reconstructed.losses": "etr earl power_dl mpo_set",

@@ -86,6 +86,16 @@ class OptimSettings(_Section):
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] | None = Field(
         default=None, description="betas of AdamW (null: 0.9, 0.999) or Lion (0.9, 0.99); the first: momentum of others"
     )
+    direction: Literal["sign", "norm", "clip", "stochastic"] = Field(
+        default="sign",
+        description="of signum and lion: sign of the averaged gradient, the whole over its norm, over optim.threshold "
+        "within +-1, or a random sign of that expectation",
+    )
+    threshold: Annotated[float, Field(gt=0)] = Field(default=1e-3, description="of optim.direction clip")
+    caution: Literal["none", "plus_one", "mean_floor"] = Field(
+        default="none",
+        description="keep the coordinates of a step that agree with the gradient, scaled by n / (kept + 1) or n / kept",
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="weight decay, on matrices alone")
     max_grad_norm: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="gradient clipping by global norm; 0 is off"
@@ -99,9 +109,9 @@ class OptimSettings(_Section):
 
 
 class LearnerSettings(_Section):
-    optimiser: Literal["adamw", "sgd", "signum", "lion", "muon"] = Field(
+    optimiser: Literal["adamw", "sgd", "signum", "lion", "muon", "igt"] = Field(
         default="adamw",
-        description="sgd, signum: momentum of optim.betas[0]; muon: hidden matrices, AdamW for the rest",
+        description="sgd, signum, igt: momentum of optim.betas[0]; muon: hidden matrices, AdamW for the rest",
     )
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
         default="float32", description="dtype of the model; bfloat16: updates go to float32 copies"

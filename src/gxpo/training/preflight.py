@@ -28,6 +28,7 @@ from gxpo.environments.tasks.source import solution_of
 from gxpo.environments.worlds import World
 from gxpo.forest.forest import Forest
 from gxpo.learning.block_mask import NO_FLEX_BACKWARD
+from gxpo.learning.optimiser_kinds import Rule
 from gxpo.methods.method import Method
 from gxpo.models.chat.rendered import RENDERED, prompt_warnings
 from gxpo.models.decoder import choices
@@ -79,7 +80,7 @@ def check_settings(s: RunSettings, method: Method) -> None:
     choices.check(s.learner.choices)
     check_ratios(method)
     check_rendered(s)
-    check_optimiser(s)
+    check_optimiser(s, method)
     check_cluster(s, method)
     check_externals(s, method)
     check_changing_rubric(s, method)
@@ -89,9 +90,15 @@ def check_settings(s: RunSettings, method: Method) -> None:
         RolloutPart.hook(method.rollout, "check_sampling")(sampling_of(s))
 
 
-def check_optimiser(s: RunSettings) -> None:
+def check_optimiser(s: RunSettings, method: Method) -> None:
     """Refuse an optimiser that can't step what the run trains."""
     kind = s.learner.optimiser
+    Rule(s.optim.direction, s.optim.threshold, s.optim.caution).check(kind, is_rounded=s.learner.states != "float32")
+    if kind == "igt" and getattr(method.update, "sets_parameters", False):
+        raise ConfigError(
+            f"learner.optimiser=igt has a point behind the parameters, and update {show(method.update)} sets these: "
+            "use another of the two"
+        )
     unfit = {f"model {s.model}": flow.is_flow(s.model), "LoRA's factors": s.learner.lora_rank > 0}
     for obstacle in (name for name, is_set in unfit.items() if is_set and kind == "muon"):
         raise ConfigError(f"learner.optimiser=muon moves whole hidden matrices, and not {obstacle}: use another")

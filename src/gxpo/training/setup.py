@@ -15,7 +15,7 @@ from gxpo.environments.tasks.sampled import SampledTasks, sampled
 from gxpo.environments.worlds import World
 from gxpo.learning.base import steps_of
 from gxpo.learning.flow import FlowLearner
-from gxpo.learning.optimiser_kinds import betas_of
+from gxpo.learning.optimiser_kinds import Rule, betas_of
 from gxpo.learning.remote import RemoteLearner
 from gxpo.learning.sharded import ShardedLearner
 from gxpo.learning.torch import TorchLearner
@@ -313,6 +313,7 @@ def _learning(resolved: Resolved, device: str) -> dict[str, Any]:
         "lr": s.optim.lr,
         "optimiser": s.learner.optimiser,
         "betas": betas_of(s.learner.optimiser, s.optim.betas),
+        "rule": Rule(s.optim.direction, s.optim.threshold, s.optim.caution),
         "weight_decay": s.optim.weight_decay,
         "max_grad_norm": s.optim.max_grad_norm,
         "schedule": s.optim.schedule,

@@ -178,3 +178,62 @@ def test_a_named_head_that_is_missing_is_asked_for(grow: Grow) -> None:
         ValueRegression(head="q1")(forest, policy_of(zero), zero, zero, {"value_target@q1": zero}, 0)[0]
     with pytest.raises(ConfigError, match="head and target are names"):
         ValueRegression(head="")
+
+
+# ---------------------------------------------------------------- forms
+@pytest.mark.parametrize(
+    ("u", "form", "options", "expected"),
+    [
+        (0.5, "expectile", {"tau": 0.9}, 0.225),  # .9 * .25
+        (-0.5, "expectile", {"tau": 0.9}, 0.025),
+        (0.5, "quantile", {"tau": 0.9}, 0.45),
+        (-0.5, "quantile", {"tau": 0.9}, 0.05),
+        (0.5, "gumbel", {}, 0.148721),  # e^.5 - 1.5
+        (-0.5, "gumbel", {}, 0.106531),
+        (1.0, "gumbel", {"temperature": 2.0}, 0.148721),
+        (7.0, "gumbel", {}, 142.413159),  # z is cut at 5: e^5 - 6
+        (0.5, "advantage_weighted", {"temperature": 0.5}, 0.339785),  # e (1 / 2) of target - old = .5; .125 e
+        (9.0, "advantage_weighted", {"most": 10.0}, 405.0),  # 10 * 81 / 2
+    ],
+)
+def test_worked_forms(u: float, form, options, expected: float) -> None:
+    old = column(0.0)
+    assert float(value_loss(column(0.0), column(u), old, form=form, **options)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_worked_cross_entropy() -> None:
+    """log-odds 0, target .25: log 2; slope p - target = .25."""
+    x = column(0.0).requires_grad_()
+    loss = value_loss(x, column(0.25), form="bce").sum()
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(0.693147, abs=1e-6) and float(x.grad) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("tau", "expected"), [(0.5, 0.25), (0.7, 0.4375), (0.9, 0.75), (0.99, 0.970588)])
+def test_expectiles_of_three_failures_and_a_success(tau: float, expected: float) -> None:
+    """tau (1 - v) = 3 (1 - tau) v: v = tau / (tau + 3 (1 - tau))."""
+    targets, v = column(0.0, 0.0, 0.0, 1.0), column(expected).requires_grad_()
+    value_loss(v.expand(4), targets, form="expectile", tau=tau).sum().backward()
+    assert float(v.grad) == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_form_is_trained_and_the_figure_stays_the_squared_error(grow: Grow) -> None:
+    """coef .5, mean of (.225, .025); figure mean of (.125, .125)."""
+    term, forest = ValueRegression(form="expectile"), grow([("a", 2)])
+    value, _ = run(term, forest, (0.0, 1.0), (0.5, 0.5))
+    assert value == pytest.approx(0.5 * 0.125)
+    assert term._figures(column(0.0, 1.0), column(0.5, 0.5))["value_loss"] == pytest.approx(0.125)
+
+
+def test_cross_entropy_reads_its_own_target_within_bounds(grow: Grow) -> None:
+    term, forest = ValueRegression(form="bce", head="chunk"), grow([("a", 1)])
+    assert term.needs == ("value_logit_target@chunk",)
+    x = PolicyTokens(column(0.0), column(0.0), outputs={"value@chunk": column(0.0)})
+    one = column(1.0)
+    with pytest.raises(GxpoError, match="leaves"):
+        term(forest, x, one, one, {"value_logit_target@chunk": column(1.5)}, 0)
+
+
+def test_a_clip_is_of_the_squared_error() -> None:
+    with pytest.raises(ConfigError, match="form mse"):
+        ValueRegression(clip=0.5, form="gumbel")

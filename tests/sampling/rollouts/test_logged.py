@@ -57,6 +57,43 @@ def test_the_same_row_twice_in_a_step():
     assert len(set(forest.id)) == 4 and list(dict.fromkeys(forest.group)) == ["s3/q", "s3/q#1"]
 
 
+# ---------------------------------------------------------------- prompts that say the outcome
+WORDED: dict[str, Any] = {"returns": ["bad", "ok", "good"], "bounds": [0.0, 0.5], "template": "{code}{prompt}"}
+
+
+def test_prompts_say_how_an_answer_ends():
+    """-1 is below both bounds, 0 reaches the first, .5 both."""
+    task = row(completions=["#5", "#6", "#7"], scores=[-1, 0, 0.5])
+    forest = Logged(**WORDED).grow([task], session())
+    prompts = [forest.context(int(forest.prompt_node[i])) for i in range(3)]
+    assert prompts == [list(session().encode(row(prompt=f"{word}2+3="))) for word in ("bad", "ok", "good")]
+    assert forest.outcome.tolist() == [-1.0, 0.0, 0.5]
+
+
+def test_evaluations_ask_for_the_best_outcome():
+    held_out = Logged(**WORDED).evaluation(3)
+    assert (held_out.codes, held_out.group_size, held_out.template) == (["good"], 3, "{code}{prompt}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"bounds": [0.5]}, "give a word for each kind"),
+        ({"bounds": [0.5, 0.0]}, "in rising order"),
+        ({"file": "runs/first/rollouts"}, "'scores'"),
+        ({"template": "{prompt}"}, "lacks {code}"),
+    ],
+)
+def test_words_that_fit_nothing_are_refused(changed, said):
+    with pytest.raises(ConfigError, match=said):
+        Logged(**{**WORDED, **changed})
+
+
+def test_an_answer_without_a_score_has_no_word():
+    with pytest.raises(TaskError, match="has no score"):
+        Logged(**WORDED).grow([row(completions=["#5"])], session())
+
+
 CALLING = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "get", "arguments": "{}"}}]}
 PARTS = {"role": "assistant", "content": [{"type": "text", "text": "#"}, {"type": "text", "text": "5", "image": None}]}
 

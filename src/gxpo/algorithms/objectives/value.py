@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from gxpo.algorithms.objectives.base import Evaluated, TermPart, coefficients
@@ -27,22 +28,57 @@ if TYPE_CHECKING:
     from gxpo.parts.protocols import PolicyTokens, Signals
 
 
-def value_loss(value: Tensor, target: Tensor, old: Tensor | None = None, clip: float | None = None) -> Tensor:
-    """Value loss with PPO's value clipping, elementwise: (value - target)^2 / 2; with `clip` the larger of it and of
-    that of old + clip(value - old, +-clip).
+GUMBEL_MOST = 5.0  # of z: e^z of an outlier would be the whole gradient
+Form = Literal["mse", "expectile", "quantile", "gumbel", "bce", "advantage_weighted"]
+
+
+def value_loss(
+    value: Tensor,
+    target: Tensor,
+    old: Tensor | None = None,
+    clip: float | None = None,
+    *,
+    form: Form = "mse",
+    tau: float = 0.9,
+    temperature: float = 1.0,
+    most: float = 100.0,
+) -> Tensor:
+    """Value loss, elementwise, with u = target - value and z = u / temperature.
+
+    mse                 u^2 / 2; with `clip` the larger of it and of that of old + clip(value - old, +-clip) (PPO)
+    expectile           |tau - [u < 0]| u^2: above 1/2 towards the best of the targets that a state has (IQL)
+    quantile            |tau - [u < 0]| |u|
+    gumbel              e^z - z - 1, z at most 5: towards temperature log mean e^(target / temperature) (XQL, dual-V)
+    bce                 -target log p - (1 - target) log (1 - p), p = sigmoid(value); targets in [0, 1] (DQC)
+    advantage_weighted  min(e^((target - old) / temperature), most) u^2 / 2: the value of the policy that is weighted so
 
     value   carries the gradient
     target  constant
-    old     the value at the start of the step, constant; read where there is a `clip`
+    old     the value at the start of the step, constant; read where there is a `clip`, and by "advantage_weighted"
     clip    absolute bound, in units of reward: beyond it, a value that moves towards its target is not pulled on
 
-    Source: PPO, arXiv 1707.06347 (squared error); the clip as in OpenAI's baselines and in verl (there 0.5).
+    Sources: PPO, arXiv 1707.06347 (squared error); the clip as in OpenAI's baselines and in verl (there 0.5); IQL,
+    arXiv 2110.06169; XQL, arXiv 2301.02328; DQC's code.
     """
-    # the larger of both: a value that the clip holds has no gradient towards its target, one that moved away has
-    loss = (value - target).square() / 2
+    u = target - value
+    side = torch.where(u < 0, 1 - tau, tau)
+    if form == "expectile":
+        return side * u.square()
+    if form == "quantile":
+        return side * u.abs()
+    if form == "gumbel":
+        z = (u / temperature).clamp_max(GUMBEL_MOST)
+        return z.exp() - z - 1
+    if form == "bce":
+        return torch.nn.functional.binary_cross_entropy_with_logits(value, target, reduction="none")
+    loss = u.square() / 2
+    if form == "advantage_weighted":
+        assert old is not None
+        return ((target - old) / temperature).exp().clamp_max(most) * loss
     if clip is None:
         return loss
     assert old is not None
+    # the larger of both: a value that the clip holds has no gradient towards its target, one that moved away has
     return torch.maximum(loss, (old + (value - old).clamp(-clip, clip) - target).square() / 2)
 
 
@@ -56,7 +92,10 @@ class ValueRegression(TermPart):
     policy term's aggregation. Not importance weighted; trained where the advantage is 0 too; `forest.weight` counts.
 
     coef    the head's gradient reaches the whole policy, so this is the policy's share in it too; PPO's c1
-    clip    None: no clip
+    clip    None: no clip; of form "mse"
+    form    the loss, see `value_loss`; under "bce" the head's output is the log-odds of a value in [0, 1], and its
+            target the signal "value_logit_target" of credits that read it so (`option_values` with `logits`)
+    tau, temperature, most   of the forms that have them
     head    NAME of the head whose output is "value@NAME" and whose target "value_target@NAME"; None: the plain "value"
             and "value_target". Its figures are named after it too
     target  another name of the target's signal
@@ -69,11 +108,17 @@ class ValueRegression(TermPart):
     horizon: float | None = None
     head: str | None = None
     target: str | None = None
+    form: Form = "mse"
+    tau: Annotated[float, Interval(gt=0, lt=1)] = 0.9
+    temperature: Positive = 1.0
+    most: Positive = 100.0
 
     def __post_init__(self) -> None:
         if self.head == "" or self.target == "":
             raise ConfigError("value regression: head and target are names, or null for the plain value")
-        needs = (self._target,) if self.clip is None else (self._target, self._output)
+        if self.clip is not None and self.form != "mse":
+            raise ConfigError(f"value regression: clip is of form mse, and form is {self.form}: leave one of them out")
+        needs = (self._target, self._output) if self._reads_old else (self._target,)
         object.__setattr__(self, "needs", needs)
         object.__setattr__(self, "outputs", ("logprob", self._output))
 
@@ -90,8 +135,11 @@ class ValueRegression(TermPart):
         scale_P = self.coef * scale_P * forest.to_path(forest.weight, "R")
         entries = (counted_P & self.active(forest, credit, weight)).nonzero().squeeze(1)
         value = value_P[entries]
-        old = None if self.clip is None else signals[self._output][entries].detach().to(value)
-        loss = value_loss(value, target[entries].to(value), old, self.clip)
+        old = signals[self._output][entries].detach().to(value) if self._reads_old else None
+        if self.form == "bce" and bool(((target[entries] < 0) | (target[entries] > 1)).any()):
+            raise GxpoError(f"{self._target} leaves [0, 1], where form bce has its targets: take another form")
+        options = {"form": self.form, "tau": self.tau, "temperature": self.temperature, "most": self.most}
+        loss = value_loss(value, target[entries].to(value), old, self.clip, **options)
         return (scale_P[entries].to(value) * loss).sum(), self._figures(value, target[entries])
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
@@ -105,18 +153,22 @@ class ValueRegression(TermPart):
     def _figures(self, value: Tensor, target: Tensor) -> dict[str, float]:
         """Metrics of the regression.
 
-        value_loss       mean of (value - target)^2 / 2, before coef and clip
+        value_loss       mean of (value - target)^2 / 2, before coef and clip, whichever form is trained
         value_explained  1 - mean (target - value)^2 / variance of the target (population); 0 where that is 0
 
         Of a named head, "value_loss@NAME" and "value_explained@NAME".
         """
         if not value.numel():
             return {}
-        target, value = target.double(), value.double()
+        target, value = target.double(), (value.sigmoid() if self.form == "bce" else value).double()
         error, spread = (value - target).square().mean(), target.var(correction=0)
         explained = float(1 - error / spread) if float(spread) > 0 else 0.0
         suffix = "" if self.head is None else f"@{self.head}"
         return {f"value_loss{suffix}": float(error) / 2, f"value_explained{suffix}": explained}
+
+    @property
+    def _reads_old(self) -> bool:
+        return self.clip is not None or self.form == "advantage_weighted"
 
     @property
     def _output(self) -> Output:
@@ -126,7 +178,8 @@ class ValueRegression(TermPart):
     def _target(self) -> str:
         if self.target is not None:
             return self.target
-        return "value_target" if self.head is None else f"value_target@{self.head}"
+        name = "value_logit_target" if self.form == "bce" else "value_target"
+        return name if self.head is None else f"{name}@{self.head}"
 
     def _predicted_value(self, policy: PolicyTokens) -> Tensor | None:
         return policy.value if self.head is None else policy.outputs.get(self._output)

@@ -21,8 +21,11 @@ from gxpo.forest.forest import Forest
 from gxpo.models.chat.messages import THOUGHT_KEYS, normal_messages, prompt_messages
 from gxpo.parts.protocols import Message, Session, Task
 from gxpo.parts.registry import part
-from gxpo.sampling.rollouts.build import RolloutPart, group_of, name_draws, record
+from gxpo.sampling.rollouts.build import RolloutPart, Text, group_of, name_draws, record
+from gxpo.sampling.rollouts.coded import Coded
 from gxpo.sampling.rollouts.reference import in_tokens, unrestricted
+from gxpo.sampling.rollouts.rounds import Independent
+from gxpo.sampling.rollouts.wording import Wording, check_template
 
 # ---------------------------------------------------------------- logged rows
 # Answers that a row of data holds beside its prompt: preference pairs, completions with scores, labelled completions.
@@ -238,6 +241,10 @@ class Logged(RolloutPart):
            takes as many of its groups as it has tasks, all once an epoch, in an order of (seed, epoch) alone, and
            evaluations sample the run's task. In a phase of a run also "previous", the rollouts of the phase before it,
            or "earlier", those of all phases before it
+    returns   words, from the worst outcome's to the best's: each answer is imitated under a prompt that says how it
+              ends, and evaluations ask for the best. None: prompts as they are. Of rows with scores alone
+    bounds    between the words: an answer has the word after as many bounds as its outcome reaches
+    template  of the prompt then: {prompt} and {code}, the word
 
     Their origin is "logged". Outcomes and verdicts are those of the data; an answer without any is scored by the run's
     reward, a recorded rollout without any is left out. Behaviour log-probs are as recorded; answers of rows have none,
@@ -248,8 +255,44 @@ class Logged(RolloutPart):
     samples_prompts: ClassVar[bool] = False  # nothing is sampled
 
     file: str = ""
+    returns: list[Text] = field(default_factory=list)
+    bounds: list[float] = field(default_factory=lambda: [0.5])
+    template: str = "Outcome {code}.\n{prompt}"
     read: dict[str, File] = field(init=False, repr=False, compare=False, default_factory=dict)
     checked: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        check_template("rollout.template", self.template, ("prompt", "code"))
+        if not self.returns:
+            return
+        if len(self.returns) != len(self.bounds) + 1 or sorted({*self.bounds}) != list(self.bounds):
+            raise ConfigError(
+                f"rollout.bounds={self.bounds} cut outcomes into {len(self.bounds) + 1} kinds, in rising order, and "
+                f"rollout.returns has {len(self.returns)} words: give a word for each kind"
+            )
+        if self.file:
+            raise ConfigError(
+                f"rollout.returns reword prompts, and those of {self.file} are ids: write its answers as rows of "
+                "'prompt', 'completions' and 'scores' (docs/offline-values.md)"
+            )
+
+    @property
+    def evaluation(self) -> Callable[[int], Any]:
+        """The rollout for held-out tasks: under the word of the best outcome, if prompts have one."""
+        if not self.returns:
+            return Independent
+        return lambda samples: Coded(group_size=samples, codes=[self.returns[-1]], template=self.template)
+
+    def _under_return(self, task: Task, answer: LoggedAnswer) -> Task:
+        """Return the task with its prompt under the word of an answer's outcome."""
+        if not self.returns:
+            return task
+        if answer.outcome is None:
+            raise TaskError(
+                f"task {task.id!r}: answer {answer.name!r} has no score, and rollout.returns says it: add it"
+            )
+        word = self.returns[sum(answer.outcome >= bound for bound in self.bounds)]
+        return Wording(self.template, {"code": word}).of_task(task)
 
     @property
     def records(self) -> File:
@@ -295,7 +338,7 @@ class Logged(RolloutPart):
         names = name_draws(tasks)
         return Forest.from_records(
             [
-                self._line(task, name, answer, session)
+                self._line(self._under_return(task, answer), name, answer, session)
                 for task, name in zip(tasks, names, strict=True)
                 for answer in answers_of(task)
             ]
