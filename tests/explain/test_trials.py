@@ -18,8 +18,23 @@ def test_texts_of_a_task() -> None:
     assert text_by_kind["right, then wrong"].split() == ["<answer>7</answer>", "<answer>8</answer>"]
     assert len(text_by_kind["long"]) == 20_000 and not any(c.isdigit() for c in text_by_kind["long"])
     assert set(trials.EXPLOITS) | set(trials.HEDGES) | {"wrong", "repeated"} <= set(text_by_kind)
+    assert text_by_kind["prefix before wrong"].endswith("<answer>8</answer>")
+    assert text_by_kind["claim"].startswith("<answer>") and "<wrong>" not in "".join(text_by_kind.values())
     two = {t.kind for t in trials.cheating_trials(tasks[1:3], trials.FORMS["bare"], empty=False)}
-    assert "all answers" not in two and "empty form" not in two
+    assert "all answers" not in two and "empty form" not in two and "claim" not in two
+
+
+def test_every_probe_is_tried_by_few_tasks_and_by_many() -> None:
+    for count in (2, 40):
+        tasks = [Task(str(i), f"ask {i}", str(i)) for i in range(count)]
+        tried = [t for t in trials.cheating_trials(tasks, trials.FORMS["bare"]) if t.kind == "symbols"]
+        assert {t.text for t in tried} == set("{}[:,.$\\#-*") | {"\\boxed{", "<answer>"}
+        assert len(tried) == max(count, 13)
+
+
+def test_variants_stand_in_the_form_of_the_answer() -> None:
+    written = {t.kind: t.text for t in trials.variant_trials([Task("0", "ask", "1234")], trials.FORMS["boxed"])}
+    assert written["variant: thousands"] == "\\boxed{1,234}" and written["variant: decimal"] == "\\boxed{1234.0}"
 
 
 def test_prompts_of_messages_and_of_ids() -> None:
