@@ -29,6 +29,7 @@ ARGUMENTS = {
     "bench": "--help",  # it measures nothing on a busy machine; tests/bench has its JSON
     "doctor": "runs/b",
     "explain": "runs/b --methods grpo,dr_grpo",
+    "triage": "runs/b",
     "check-reward": "rewards.py:exact --task data.jsonl --n 4",
     "check-template": "tiny:cold --template chat.jinja",
     "check-env": "sokoban --episodes 1",
