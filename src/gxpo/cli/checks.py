@@ -207,6 +207,7 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
         "signal a task",
         "+-",
         "zero_signal_groups",
+        "noise scale",
         "tokens a task",
         "tokens to agree",
         "against the first",
@@ -224,16 +225,18 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
             f"{row['signal']:.4f}",
             f"{row['signal_error']:.4f}",
             f"{row['zero_signal_groups']:.0%}",
+            "-" if row["noise_scale"] is None else f"{row['noise_scale']:,.0f}",
             f"{row['tokens_per_task']:.0f}",
             "-" if agree is None else f"{agree:,.0f}",
             "-" if row["relative"] is None else f"{row['relative']:.2f}",
             "-" if row["relative_error"] is None else f"{row['relative_error']:.2f}",
             "-" if row["along"] is None else f"{row['along']:.2f}",
         )
-    # eleven columns of numbers need 132 columns of text; narrower, rich would cut them off
-    console = terminal.console(width=max(132, terminal.console().width))
+    # twelve columns of numbers need 145 columns of text; narrower, rich would cut them off
+    console = terminal.console(width=max(145, terminal.console().width))
     console.print(
-        "agreement: expected cosine of the gradients of two halves of these tasks; tokens to agree: that two batches "
+        "agreement: expected cosine of the gradients of two halves of these tasks; noise scale: tasks a step beyond "
+        "which more of them hardly pay; tokens to agree: that two batches "
         "need each for a cosine of 1/2; against the first: signal per token over that of the first row; "
         "along: the cosine of the expected gradients",
         soft_wrap=True,

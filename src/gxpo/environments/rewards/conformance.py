@@ -44,7 +44,7 @@ def thought(text: str, pattern: str = THOUGHT) -> str:
 
 
 def replayed(attempt: Sequence[str], reference: Sequence[str]) -> float:
-    """Conformance 2 f p / (f + p) by token replay on the attempt's directly-follows graph; 0 where either has no events.
+    """Conformance 2 f p / (f + p) by token replay on the attempt's directly-follows graph; 0 where one has no events.
 
     The graph has an arc for each pair of events that follow each other in the attempt, from a start and to an end. f is
     the share of the reference's moves that are arcs (a move that is none takes a missing token and leaves one behind),

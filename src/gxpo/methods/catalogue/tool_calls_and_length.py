@@ -278,10 +278,11 @@ pm4grpo = Definition(
     process is the graph of which event follows which (`replayed`); that of the code, by pm4py's inductive miner and
     alignments, is `scoring.options: {conformance: {miner: inductive}}` (`pm4grpo@paper`), which needs pm4py, under
     AGPL-3.0; earlier versions of the code paid 0.7 F1 + 0.3 fitness. What is mined is what precedes `</think>`, or the
-    whole attempt without one (`scoring.options.conformance.thought`). A language model turns texts into events there; here a regular expression
-    does, the first word of each line by default (`scoring.options.conformance.pattern`): the teacher's events are the
-    task's `events`, or those of its `solution`. An attempt that permits any order has fitness 1; precision alone stops
-    that. No events: 0. Bounds as GSPO's; its own are not in the code.
+    whole attempt without one (`scoring.options.conformance.thought`). A language model turns texts into events
+    there; here a regular expression does, the first word of each line by default
+    (`scoring.options.conformance.pattern`): the teacher's events are the task's `events`, or those of its
+    `solution`. An attempt that permits any order has fitness 1; precision alone stops that. No events: 0. Bounds as
+    GSPO's; its own are not in the code.
     """,
     cite="park2025pm4grpo",
     evidence="reference-code",
