@@ -85,6 +85,9 @@ def check_env(
         list[str] | None, typer.Option("--set", help="Option of the environment, as size=5; repeatable.")
     ] = None,
     episodes: Annotated[int, typer.Option(help="Number of seeds to play.", min=1)] = 8,
+    horizon: Annotated[
+        int, typer.Option("--horizon", help="Also search the effective horizon, up to so many actions ahead.", min=0)
+    ] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a problem.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -94,17 +97,23 @@ def check_env(
     """
     from dataclasses import asdict
 
-    from gxpo.explain.check_env import check
+    from gxpo.explain.check_env import check, horizon_of
+    from gxpo.explain.horizon import text as horizon_text
     from gxpo.training import config
 
     # Options of the environment are parsed as settings are, so that 5 is a number.
-    report = check(task, {k: s.value for k, s in config.parse_set(options or []).items()}, episodes=episodes)
+    values = {k: s.value for k, s in config.parse_set(options or []).items()}
+    report = check(task, values, episodes=episodes)
+    search = horizon_of(task, values, horizon) if horizon else None
     if as_json:
-        say(json.dumps(asdict(report), indent=1))
+        horizon_data = {} if search is None else {"horizon": {**vars(search), "success": [*search.success.items()]}}
+        say(json.dumps(asdict(report) | horizon_data, indent=1))
     else:
         for name, value in asdict(report).items():
             text = "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
             say(f"{name:<20} {text if text not in ('', None) else '-'}")
+        if search is not None:
+            say(horizon_text(search))
     if strict and report.problems:
         raise typer.Exit(1)
 

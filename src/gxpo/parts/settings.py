@@ -79,6 +79,12 @@ class EnvSettings(_Section):
     max_context: Positive | None = Field(
         default=None, description="maximum context tokens; null: the model's positions"
     )
+    corrupt: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="share of the words of each observation that are corrupted, a probe of robustness"
+    )
+    corrupt_by: Literal["drop", "mask", "swap"] = Field(
+        default="drop", description="a corrupted word is left out, masked by _, or has two characters swapped"
+    )
 
 
 class OptimSettings(_Section):
