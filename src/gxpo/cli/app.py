@@ -182,6 +182,11 @@ def evaluate(
     samples: Annotated[int | None, typer.Option(help="Samples of each task, for pass@k.")] = None,
     vote: Annotated[str | None, typer.Option(help="Let samples vote: count, or a reward component as weight.")] = None,
     corrupt: Annotated[float | None, typer.Option(help="Share of the words of observations to drop.")] = None,
+    necessity: Annotated[
+        str | None,
+        typer.Option(help="Measure instead which steps of right attempts are needed: drop, or replace them."),
+    ] = None,
+    delimiter: Annotated[str, typer.Option(help="With --necessity: what ends a step.")] = "\n",
     best: Best = False,
     allow_key: AllowKey = None,
     as_json: Json = False,
@@ -206,7 +211,13 @@ def evaluate(
     trainer = Trainer(config.resolve(run_keys), out=run, resume=True)
     # A model may hold processes and servers, which end even where the evaluation fails.
     try:
-        figures = {"step": trainer.load(checkpoint_path)["step"], **trainer.evaluate().figures}
+        figures = {"step": trainer.load(checkpoint_path)["step"]}
+        if necessity is not None:
+            from gxpo.training.necessity import report
+
+            say(report(trainer, tasks or 32, samples or 8, delimiter, necessity, as_json=as_json))
+            return
+        figures |= trainer.evaluate().figures
     finally:
         trainer.close()
     if as_json:
