@@ -1,4 +1,4 @@
-"""Figures of teams and of sets of models: an adversary's influence, payoffs less their risk, means of normalised scores."""
+"""Figures of teams and sets of models: an adversary's influence, payoffs less risk, means of normalised scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gxpo.base.errors import ConfigError
 def influence(clean: Sequence[float], attacked: Sequence[float]) -> float:
     """Influence of an adversary on another agent's next action: KL(clean || attacked) in nats of its distributions.
 
-    The attack of adversarial minority influence (Li et al. 2024, DIG-Beihang/AMI@7c86875) maximises it towards an
+    The attack of adversarial minority influence (AMI, arXiv 2302.03322) maximises it towards an
     action of the victim's that serves it worst. Infinite where an action that was possible no longer is.
 
     >>> round(influence([0.7, 0.2, 0.1], [0.5, 0.3, 0.2]), 6)

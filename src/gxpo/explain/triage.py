@@ -1,7 +1,7 @@
 """`gxpo triage`: which rollouts of a logged run to read first, by signs that need no model.
 
-Signs as in Chen et al. 2026 (Signals; katanemo/plano@003c36a): loops and failures of calls, disengagement, exhaustion;
-and what a reward adds to them: paid although something is odd, not paid although the answer is there.
+Signs as in "Signals" (trajectory triage without a model; katanemo/plano@003c36a): loops and failures of calls,
+disengagement, exhaustion. A reward adds two: paid although something is odd, not paid although the answer is there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Step necessity: how much less often an attempt ends right if a step is taken away and the rest decoded again.
 
-An intervention on a step (Li et al. 2026, latent chains of thought; here in text): p(right | the step is there) -
+An intervention on a step ("Dynamics Within Latent Chain-of-Thought"; here in text): p(right | the step is there) -
 p(right | it is dropped, or another attempt's stands there), each over continuations of the same policy.
 """
 
