@@ -51,6 +51,8 @@ MORE = [
     "explain runs/b --out page.html",
     "signal --run runs/b --methods dr_grpo",
     "train run.yaml --dry-run",
+    "eval runs/b --tasks 2 --samples 3 --vote correct",
+    "eval runs/b --tasks 2 --samples 2 --necessity drop",
 ]
 WITHOUT: dict[str, str] = {}  # commands that have nothing to report, and why
 
