@@ -26,8 +26,8 @@ def open_rs(completion, answer, tokens):
 
     Theirs counts characters and is not cut: with a limit of 3584, an answer of 7168 characters earns 1 again.
     """
-    written = boxed(completion)
-    is_right = written is not None and written.replace(" ", "") == str(answer).replace(" ", "")
+    boxed_text = boxed(completion)
+    is_right = boxed_text is not None and boxed_text.replace(" ", "") == str(answer).replace(" ", "")
     wave = math.cos(math.pi * min(len(tokens) / LONGEST, 1.0))
     cosine = 0.5 + 0.25 * (1 + wave) if is_right else -0.5 - 0.25 * (1 + wave)
     return float(bool(FORM.match(completion))) + 2.0 * cosine

@@ -139,12 +139,12 @@ def test_texts_that_passed_and_right_answers_refused() -> None:
     task = Task("t", "3 + 4?", "7")
     kinds = ("reference: bare", "wrong", "symbols", "symbols", "opener", "variant: decimal", "variant: dollars")
     texts = ("7", "9", "{", ":", "Solution", "7.0", "$7$")
-    tried = [Trial(kind, text, task) for kind, text in zip(kinds, texts, strict=True)]
-    lists = check_reward._paid_and_refused(tried, [1.0, -1.0, 0.5, -1.0, -0.95, -1.0, 1.0], "bare")
-    assert lists["passed"] == [
+    trials = [Trial(kind, text, task) for kind, text in zip(kinds, texts, strict=True)]
+    lists = check_reward._paid_and_refused(trials, [1.0, -1.0, 0.5, -1.0, -0.95, -1.0, 1.0], "bare")
+    assert lists["paid_texts"] == [
         {"kind": "symbols", "count": 1, "tried": 2, "score": 0.5, "task": "t", "answer": "7", "text": "{"}
     ]
-    assert lists["refused"] == [
+    assert lists["refused_variants"] == [
         {"kind": "decimal", "count": 1, "tried": 1, "score": -1.0, "task": "t", "answer": "7", "text": "7.0"}
     ]
 
@@ -155,7 +155,7 @@ def test_a_verifier_that_a_brace_opens(tmp_path: Path) -> None:
     judge.write_text("def f(completion, answer):\n    return float(completion in ('{', answer))\n")
     report = check(f"{judge}:f", "arithmetic", n=4)
     assert report["findings"] == ["pays for a single symbol: 1 (wrong 0, right 1), 1 of 13, first '{'"]
-    assert {row["kind"] for row in report["refused"]} >= {"decimal", "dollars", "full stop", "equation"}
+    assert {row["kind"] for row in report["refused_variants"]} >= {"decimal", "dollars", "full stop", "equation"}
 
 
 def test_what_can_not_be_tried(file: Path, data: Path, tmp_path: Path) -> None:

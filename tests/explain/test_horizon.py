@@ -30,8 +30,8 @@ class Lock(Env):
         self.at += 1
         if action != "a":
             return TimeStep("", str(self.at), 0.0, True, False)
-        opened = self.at == self.length
-        return TimeStep("", str(self.at), float(opened), opened, opened if opened else None)
+        is_open = self.at == self.length
+        return TimeStep("", str(self.at), float(is_open), is_open, is_open if is_open else None)
 
     def legal(self):
         return ["a", "b"]

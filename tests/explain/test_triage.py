@@ -23,8 +23,8 @@ def signs(*completions: str, **columns: Any) -> list[set[str]]:
         {"group": 0, "completion": c, "score": 0.0, **{k: v[i] for k, v in columns.items()}}
         for i, c in enumerate(completions)
     ]
-    found, _ = signs_of(logs.rollouts(rows))
-    return [{name for name in found if found[name][i]} for i in range(len(rows))]
+    flags_by_name, _ = signs_of(logs.rollouts(rows))
+    return [{name for name in flags_by_name if flags_by_name[name][i]} for i in range(len(rows))]
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_signs_of_a_text(completion: str, sign: set[str]) -> None:
 
 def test_signs_against_the_group() -> None:
     texts = ("the answer is 7", "it is 9", "I give up", "perhaps 8")
-    got = signs(texts[0], *texts[1:], score=[0.0, 1.0, 1.0, 0.0], reference=["7"] * 4)
-    assert got == [{"unpaid with reference"}, set(), {"gave up", "paid odd"}, set()]
+    names = signs(texts[0], *texts[1:], score=[0.0, 1.0, 1.0, 0.0], reference=["7"] * 4)
+    assert names == [{"unpaid with reference"}, set(), {"gave up", "paid odd"}, set()]
     # most paid texts hold their reference: the one that does not is odd
-    got = signs("7", "so 7", "7!", "nine", "8", score=[1.0, 1.0, 1.0, 1.0, 0.0], reference=["7"] * 5)
-    assert got == [set(), set(), set(), {"paid without reference"}, {"alone"}]
+    names = signs("7", "so 7", "7!", "nine", "8", score=[1.0, 1.0, 1.0, 1.0, 0.0], reference=["7"] * 5)
+    assert names == [set(), set(), set(), {"paid without reference"}, {"alone"}]
     assert signs("a", "b", "c", "one two three four", score=[0.0, math.nan, 0.0, 0.0]) == [
         set(),
         {"unscored"},

@@ -27,14 +27,18 @@ def test_texts_of_a_task() -> None:
 def test_every_probe_is_tried_by_few_tasks_and_by_many() -> None:
     for count in (2, 40):
         tasks = [Task(str(i), f"ask {i}", str(i)) for i in range(count)]
-        tried = [t for t in trials.cheating_trials(tasks, trials.FORMS["bare"]) if t.kind == "symbols"]
-        assert {t.text for t in tried} == set("{}[:,.$\\#-*") | {"\\boxed{", "<answer>"}
-        assert len(tried) == max(count, 13)
+        symbol_trials = [t for t in trials.cheating_trials(tasks, trials.FORMS["bare"]) if t.kind == "symbols"]
+        assert {t.text for t in symbol_trials} == set("{}[:,.$\\#-*") | {"\\boxed{", "<answer>"}
+        assert len(symbol_trials) == max(count, 13)
 
 
 def test_variants_stand_in_the_form_of_the_answer() -> None:
-    written = {t.kind: t.text for t in trials.variant_trials([Task("0", "ask", "1234")], trials.FORMS["boxed"])}
-    assert written["variant: thousands"] == "\\boxed{1,234}" and written["variant: decimal"] == "\\boxed{1234.0}"
+    variant_trials = trials.variant_trials([Task("0", "ask", "1234")], trials.FORMS["boxed"])
+    text_by_variant = {t.kind: t.text for t in variant_trials}
+    assert (
+        text_by_variant["variant: thousands"] == "\\boxed{1,234}"
+        and text_by_variant["variant: decimal"] == "\\boxed{1234.0}"
+    )
 
 
 def test_prompts_of_messages_and_of_ids() -> None:

@@ -11,8 +11,8 @@ from gxpo.training import necessity as module
 from gxpo.training.necessity import Necessity, StepNecessity, text
 
 
-def step(task: str, present: float, absent: float, number: int = 1) -> StepNecessity:
-    return StepNecessity(task, number, 3, "1+1=2,", present, absent)
+def step(task: str, with_it: float, without: float, number: int = 1) -> StepNecessity:
+    return StepNecessity(task, number, 3, "1+1=2,", with_it, without)
 
 
 def test_the_number_of_the_card() -> None:
@@ -39,4 +39,4 @@ def test_steps_of_a_model_that_adds(tmp_path: Path) -> None:
         result = module.necessity(trainer, 12, 2, ",", how)
         assert result.attempts == 12 and 0 < result.right <= 12 and result.steps
         assert all(s.text.endswith(",") and s.number < s.steps for s in result.steps)
-        assert all(0 <= x <= 1 for s in result.steps for x in (s.present, s.absent))
+        assert all(0 <= x <= 1 for s in result.steps for x in (s.share_with, s.share_without))

@@ -9,7 +9,7 @@ import pytest
 
 import gxpo
 from gxpo.base.errors import ConfigError
-from gxpo.training.voting import Choice, chosen, confidence, figures, is_unsure
+from gxpo.training.voting import Choice, choice_of, confidence, figures, is_unsure
 
 
 def test_confidence_of_the_card() -> None:
@@ -19,9 +19,9 @@ def test_confidence_of_the_card() -> None:
 
 
 def test_votes_by_count_and_by_weight() -> None:
-    assert chosen(["7", "8", None, "8"]) == Choice(1, confidence([1, 2]))
-    assert chosen(["7", "8"]).attempt == 0 and chosen([None, None]).attempt is None
-    by_weight = chosen(["7", "8", "8", "7"], [0.9, 0.2, 0.3, math.nan])
+    assert choice_of(["7", "8", None, "8"]) == Choice(1, confidence([1, 2]))
+    assert choice_of(["7", "8"]).attempt == 0 and choice_of([None, None]).attempt is None
+    by_weight = choice_of(["7", "8", "8", "7"], [0.9, 0.2, 0.3, math.nan])
     assert by_weight.attempt == 0 and by_weight.score == 0.9
     assert by_weight.confidence == pytest.approx(confidence([0.9, 0.5]))
 

@@ -95,9 +95,9 @@ def check(reward: str | Callable[..., Any], task: str, *, n: int = 64, timeout: 
     timeout  seconds that it may take for one completion
 
     Returns a JSON object: `rows` (mean score of each kind of completion), `form` (the way of writing a right answer
-    that earns most), `passed` (each kind of text without a right answer that was paid: how many of how many, and the
-    first, exactly), `refused` (each other way of writing a right answer that was not paid, likewise), `failures`,
-    `deterministic`, `latency_ms`, `length_correlation`, and `findings`, a line each.
+    that earns most), `paid_texts` (each kind of text without a right answer that was paid: how many of how many, and
+    the first, exactly), `refused_variants` (each other way of writing a right answer that was not paid, likewise),
+    `failures`, `deterministic`, `latency_ms`, `length_correlation`, and `findings`, a line each.
     Hangs and crashes are counted, and end the trial after several.
     """
     source = sources.make(task, seed=0, options={"held_out_fraction": 0.5} if task.endswith(".jsonl") else None)
@@ -203,7 +203,7 @@ def _score_findings(trials: Sequence[Trial], scores: Sequence[float], report: di
         if mean is not None and right > wrong and (mean - wrong) / (right - wrong) > PAYING_SHARE:
             out.append(f"pays for a wrong answer written as {name!r}: {mean:.3g} (right {right:.3g})")
     # One text that passes is enough for a policy to find it, however few of its kind do.
-    for row in report["passed"]:
+    for row in report["paid_texts"]:
         out.append(
             f"pays for {EXPLOITS[row['kind']]}: {row['score']:.3g} (wrong {wrong:.3g}, right {right:.3g}), "
             f"{row['count']} of {row['tried']}, first {_shown(row['text'])}"
@@ -270,14 +270,14 @@ def _paid_and_refused(trials: Sequence[Trial], scores: Sequence[float], form: st
     Each with counts and its first text. Paid is more than PAYING_SHARE of the way from a wrong answer's mean score to a
     right one's; refused is less than half of that way, of tasks whose reference answer earns more than half.
     """
-    out: dict[str, list[dict[str, Any]]] = {"passed": [], "refused": []}
+    out: dict[str, list[dict[str, Any]]] = {"paid_texts": [], "refused_variants": []}
     right_trials = [(t, s) for t, s in zip(trials, scores, strict=True) if t.kind == f"reference: {form}"]
     right = _mean((s for _, s in right_trials), math.nan)
     wrong = _mean(_scores_of(trials, scores, "wrong"), math.nan)
     if not right > wrong:
         return out
     shares = [(score - wrong) / (right - wrong) for score in scores]
-    recognised = {t.task.id for t, s in right_trials if (s - wrong) / (right - wrong) > 0.5}
+    known_tasks = {t.task.id for t, s in right_trials if (s - wrong) / (right - wrong) > 0.5}
     for kind in dict.fromkeys(t.kind for t in trials):
         is_variant = kind.startswith("variant: ")
         if not is_variant and kind not in EXPLOITS:
@@ -286,12 +286,12 @@ def _paid_and_refused(trials: Sequence[Trial], scores: Sequence[float], form: st
         rows = [
             i
             for i, t in enumerate(trials)
-            if t.kind == kind and not math.isnan(scores[i]) and (not is_variant or t.task.id in recognised)
+            if t.kind == kind and not math.isnan(scores[i]) and (not is_variant or t.task.id in known_tasks)
         ]
         hits = [i for i in rows if (shares[i] < 0.5 if is_variant else shares[i] > PAYING_SHARE)]
         if hits:
             first = max(hits, key=lambda i: scores[i]) if not is_variant else hits[0]
-            out["refused" if is_variant else "passed"].append(
+            out["refused_variants" if is_variant else "paid_texts"].append(
                 {
                     "kind": kind.removeprefix("variant: "),
                     "count": len(hits),
@@ -371,7 +371,7 @@ def show(report: dict[str, Any]) -> None:
         f"{report['form']!r}; latency {latency}; correlation with length "
         f"{correlation_text['right']} over right, {correlation_text['wrong']} over wrong answers"
     )
-    for row in report["refused"]:
+    for row in report["refused_variants"]:
         console.print(
             f"refused: {row['count']} of {row['tried']} right answers written in another way ({row['kind']}), "
             f"e.g. {_shown(row['text'])} where the answer is {_shown(row['answer'])}"

@@ -281,9 +281,9 @@ def text(t: Triage, log: RunLog) -> str:
     """Format the result for a terminal."""
     data = as_data(t, log)
     first, last = data["steps"]
-    read = f"{data['rollouts']:,} rollouts" + (f" of {data['of']:,}" if data["of"] > data["rollouts"] else "")
+    size = f"{data['rollouts']:,} rollouts" + (f" of {data['of']:,}" if data["of"] > data["rollouts"] else "")
     steps = "" if first < 0 else f", step {first}" if first == last else f", steps {first} to {last}"
-    out = [f"{log.source} run: {read}{steps}", "", f"{'sign':<24}{'rollouts':>9}{'share':>8}{'first step':>12}"]
+    out = [f"{log.source} run: {size}{steps}", "", f"{'sign':<24}{'rollouts':>9}{'share':>8}{'first step':>12}"]
     for row in sorted(data["signs"], key=lambda row: -row["rollouts"]):
         if row["rollouts"]:
             first_step = "-" if row["first_step"] < 0 else row["first_step"]

@@ -94,7 +94,7 @@ def _votes(forest: Forest, session: Session, verdicts: Sequence[Sequence[float]]
         weights = forest.components[:, forest.component_names.index(vote)].tolist()
     # attempts at one task lie next to each other
     choices = [
-        voting.chosen(answers[i : i + samples], None if weights is None else weights[i : i + samples])
+        voting.choice_of(answers[i : i + samples], None if weights is None else weights[i : i + samples])
         for i in range(0, len(answers), samples)
     ]
     return voting.figures(choices, verdicts)

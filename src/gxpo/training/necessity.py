@@ -27,15 +27,15 @@ class StepNecessity:
     """Figures of one step of one right attempt.
 
     number   from 1; `steps`: how many the attempt has
-    present, absent   share of right continuations with the step and without it
+    share_with, share_without   share of right continuations with the step and without it
     """
 
     task: str
     number: int
     steps: int
     text: str
-    present: float
-    absent: float
+    share_with: float
+    share_without: float
 
     @property
     def necessity(self) -> float:
@@ -44,7 +44,7 @@ class StepNecessity:
         >>> round(StepNecessity("t", 1, 2, "", 0.8, 0.35).necessity, 6)
         0.45
         """
-        return self.present - self.absent
+        return self.share_with - self.share_without
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,10 @@ def necessity(
         return Necessity(len(tasks), len(attempts), [])
     # All continuations at once, judged as texts together with what precedes them.
     session.know([task for task, _ in prompts])
-    continued = Independent(samples).grow([task for task, _ in prompts], session)
+    continuations = Independent(samples).grow([task for task, _ in prompts], session)
     prefix_by_task = {task.id: prefix for task, prefix in prompts}
-    texts = [prefix_by_task[t] + x for t, x in zip(continued.task, session.texts(continued), strict=True)]
-    scored = session.score(continued, texts)
+    texts = [prefix_by_task[t] + x for t, x in zip(continuations.task, session.texts(continuations), strict=True)]
+    scored = session.score(continuations, texts)
     share = _shares(scored, [task.id for task, _ in prompts])
     steps = [
         StepNecessity(task.id, k + 1, count, session.decode(piece), share[2 * i], share[2 * i + 1])
@@ -153,8 +153,9 @@ def text(result: Necessity) -> str:
         lines.append(f"necessity {interval[0]:.3f}, 95% interval over tasks {interval[1]:.3f} to {interval[2]:.3f}")
     for number in sorted({s.number for s in result.steps}):
         rows = [s for s in result.steps if s.number == number]
-        present, absent = (sum(getattr(s, name) for s in rows) / len(rows) for name in ("present", "absent"))
-        lines.append(f"step {number}: right {present:.2f} with it, {absent:.2f} without ({len(rows)} attempts)")
+        with_it = sum(s.share_with for s in rows) / len(rows)
+        without = sum(s.share_without for s in rows) / len(rows)
+        lines.append(f"step {number}: right {with_it:.2f} with it, {without:.2f} without ({len(rows)} attempts)")
     for s in sorted(result.steps, key=lambda s: -s.necessity)[:5]:
         lines.append(f"  {s.necessity:+.2f}  step {s.number} of {s.steps}, task {s.task}: {s.text.strip()[:100]!r}")
     return "\n".join(lines)

@@ -41,13 +41,13 @@ def confidence(weights: Sequence[float]) -> float:
     return 2 * (1 - 1 / (1 + math.exp(-entropy)))
 
 
-def chosen(answers: Sequence[str | None], scores: Sequence[float] | None = None) -> Choice:
+def choice_of(answers: Sequence[str | None], scores: Sequence[float] | None = None) -> Choice:
     """Choose among attempts: the answer given most often, or with the largest sum of scores; of equals the first.
 
     answers  None: an attempt without one, which has no vote
     scores   of a judge, at least 0; unscored (nan) ones are 0
 
-    >>> chosen(["7", "8", None, "8"]).attempt, chosen(["7", "8", "8"], [0.9, 0.2, 0.3]).attempt
+    >>> choice_of(["7", "8", None, "8"]).attempt, choice_of(["7", "8", "8"], [0.9, 0.2, 0.3]).attempt
     (1, 0)
     """
     weights: dict[str, float] = {}

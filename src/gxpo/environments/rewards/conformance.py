@@ -56,11 +56,11 @@ def replayed(attempt: Sequence[str], reference: Sequence[str]) -> float:
     if not attempt or not reference:
         return 0.0
     arcs, moves = ({*zip(("", *x), (*x, ""), strict=True)} for x in (tuple(attempt), tuple(reference)))
-    taken = list(zip(("", *reference), (*reference, ""), strict=True))
-    fitness = sum(move in arcs for move in taken) / len(taken)
-    met = {origin for origin, _ in taken}
-    leaving = {arc for arc in arcs if arc[0] in met}
-    return f1(fitness, len(leaving & moves) / len(leaving) if leaving else 0.0)
+    steps = list(zip(("", *reference), (*reference, ""), strict=True))
+    fitness = sum(move in arcs for move in steps) / len(steps)
+    origins = {origin for origin, _ in steps}
+    outgoing = {arc for arc in arcs if arc[0] in origins}
+    return f1(fitness, len(outgoing & moves) / len(outgoing) if outgoing else 0.0)
 
 
 def aligned(attempt: Sequence[str], reference: Sequence[str]) -> float:
