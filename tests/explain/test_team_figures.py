@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gxpo.base.errors import ConfigError
-from gxpo.explain.team_figures import harmonic_of_normalised, influence, risk_adjusted
+from gxpo.explain.team_figures import certified_success, harmonic_of_normalised, influence, risk_adjusted
 
 
 def test_influence_of_the_card() -> None:
@@ -17,6 +17,14 @@ def test_influence_of_the_card() -> None:
     for bad in ([0.5, 0.4], [1.0], [1.5, -0.5]):
         with pytest.raises(ConfigError, match="no distribution over the same actions"):
             influence([0.5, 0.5], bad)
+
+
+def test_certified_success_of_the_card() -> None:
+    assert certified_success(0.9, 0.2, 0.1) == pytest.approx(0.782761, abs=1e-6)
+    assert certified_success(0.9, 0.2, 0.3) == pytest.approx(0.413540, abs=1e-6)
+    assert certified_success(0.9, 0.2, 0.0) == pytest.approx(0.9)
+    with pytest.raises(ConfigError, match="a rate between 0 and 1"):
+        certified_success(1.0, 0.2, 0.1)
 
 
 def test_risk_of_the_cards() -> None:

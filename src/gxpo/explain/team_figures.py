@@ -1,9 +1,10 @@
-"""Figures of teams and sets of models: an adversary's influence, payoffs less risk, means of normalised scores."""
+"""Figures of teams and sets of models: influence, certified success, payoffs less risk, normalised means."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 from gxpo.base.errors import ConfigError
 
@@ -37,6 +38,21 @@ def risk_adjusted(payoff: Sequence[Sequence[float]], mixture: Sequence[float], a
         variance = math.fsum(p * (x - mean) ** 2 for p, x in zip(mixture, row, strict=True))
         out.append(mean - aversion * variance)
     return out
+
+
+def certified_success(rate: float, sigma: float, radius: float) -> float:
+    """Success rate that Gaussian smoothing certifies within a radius, of numbers: Phi(Phi^-1(rate) - radius / sigma).
+
+    `rate` is that under noise of standard deviation `sigma` (policy smoothing, Kumar et al. 2022), best the lower end
+    of its interval. Texts have no such radius: `env.corrupt` is a probe.
+
+    >>> round(certified_success(0.9, 0.2, 0.1), 6), round(certified_success(0.9, 0.2, 0.3), 6)
+    (0.782761, 0.41354)
+    """
+    if not (0 < rate < 1 and sigma > 0 and radius >= 0):
+        raise ConfigError(f"a rate between 0 and 1 and a sigma above 0 are needed, not {rate} and {sigma}")
+    normal = NormalDist()
+    return normal.cdf(normal.inv_cdf(rate) - radius / sigma)
 
 
 def harmonic_of_normalised(scores: Sequence[Sequence[float]]) -> list[float]:
