@@ -40,7 +40,8 @@ EXHAUSTED = re.compile(
 FAILED = re.compile(r"Traceback \(most recent call last\)|\b[A-Z]\w*(?:Error|Exception)\b:|\berror:|\bfailed\b")
 TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 CALL = re.compile(r"^(?:Action:\s*)?([A-Za-z_][\w.]*)[(\[](.*)[)\]]\s*$", re.MULTILINE)
-TAG_CALL = re.compile(r"<(?!think|answer|reasoning|code|tool_call)(\w+)>(.*?)</\1>", re.DOTALL)
+TAG = re.compile(r"<(/?)(\w{1,40})>")
+NO_TOOLS = ("think", "answer", "reasoning", "code", "tool_call", "response")  # tags that are parts of an answer
 
 SIGNS: Mapping[str, tuple[int, str]] = {
     "paid odd": (3, "best score of its group, though it is empty, repeats itself, gives up or was cut"),
@@ -188,8 +189,13 @@ def calls_of(text: str) -> list[tuple[str, str]]:
         except (ValueError, AttributeError, RecursionError):
             call = ("", m[1])
         places.append((m.start(), call))
-    for pattern in (CALL, TAG_CALL):
-        places += [(m.start(), (m[1], " ".join(m[2].split()))) for m in pattern.finditer(text)]
+    places += [(m.start(), (m[1], " ".join(m[2].split()))) for m in CALL.finditer(text)]
+    # tags are paired one by one: a pattern that looks for the closing one takes quadratic time
+    opening: re.Match[str] | None = None
+    for m in TAG.finditer(text):
+        if opening is not None and m[1] and m[2] == opening[2]:
+            places.append((opening.start(), (m[2], " ".join(text[opening.end() : m.start()].split()))))
+        opening = m if not m[1] and m[2] not in NO_TOOLS else None
     return [call for _, call in sorted(places)]
 
 
