@@ -38,10 +38,9 @@ EXHAUSTED = re.compile(
     re.IGNORECASE,
 )
 FAILED = re.compile(r"Traceback \(most recent call last\)|\b[A-Z]\w*(?:Error|Exception)\b:|\berror:|\bfailed\b")
-TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 CALL = re.compile(r"^(?:Action:\s*)?([A-Za-z_][\w.]*)[(\[](.*)[)\]]\s*$", re.MULTILINE)
 TAG = re.compile(r"<(/?)(\w{1,40})>")
-NO_TOOLS = ("think", "answer", "reasoning", "code", "tool_call", "response")  # tags that are parts of an answer
+NO_TOOLS = ("think", "answer", "reasoning", "code", "response")  # tags that are parts of an answer
 
 SIGNS: Mapping[str, tuple[int, str]] = {
     "paid odd": (3, "best score of its group, though it is empty, repeats itself, gives up or was cut"),
@@ -181,22 +180,25 @@ def calls_of(text: str) -> list[tuple[str, str]]:
     >>> calls_of("search[cats]\\nsearch[dogs]"), calls_of('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>')
     ([('search', 'cats'), ('search', 'dogs')], [('f', '{"x": 1}')])
     """
-    places: list[tuple[int, tuple[str, str]]] = []
-    for m in TOOL_CALL.finditer(text):
-        try:
-            value = json.loads(m[1])
-            call = (str(value.get("name")), json.dumps(value.get("arguments"), sort_keys=True))
-        except (ValueError, AttributeError, RecursionError):
-            call = ("", m[1])
-        places.append((m.start(), call))
-    places += [(m.start(), (m[1], " ".join(m[2].split()))) for m in CALL.finditer(text)]
+    places = [(m.start(), (m[1], " ".join(m[2].split()))) for m in CALL.finditer(text)]
     # tags are paired one by one: a pattern that looks for the closing one takes quadratic time
     opening: re.Match[str] | None = None
     for m in TAG.finditer(text):
         if opening is not None and m[1] and m[2] == opening[2]:
-            places.append((opening.start(), (m[2], " ".join(text[opening.end() : m.start()].split()))))
+            content = text[opening.end() : m.start()]
+            call = _json_call(content) if m[2] == "tool_call" else (m[2], " ".join(content.split()))
+            places.append((opening.start(), call))
         opening = m if not m[1] and m[2] not in NO_TOOLS else None
     return [call for _, call in sorted(places)]
+
+
+def _json_call(text: str) -> tuple[str, str]:
+    """(name, arguments) of a call in JSON, its keys sorted; of another text ("", the text)."""
+    try:
+        value = json.loads(text)
+        return str(value["name"]), json.dumps(value.get("arguments"), sort_keys=True)
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        return "", " ".join(text.split())
 
 
 def longest_run(calls: Sequence[tuple[str, str]], *, of: str = "call") -> int:
