@@ -270,6 +270,7 @@ def _paid_and_refused(trials: Sequence[Trial], scores: Sequence[float], form: st
     Each with counts and its first text. Paid is more than PAYING_SHARE of the way from a wrong answer's mean score to a
     right one's; refused is less than half of that way, of tasks whose reference answer earns more than half.
     """
+    # The way from a wrong answer's mean score to a right one's is the measure of both.
     out: dict[str, list[dict[str, Any]]] = {"paid_texts": [], "refused_variants": []}
     right_trials = [(t, s) for t, s in zip(trials, scores, strict=True) if t.kind == f"reference: {form}"]
     right = _mean((s for _, s in right_trials), math.nan)
@@ -288,6 +289,7 @@ def _paid_and_refused(trials: Sequence[Trial], scores: Sequence[float], form: st
             for i, t in enumerate(trials)
             if t.kind == kind and not math.isnan(scores[i]) and (not is_variant or t.task.id in known_tasks)
         ]
+        # The best paid text, or the first refused one, stands for its kind.
         hits = [i for i in rows if (shares[i] < 0.5 if is_variant else shares[i] > PAYING_SHARE)]
         if hits:
             first = max(hits, key=lambda i: scores[i]) if not is_variant else hits[0]

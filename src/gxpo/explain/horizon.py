@@ -90,11 +90,13 @@ class _Search:
 
     def value(self, snapshot: str, depth: int, rollouts: int, turns: int) -> dict[str, float]:
         """Q of each legal action: the best mean return over sequences of `depth` actions that begin with it."""
+        # The legal actions of the state, asked in an instance of its own.
         name = self.fresh(snapshot)
         actions = self.legal(name)
         self.envs.finish([name])
         out: dict[str, float] = {}
         for action in actions:
+            # What the action pays, and the state that it leads to.
             name = self.fresh(snapshot)
             step = self.act(name, action)
             gain = _gain(step)
@@ -106,6 +108,7 @@ class _Search:
             self.envs.finish([name])
             if isinstance(below, EnvFailure):
                 raise ConfigError(f"{self.envs.name}: no snapshot: {below.message}")
+            # Behind it: further actions of the tree, or random play from its leaf.
             if depth > 1:
                 out[action] = gain + max(self.value(below, depth - 1, rollouts, turns - 1).values())
             else:

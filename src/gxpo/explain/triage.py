@@ -292,6 +292,7 @@ def text(t: Triage, log: RunLog) -> str:
     size = f"{data['rollouts']:,} rollouts" + (f" of {data['of']:,}" if data["of"] > data["rollouts"] else "")
     steps = "" if first < 0 else f", step {first}" if first == last else f", steps {first} to {last}"
     out = [f"{log.source} run: {size}{steps}", "", f"{'sign':<24}{'rollouts':>9}{'share':>8}{'first step':>12}"]
+    # Signs that were seen, the commonest first; the others in one line, and what could not be looked for.
     for row in sorted(data["signs"], key=lambda row: -row["rollouts"]):
         if row["rollouts"]:
             first_step = "-" if row["first_step"] < 0 else row["first_step"]
@@ -299,6 +300,7 @@ def text(t: Triage, log: RunLog) -> str:
     if absent := [row["sign"] for row in data["signs"] if not row["rollouts"]]:
         out.append(f"none: {', '.join(absent)}")
     out += [f"not looked for: {name}: {reason}" for name, reason in t.blind.items()]
+    # Then the rollouts, each with the beginning and the end of its text.
     out += ["", "read first:" if t.order else "no rollout has a sign that the others have not"]
     for number, row in enumerate(data["read_first"], 1):
         score = "unscored" if row["score"] is None else f"score {row['score']:.3g}"
