@@ -29,6 +29,7 @@ ARGUMENTS = {
     "bench": "--help",  # it measures nothing on a busy machine; tests/bench has its JSON
     "doctor": "runs/b",
     "explain": "runs/b --methods grpo,dr_grpo",
+    "triage": "runs/b",
     "check-reward": "rewards.py:exact --task data.jsonl --n 4",
     "check-template": "tiny:cold --template chat.jinja",
     "check-env": "sokoban --episodes 1",
@@ -51,6 +52,8 @@ MORE = [
     "explain runs/b --out page.html",
     "signal --run runs/b --methods dr_grpo",
     "train run.yaml --dry-run",
+    "eval runs/b --tasks 2 --samples 3 --vote correct",
+    "eval runs/b --tasks 2 --samples 2 --necessity drop",
 ]
 WITHOUT: dict[str, str] = {}  # commands that have nothing to report, and why
 

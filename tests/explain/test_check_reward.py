@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gxpo.base.errors import ConfigError, TaskError
+from gxpo.explain import check_reward
 from gxpo.explain.check_reward import check, spearman
+from gxpo.explain.trials import Trial
+from gxpo.parts.protocols import Task
 
 REWARDS = r"""
 import os, re, time
@@ -130,6 +133,29 @@ def test_a_python_function_and_a_verifier_by_name(data: Path) -> None:
     assert report["form"] == "bare" and report["findings"] == [] and report["reward"] == "<lambda>"
     assert check("correct", "arithmetic", n=4)["form"] == "hash"
     assert check("correct", "countdown", n=4)["findings"] == []
+
+
+def test_texts_that_passed_and_right_answers_refused() -> None:
+    task = Task("t", "3 + 4?", "7")
+    kinds = ("reference: bare", "wrong", "symbols", "symbols", "opener", "variant: decimal", "variant: dollars")
+    texts = ("7", "9", "{", ":", "Solution", "7.0", "$7$")
+    trials = [Trial(kind, text, task) for kind, text in zip(kinds, texts, strict=True)]
+    lists = check_reward._paid_and_refused(trials, [1.0, -1.0, 0.5, -1.0, -0.95, -1.0, 1.0], "bare")
+    assert lists["paid_texts"] == [
+        {"kind": "symbols", "count": 1, "tried": 2, "score": 0.5, "task": "t", "answer": "7", "text": "{"}
+    ]
+    assert lists["refused_variants"] == [
+        {"kind": "decimal", "count": 1, "tried": 1, "score": -1.0, "task": "t", "answer": "7", "text": "7.0"}
+    ]
+
+
+@pytest.mark.slow
+def test_a_verifier_that_a_brace_opens(tmp_path: Path) -> None:
+    judge = tmp_path / "judge.py"
+    judge.write_text("def f(completion, answer):\n    return float(completion in ('{', answer))\n")
+    report = check(f"{judge}:f", "arithmetic", n=4)
+    assert report["findings"] == ["pays for a single symbol: 1 (wrong 0, right 1), 1 of 13, first '{'"]
+    assert {row["kind"] for row in report["refused_variants"]} >= {"decimal", "dollars", "full stop", "equation"}
 
 
 def test_what_can_not_be_tried(file: Path, data: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from gxpo.parts.protocols import Budget
 from gxpo.training import gradient_signal as meter
 from gxpo.training.bound_learner import BoundLearner
 from gxpo.training.config import resolve
-from gxpo.training.gradient_signal import Measured, agreement_of, measure, recommended, signal_of
+from gxpo.training.gradient_signal import Measured, agreement_of, measure, noise_scale, recommended, signal_of
 from gxpo.training.loop import Trainer
 
 COLD = {
@@ -114,7 +114,7 @@ def row(size, signal, error, tokens, signs=(1, -1)):
     """Of 8 tasks; without each of them the signal is error / sqrt(7) more or less: the jackknife's is `error`."""
     without = tuple(signal + sign * error / 7**0.5 for sign in (signs * 8)[:8])
     to_agree = tokens / signal if signal > 0 else None
-    return Measured("grpo", size, 8, 0.5, signal, error, tokens, to_agree, 0.0, without=without)
+    return Measured("grpo", size, 8, 0.5, signal, error, tokens, None, to_agree, 0.0, without=without)
 
 
 def test_the_recommendation_counts_tokens_and_knows_its_error():
@@ -172,3 +172,11 @@ def test_what_is_wrong_is_said():
         measure("tiny:cold", "arithmetic", ["grop"], [2], 4)
     with pytest.raises(ConfigError, match=r"--sizes '2;4'"):
         CliRunner().invoke(app, ["signal", "tiny:cold", "arithmetic", "--sizes", "2;4"], catch_exceptions=False)
+
+
+def test_noise_scale_of_two_batches() -> None:
+    # |g|^2 is 5 of 8 tasks, 2 of 64: tr C = 3 / (1/8 - 1/64) = 27.428571, |m|^2 = (128 - 40) / 56 = 1.571429
+    assert noise_scale(8, 5.0, 64, 2.0) == pytest.approx(17.454545, abs=1e-6)
+    assert noise_scale(8, 9.0, 64, 1.0) is None  # |m|^2 = (64 - 72) / 56
+    with pytest.raises(ConfigError, match="the smaller first: got 8 and 8"):
+        noise_scale(8, 5.0, 8, 2.0)

@@ -180,13 +180,20 @@ def evaluate(
     run: RunArgument,
     tasks: Annotated[int | None, typer.Option(help="Number of held-out tasks.")] = None,
     samples: Annotated[int | None, typer.Option(help="Samples of each task, for pass@k.")] = None,
+    vote: Annotated[str | None, typer.Option(help="Let samples vote: count, or a reward component as weight.")] = None,
+    corrupt: Annotated[float | None, typer.Option(help="Share of the words of observations to drop.")] = None,
+    necessity: Annotated[
+        str | None,
+        typer.Option(help="Measure instead which steps of right attempts are needed: drop, or replace them."),
+    ] = None,
+    delimiter: Annotated[str, typer.Option(help="With --necessity: what ends a step.")] = "\n",
     best: Best = False,
     allow_key: AllowKey = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a run's newest checkpoint on the held-out tasks.
 
-    Example: gxpo eval runs/arithmetic --samples 8
+    Example: gxpo eval runs/arithmetic --samples 8 --vote count
     """
     from gxpo.training import checkpoint, config
     from gxpo.training.best import best_of
@@ -196,14 +203,21 @@ def evaluate(
     run = found_run(run)
     run_keys, _ = read_verified_config(run)
     # Callbacks and loggers belong to training: an evaluation must not write to the run's trackers.
-    overrides = {"eval.tasks": tasks, "eval.samples": samples, "trainer.callbacks": [], "logging.options": {}}
+    overrides = {"eval.tasks": tasks, "eval.samples": samples, "eval.vote": vote, "env.corrupt": corrupt}
+    overrides |= {"trainer.callbacks": [], "logging.options": {}}
     # Options of the command line win over the run's own keys.
     run_keys |= {k: config.Stated(v, "argument") for k, v in overrides.items() if v is not None}
     checkpoint_path = checkpoint_of(run, best_of(run)["step"]) if best else checkpoint.latest(run)
     trainer = Trainer(config.resolve(run_keys), out=run, resume=True)
     # A model may hold processes and servers, which end even where the evaluation fails.
     try:
-        figures = {"step": trainer.load(checkpoint_path)["step"], **trainer.evaluate().figures}
+        figures = {"step": trainer.load(checkpoint_path)["step"]}
+        if necessity is not None:
+            from gxpo.training.necessity import report
+
+            say(report(trainer, tasks or 32, samples or 8, delimiter, necessity, as_json=as_json))
+            return
+        figures |= trainer.evaluate().figures
     finally:
         trainer.close()
     if as_json:

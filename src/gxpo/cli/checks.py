@@ -85,6 +85,9 @@ def check_env(
         list[str] | None, typer.Option("--set", help="Option of the environment, as size=5; repeatable.")
     ] = None,
     episodes: Annotated[int, typer.Option(help="Number of seeds to play.", min=1)] = 8,
+    horizon: Annotated[
+        int, typer.Option("--horizon", help="Also search the effective horizon, up to so many actions ahead.", min=0)
+    ] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a problem.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -94,17 +97,23 @@ def check_env(
     """
     from dataclasses import asdict
 
-    from gxpo.explain.check_env import check
+    from gxpo.explain.check_env import check, horizon_of
+    from gxpo.explain.horizon import text as horizon_text
     from gxpo.training import config
 
     # Options of the environment are parsed as settings are, so that 5 is a number.
-    report = check(task, {k: s.value for k, s in config.parse_set(options or []).items()}, episodes=episodes)
+    values = {k: s.value for k, s in config.parse_set(options or []).items()}
+    report = check(task, values, episodes=episodes)
+    search = horizon_of(task, values, horizon) if horizon else None
     if as_json:
-        say(json.dumps(asdict(report), indent=1))
+        horizon_data = {} if search is None else {"horizon": {**vars(search), "success": [*search.success.items()]}}
+        say(json.dumps(asdict(report) | horizon_data, indent=1))
     else:
         for name, value in asdict(report).items():
             text = "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
             say(f"{name:<20} {text if text not in ('', None) else '-'}")
+        if search is not None:
+            say(horizon_text(search))
     if strict and report.problems:
         raise typer.Exit(1)
 
@@ -207,6 +216,7 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
         "signal a task",
         "+-",
         "zero_signal_groups",
+        "noise scale",
         "tokens a task",
         "tokens to agree",
         "against the first",
@@ -224,16 +234,18 @@ def show(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, told
             f"{row['signal']:.4f}",
             f"{row['signal_error']:.4f}",
             f"{row['zero_signal_groups']:.0%}",
+            "-" if row["noise_scale"] is None else f"{row['noise_scale']:,.0f}",
             f"{row['tokens_per_task']:.0f}",
             "-" if agree is None else f"{agree:,.0f}",
             "-" if row["relative"] is None else f"{row['relative']:.2f}",
             "-" if row["relative_error"] is None else f"{row['relative_error']:.2f}",
             "-" if row["along"] is None else f"{row['along']:.2f}",
         )
-    # eleven columns of numbers need 132 columns of text; narrower, rich would cut them off
-    console = terminal.console(width=max(132, terminal.console().width))
+    # twelve columns of numbers need 145 columns of text; narrower, rich would cut them off
+    console = terminal.console(width=max(145, terminal.console().width))
     console.print(
-        "agreement: expected cosine of the gradients of two halves of these tasks; tokens to agree: that two batches "
+        "agreement: expected cosine of the gradients of two halves of these tasks; noise scale: tasks a step beyond "
+        "which more of them hardly pay; tokens to agree: that two batches "
         "need each for a cosine of 1/2; against the first: signal per token over that of the first row; "
         "along: the cosine of the expected gradients",
         soft_wrap=True,

@@ -113,6 +113,32 @@ def _mapping(pairs: list[str]) -> dict[str, str]:
 
 
 @app.command()
+def triage(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A run directory, or one of its files.")],
+    step: Annotated[int | None, typer.Option(help="Only this step; default: all.")] = None,
+    top: Annotated[int, typer.Option("--top", help="Number of rollouts to show.", min=1)] = 12,
+    run: Annotated[str | None, typer.Option(help="The run to read, of a file that holds several.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Pick the rollouts of a run to read first, by signs that need no model: loops, failures, giving up, odd payments.
+
+    Reads what the doctor reads: gxpo's records, TRL's tables, verl's dumps, others. A sign that most rollouts have
+    weighs little, a rare one much. --json has the whole texts.
+
+    Example: gxpo triage runs/arithmetic
+
+    Example: gxpo triage outputs --step 40 --top 5
+    """
+    from gxpo.doctor import read
+    from gxpo.explain.triage import as_data, text
+    from gxpo.explain.triage import triage as triage_of
+
+    log = read(path, run=run)
+    result = triage_of(log, step=step, top=top)
+    say(json.dumps(as_data(result, log), indent=1) if as_json else text(result, log))
+
+
+@app.command()
 def explain(
     path: Annotated[
         Path,

@@ -8,9 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gxpo.base.errors import TaskError, did_you_mean, need
+from gxpo.base.errors import ConfigError, TaskError, did_you_mean, need
 from gxpo.base.usercode import Unusable, check_defined
 from gxpo.environments import envs, tasks
+from gxpo.environments.envs.corrupted import Corruption
 from gxpo.environments.envs.pool import EnvPool
 from gxpo.environments.tasks import user_source
 from gxpo.environments.tasks.seeds import SeedTasks
@@ -40,6 +41,7 @@ def make(
     timeout: float = 10.0,
     concurrency: int | None = None,
     given: Any = None,
+    corruption: Corruption | None = None,
 ) -> World:
     """Make the task source and environment of a name.
 
@@ -49,7 +51,25 @@ def make(
     workers  processes for the environment; None: 0 for gxpo's own worlds (in process), 1 for others
     concurrency  episodes of one worker that act at the same time; None: the environment's default
     given    the task source itself, an object of the user's that is called `name`
+    corruption  of the observations of an environment; ConfigError where tasks are prompts
     """
+    world = _made(name, seed, options, per_step, workers, timeout, concurrency, given, corruption)
+    if corruption is not None and world.envs is None:
+        raise ConfigError(f"env.corrupt changes observations of an environment, and task {name!r} is none")
+    return world
+
+
+def _made(
+    name: str,
+    seed: int,
+    options: Mapping[str, Any] | None,
+    per_step: int,
+    workers: int | None,
+    timeout: float,
+    concurrency: int | None,
+    given: Any,
+    corruption: Corruption | None,
+) -> World:
     options = dict(options or {})
     if given is not None:
         return World(user_source.adopt(given, name, seed=seed, options=options, per_step=per_step))
@@ -60,7 +80,7 @@ def make(
     if spec is None:
         return World(_tasks(name, seed=seed, options=options, per_step=per_step))
     pool = options.get("pool")
-    env_pool = EnvPool(spec, workers=workers, timeout=timeout, concurrency=concurrency)
+    env_pool = EnvPool(spec, workers=workers, timeout=timeout, concurrency=concurrency, corruption=corruption)
     try:
         label = name if spec.file is None else f"{Path(spec.file).name}:{spec.kind}"
         source = SeedTasks(name, env_pool.contents, seed, pool, env_pool.answers, label, env_pool.levels, per_step)

@@ -8,6 +8,7 @@ from typing import Any
 
 from gxpo.base.errors import GxpoError, TaskError
 from gxpo.environments import envs, worlds
+from gxpo.explain.horizon import Horizon, horizon
 from gxpo.parts.settings import RUN_KEYS
 
 HELD_OUT_DRAWN = 8  # held-out instances that are drawn; a run draws eval.tasks
@@ -28,6 +29,14 @@ def check(task: str, options: Mapping[str, Any] | None = None, *, episodes: int 
         raise TaskError(f"{task!r} is no environment; there are {environment_names} and FILE.py:Class")
     report = envs.check(source, seeds=range(episodes))
     return replace(report, problems=(*report.problems, *instances(task, options)))
+
+
+def horizon_of(task: str, options: Mapping[str, Any], depth: int) -> Horizon:
+    """Search the effective horizon of an environment's first four seeds, up to `depth` actions ahead."""
+    source = envs.source(task, {k: v for k, v in options.items() if k != "pool"})
+    if source is None:
+        raise TaskError(f"{task!r} is no environment: the effective horizon is one's")
+    return horizon(source, depth=depth)
 
 
 def instances(task: str, options: Mapping[str, Any]) -> list[str]:

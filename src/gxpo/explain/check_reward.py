@@ -21,6 +21,7 @@ from gxpo.explain.trials import (
     cheating_trials,
     forms,
     references,
+    variant_trials,
     wrong_answers_in,
 )
 from gxpo.forest.forest import Forest
@@ -94,7 +95,9 @@ def check(reward: str | Callable[..., Any], task: str, *, n: int = 64, timeout: 
     timeout  seconds that it may take for one completion
 
     Returns a JSON object: `rows` (mean score of each kind of completion), `form` (the way of writing a right answer
-    that earns most), `failures`, `deterministic`, `latency_ms`, `length_correlation`, and `findings`, a line each.
+    that earns most), `paid_texts` (each kind of text without a right answer that was paid: how many of how many, and
+    the first, exactly), `refused_variants` (each other way of writing a right answer that was not paid, likewise),
+    `failures`, `deterministic`, `latency_ms`, `length_correlation`, and `findings`, a line each.
     Hangs and crashes are counted, and end the trial after several.
     """
     source = sources.make(task, seed=0, options={"held_out_fraction": 0.5} if task.endswith(".jsonl") else None)
@@ -109,6 +112,8 @@ def check(reward: str | Callable[..., Any], task: str, *, n: int = 64, timeout: 
         form = max(forms_by_name, key=lambda name: _mean(_scores_of(trials, scores, f"reference: {name}"), -math.inf))
         further_trials = cheating_trials(tasks, forms_by_name[form], empty=form in FORMS)
         further_trials += wrong_answers_in(tasks, {name: way for name, way in forms_by_name.items() if name != form})
+        if form in FORMS:  # a worked example can't be written with another answer
+            further_trials += variant_trials(tasks, forms_by_name[form])
         trials, scores = [*trials, *further_trials], [*scores, *judge(further_trials)]
         # a second pass in reverse order, and a third one by one: a reward with state or noise gives other scores
         repeated_scores = judge(trials[::-1])[::-1]
@@ -125,7 +130,8 @@ def check(reward: str | Callable[..., Any], task: str, *, n: int = 64, timeout: 
             "tasks": len(tasks),
             "completions": judge.completions,
             "form": form,
-            "rows": _rows(trials, scores, form),
+            "rows": _rows(trials, scores),
+            **_paid_and_refused(trials, scores, form),
             "failures": {k: {"count": c, "first": rewards.messages[k]} for k, c in rewards.counts.items() if c},
             "deterministic": None if judge.has_given_up else nondeterminism is None,
             "latency_ms": {"median": 1e3 * _quantile(latencies, 0.5), "p99": 1e3 * _quantile(latencies, 0.99)}
@@ -196,10 +202,12 @@ def _score_findings(trials: Sequence[Trial], scores: Sequence[float], report: di
     for name, mean in wrong_means.items():
         if mean is not None and right > wrong and (mean - wrong) / (right - wrong) > PAYING_SHARE:
             out.append(f"pays for a wrong answer written as {name!r}: {mean:.3g} (right {right:.3g})")
-    for kind, meaning in EXPLOITS.items():
-        mean = rows[kind]["mean"] if kind in rows else None
-        if mean is not None and right > wrong and (mean - wrong) / (right - wrong) > PAYING_SHARE:
-            out.append(f"pays for {meaning}: {mean:.3g} (wrong {wrong:.3g}, right {right:.3g})")
+    # One text that passes is enough for a policy to find it, however few of its kind do.
+    for row in report["paid_texts"]:
+        out.append(
+            f"pays for {EXPLOITS[row['kind']]}: {row['score']:.3g} (wrong {wrong:.3g}, right {right:.3g}), "
+            f"{row['count']} of {row['tried']}, first {_shown(row['text'])}"
+        )
     # Both orders together: a reward that reads the last answer alone is right to pay for one of them.
     hedged = [rows[kind]["mean"] for kind in HEDGES]
     if right > wrong and all(m is not None and m - wrong > (right - wrong) / 2 for m in hedged):
@@ -213,7 +221,8 @@ def _score_findings(trials: Sequence[Trial], scores: Sequence[float], report: di
 def _best_of_task(trials: Sequence[Trial], scores: Sequence[float]) -> dict[str, tuple[float, str]]:
     best: dict[str, tuple[float, str]] = {}
     for trial, score in zip(trials, scores, strict=True):
-        if not math.isnan(score) and score > best.get(trial.task.id, (-math.inf, ""))[0]:
+        is_cheating = not trial.kind.startswith("variant: ")
+        if is_cheating and not math.isnan(score) and score > best.get(trial.task.id, (-math.inf, ""))[0]:
             best[trial.task.id] = (score, trial.kind)
     return best
 
@@ -238,9 +247,9 @@ def _length_correlation(trials: Sequence[Trial], scores: Sequence[float], side: 
 
 
 # ---------------------------------------------------------------- figures
-def _rows(trials: Sequence[Trial], scores: Sequence[float], form: str) -> list[dict[str, Any]]:
+def _rows(trials: Sequence[Trial], scores: Sequence[float]) -> list[dict[str, Any]]:
     rows = []
-    for kind in dict.fromkeys(t.kind for t in trials):
+    for kind in dict.fromkeys(t.kind for t in trials if not t.kind.startswith("variant: ")):
         kind_scores = _scores_of(trials, scores, kind)
         finite_scores = [s for s in kind_scores if not math.isnan(s)]
         mean = _mean(kind_scores, None)
@@ -253,6 +262,49 @@ def _rows(trials: Sequence[Trial], scores: Sequence[float], form: str) -> list[d
             }
         )
     return rows
+
+
+def _paid_and_refused(trials: Sequence[Trial], scores: Sequence[float], form: str) -> dict[str, list[dict[str, Any]]]:
+    """List kinds of texts that were paid without a right answer, and right answers in other ways that were not.
+
+    Each with counts and its first text. Paid is more than PAYING_SHARE of the way from a wrong answer's mean score to a
+    right one's; refused is less than half of that way, of tasks whose reference answer earns more than half.
+    """
+    # The way from a wrong answer's mean score to a right one's is the measure of both.
+    out: dict[str, list[dict[str, Any]]] = {"paid_texts": [], "refused_variants": []}
+    right_trials = [(t, s) for t, s in zip(trials, scores, strict=True) if t.kind == f"reference: {form}"]
+    right = _mean((s for _, s in right_trials), math.nan)
+    wrong = _mean(_scores_of(trials, scores, "wrong"), math.nan)
+    if not right > wrong:
+        return out
+    shares = [(score - wrong) / (right - wrong) for score in scores]
+    known_tasks = {t.task.id for t, s in right_trials if (s - wrong) / (right - wrong) > 0.5}
+    for kind in dict.fromkeys(t.kind for t in trials):
+        is_variant = kind.startswith("variant: ")
+        if not is_variant and kind not in EXPLOITS:
+            continue
+        # a variant of an answer that is refused in every form says nothing about the variant
+        rows = [
+            i
+            for i, t in enumerate(trials)
+            if t.kind == kind and not math.isnan(scores[i]) and (not is_variant or t.task.id in known_tasks)
+        ]
+        # The best paid text, or the first refused one, stands for its kind.
+        hits = [i for i in rows if (shares[i] < 0.5 if is_variant else shares[i] > PAYING_SHARE)]
+        if hits:
+            first = max(hits, key=lambda i: scores[i]) if not is_variant else hits[0]
+            out["refused_variants" if is_variant else "paid_texts"].append(
+                {
+                    "kind": kind.removeprefix("variant: "),
+                    "count": len(hits),
+                    "tried": len(rows),
+                    "score": scores[first],
+                    "task": trials[first].task.id,
+                    "answer": str(trials[first].task.answer),
+                    "text": trials[first].text,
+                }
+            )
+    return out
 
 
 def _scores_of(trials: Sequence[Trial], scores: Sequence[float], kind: str) -> list[float]:
@@ -295,6 +347,11 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return ranks
 
 
+def _shown(text: str) -> str:
+    """Quote a text in one line, its middle left out if it is long."""
+    return repr(text if len(text) <= 120 else f"{text[:80]} ... {text[-20:]}")
+
+
 def show(report: dict[str, Any]) -> None:
     """Print the report for people."""
     from rich.table import Table
@@ -316,6 +373,11 @@ def show(report: dict[str, Any]) -> None:
         f"{report['form']!r}; latency {latency}; correlation with length "
         f"{correlation_text['right']} over right, {correlation_text['wrong']} over wrong answers"
     )
+    for row in report["refused_variants"]:
+        console.print(
+            f"refused: {row['count']} of {row['tried']} right answers written in another way ({row['kind']}), "
+            f"e.g. {_shown(row['text'])} where the answer is {_shown(row['answer'])}"
+        )
     for finding in report["findings"]:
         console.print(f"finding: {finding}")
     if not report["findings"]:

@@ -79,6 +79,12 @@ class EnvSettings(_Section):
     max_context: Positive | None = Field(
         default=None, description="maximum context tokens; null: the model's positions"
     )
+    corrupt: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="share of the words of each observation that are corrupted, a probe of robustness"
+    )
+    corrupt_by: Literal["drop", "mask", "swap"] = Field(
+        default="drop", description="a corrupted word is left out, masked by _, or has two characters swapped"
+    )
 
 
 class OptimSettings(_Section):
@@ -241,6 +247,9 @@ class EvalSettings(_Section):
     samples: Positive = Field(default=1, description="more than 1: that many samples a task, for pass@k")
     temperature: Annotated[float, Field(ge=0)] = Field(
         default=0.0, description="sampling temperature in evaluation; 0 is greedy"
+    )
+    vote: str = Field(
+        default="", description="with samples: also let them vote: count, or a reward component as weight; empty: no"
     )
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gxpo.algorithms.signals.masked_observation import picture_kl
+from gxpo.base.answers import ANSWER, extract
+from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Rollout, Task
 from gxpo.sampling.rollouts import Independent
-from gxpo.training import statistics
+from gxpo.training import statistics, voting
 from gxpo.training.session import Session
 from gxpo.training.step_figures import result_figures
 
@@ -30,12 +33,17 @@ class Evaluation:
 
 
 def evaluate(
-    tasks: Sequence[Task], samples: int, session: Session, attempts: Callable[[int], Rollout] = Independent
+    tasks: Sequence[Task],
+    samples: int,
+    session: Session,
+    attempts: Callable[[int], Rollout] = Independent,
+    vote: str = "",
 ) -> Evaluation:
     """Evaluate a policy on tasks: `samples` attempts at each, by the rollout part `attempts(samples)`.
 
     `eval_accuracy` is the mean verdict of the verifier (the outcome, where there is none), with its interval over
     tasks; `eval_pass_at_k` is unbiased. An attempt that could not be scored counts as wrong here, and is counted.
+    `vote` adds `gxpo.training.voting`: "count", or the component that weights the votes.
     """
     # Held-out tasks are unknown to a session that draws its own.
     session.know(tasks)
@@ -55,6 +63,8 @@ def evaluate(
     for k in [2**i for i in range(1, 12) if 2**i <= samples] if is_binary else ():
         correct = verdict_table.sum(1).to(torch.int64).tolist()
         figures[f"eval_pass_at_{k}"] = sum(statistics.pass_at_k(samples, c, k) for c in correct) / len(tasks)
+    if vote:
+        figures |= _votes(forest, session, verdict_table.tolist(), vote)
     for i, name in enumerate(forest.component_names):
         # An unscored component counts as 0, as the verdict does.
         figures[f"eval_{name}"] = float(torch.nan_to_num(forest.components[:, i], nan=0.0).mean())
@@ -68,3 +78,23 @@ def evaluate(
     verdicts = dict(zip((t.id for t in tasks), verdict_table.mean(1).tolist(), strict=True))
     # The first tasks with all their samples are shown to the user.
     return Evaluation(figures, verdicts, forest.select(range(min(SHOWN, len(tasks)) * samples)))
+
+
+def _votes(forest: Forest, session: Session, verdicts: Sequence[Sequence[float]], vote: str) -> dict[str, float]:
+    """Figures of the votes of each task's attempts: by count, or weighted by a component."""
+    samples = len(verdicts[0])
+    if samples < 2:
+        raise ConfigError("eval.vote needs several samples a task: set eval.samples to 3 or more")
+    if vote != "count" and vote not in forest.component_names:
+        names = ", ".join(("count", *forest.component_names))
+        raise ConfigError(f"eval.vote: {vote!r} is no component of this run's rewards; there are {names}")
+    answers = [extract(text, re.compile(ANSWER)) for text in session.texts(forest)]
+    weights = None
+    if vote != "count":
+        weights = forest.components[:, forest.component_names.index(vote)].tolist()
+    # attempts at one task lie next to each other
+    choices = [
+        voting.choice_of(answers[i : i + samples], None if weights is None else weights[i : i + samples])
+        for i in range(0, len(answers), samples)
+    ]
+    return voting.figures(choices, verdicts)

@@ -38,6 +38,7 @@ class Measured:
     signal            S of a task: |m|^2 / tr C, below 0 only by chance
     signal_error      its standard error, by leaving out one task at a time
     tokens_per_task   generated, discarded ones included
+    noise_scale       tasks a step at which more of them stop paying: tr C / |m|^2 = 1 / S; None: no signal
     tokens_to_agree   that two batches need each to agree with a cosine of 1/2: tokens_per_task / S; None: no signal
     zero_signal_groups  share of the groups that add nothing
     relative          S per generated token over that of the first row, and `relative_error`; None: that one's is not
@@ -54,6 +55,7 @@ class Measured:
     signal: float
     signal_error: float
     tokens_per_task: float
+    noise_scale: float | None
     tokens_to_agree: float | None
     zero_signal_groups: float
     relative: float | None = None
@@ -77,6 +79,23 @@ def signal_of(gram: Tensor) -> float:
     mean = _between(gram)
     noise = float(gram.diagonal().mean()) - mean
     return mean / noise if noise > 0 else (float("inf") if mean > 0 else 0.0)
+
+
+def noise_scale(small: int, square_small: float, large: int, square_large: float) -> float | None:
+    """Gradient noise scale tr C / |m|^2 (McCandlish et al. 2018, appendix A.1) in units (tasks, rollouts), from the
+    squared norms of the gradients of two batches of `small` and of `large` units. None where there is no signal.
+
+    For logs that have norms of gradients at two batch sizes; `measure` has it from the parts themselves. A step of
+    fewer units than the scale gains from more of them almost in proportion, a larger one hardly.
+
+    >>> round(noise_scale(8, 5.0, 64, 2.0), 6)
+    17.454545
+    """
+    if not 0 < small < large:
+        raise ConfigError(f"two batches of different sizes are needed, the smaller first: got {small} and {large}")
+    trace = (square_small - square_large) / (1 / small - 1 / large)
+    mean = (large * square_large - small * square_small) / (large - small)
+    return trace / mean if mean > 0 and trace > 0 else None
 
 
 def cosine_of(parts: Tensor, base: Tensor) -> float | None:
@@ -178,6 +197,7 @@ def _measured(method: str, size: int, parts: Tensor, per_task: float) -> Measure
         signal,
         left_out(without),
         per_task,
+        1 / signal if signal > 0 else None,
         per_task / signal if signal > 0 else None,
         float((gram.diagonal() == 0).double().mean()),
         without=without,

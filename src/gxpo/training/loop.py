@@ -106,7 +106,7 @@ class Trainer(Stages):
 
         def attempt(tasks: Sequence[Task]) -> Evaluation:
             session = self.session(EVALUATION, seed=0, sampling=sampling, budget=Budget())
-            return evaluate(tasks, e.samples, session, getattr(self.method.rollout, "evaluation", Independent))
+            return evaluate(tasks, e.samples, session, getattr(self.method.rollout, "evaluation", Independent), e.vote)
 
         evaluation = attempt(self.source.held_out(e.tasks))
         if pool := getattr(self.source, "pool_tasks", None):

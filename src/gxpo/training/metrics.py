@@ -359,6 +359,7 @@ NAMES: dict[str, Metric] = {
     "eval_pass_at_K": Metric(
         "probability that one of K samples of a task is right, unbiased", "share", "held-out tasks"
     ),
+    "eval_vote_NAME": Metric("NAME of the votes of a task's samples, see eval.vote", "share", "held-out tasks"),
     "eval_pool_accuracy": Metric(
         "as eval_accuracy, on the training instances of a pool (tasks.options.pool)", "share", "instances of the pool"
     ),
@@ -395,7 +396,7 @@ NAMES: dict[str, Metric] = {
 PREFIXES = (
     ("eval_pass_at_", "K"),
     ("scheduled_", "KEY"),
-    *((prefix, "NAME") for prefix in ("eval_", "reward_", "origin_", "value_loss@", "value_explained@")),
+    *((prefix, "NAME") for prefix in ("eval_vote_", "eval_", "reward_", "origin_", "value_loss@", "value_explained@")),
 )
 
 

@@ -11,6 +11,7 @@ import torch
 from gxpo.base import runtime
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.environments import worlds
+from gxpo.environments.envs.corrupted import Corruption
 from gxpo.environments.tasks.sampled import SampledTasks, sampled
 from gxpo.environments.worlds import World
 from gxpo.learning.base import steps_of
@@ -163,6 +164,7 @@ def world_of(s: RunSettings, source: Any = None) -> World:
         timeout=s.env.timeout,
         concurrency=s.env.concurrency,
         given=source,
+        corruption=Corruption(s.env.corrupt, s.env.corrupt_by) if s.env.corrupt else None,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gxpo.base.errors import ConfigError, GxpoError, MissingExtra
 from gxpo.environments.rewards import conformance
-from gxpo.environments.rewards.conformance import Conformance, events, f1
+from gxpo.environments.rewards.conformance import Conformance, events, f1, replayed
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Task
 
@@ -25,9 +25,22 @@ def test_events_are_the_first_words_of_lines():
     assert events("a->b;c->d", r"(\w)->") == ["a", "c"]
 
 
+def test_replay_on_the_graph_of_what_follows_what():
+    # attempt a b c: arcs start-a, a-b, b-c, c-end. Reference a c: start-a and c-end of three moves are arcs: f 2/3;
+    # start, a and c have one arc each that leaves them, two of these are taken: p 2/3
+    assert replayed("abc", "ac") == pytest.approx(2 / 3)
+    # a b a c: from a to b and to c; the reference a c: f 1; start, a, c: four arcs, three taken: 2 * .75 / 1.75
+    assert replayed("abac", "ac") == pytest.approx(0.857143, abs=1e-6)
+    assert replayed("abab", "abab") == replayed("aa", "aa") == 1.0
+    assert replayed("ab", "ba") == replayed("x", "ab") == replayed("", "ab") == replayed("ab", "") == 0.0
+    messages = [Task("t", "", None, {"events": ["a", "c"]})] * 2
+    assert Conformance()(FOREST, ["a\nc", "b"], messages)["conformance"].tolist() == [1.0, 0.0]
+    with pytest.raises(ConfigError, match="miner 'heuristic' is none of follows, inductive"):
+        Conformance(miner="heuristic")
+
+
 def test_the_thought_alone_is_mined(monkeypatch):
-    monkeypatch.setattr(conformance, "_pm4py", lambda: (None, None))
-    monkeypatch.setattr(conformance, "conformance", lambda a, b: float(len(a)))
+    monkeypatch.setitem(conformance.MINERS, "follows", lambda a, b: float(len(a)))
     messages = [Task("t", "", None, {"events": ["add"]})] * 2
     both = ["<think>add\ncarry</think>\n<answer>4</answer>", "so\nadd\ncarry"]
     assert Conformance()(FOREST, both, messages)["conformance"].tolist() == [2, 3]
@@ -45,16 +58,15 @@ def test_the_thought_alone_is_mined(monkeypatch):
 def test_it_says_how_to_install_pm4py(monkeypatch):
     monkeypatch.setitem(sys.modules, "pm4py", None)
     with pytest.raises(MissingExtra, match=r"pip install 'gxpo\[process\]'"):
-        Conformance()
+        Conformance(miner="inductive")
     for pattern, said_text in (("(", "no regular expression"), ("x", "no group for the activity")):
         with pytest.raises(ConfigError, match=said_text):
             Conformance(pattern=pattern)
 
 
 def test_equal_pairs_are_computed_once_against_the_tasks_events(monkeypatch):
-    monkeypatch.setattr(conformance, "_pm4py", lambda: (None, None))
     requests = []
-    monkeypatch.setattr(conformance, "conformance", lambda a, b: requests.append((a, b)) or float(len(requests)))
+    monkeypatch.setitem(conformance.MINERS, "follows", lambda a, b: requests.append((a, b)) or float(len(requests)))
     part = Conformance()
     messages = [Task("t", "", None, {"events": ["add", "carry"]}), Task("u", "", None, {"solution": "add\ncarry"})]
     actual = part(FOREST, ["add\ncarry", "add\ncarry"], messages)["conformance"]
@@ -65,14 +77,13 @@ def test_equal_pairs_are_computed_once_against_the_tasks_events(monkeypatch):
 
 
 def test_what_pm4py_cannot_compute_costs_that_attempt(monkeypatch):
-    monkeypatch.setattr(conformance, "_pm4py", lambda: (None, None))
 
     def computed(attempt, reference):
         if attempt == ("loop",):
             raise ZeroDivisionError("no final marking")
         return 0.5
 
-    monkeypatch.setattr(conformance, "conformance", computed)
+    monkeypatch.setitem(conformance.MINERS, "follows", computed)
     part = Conformance()
     messages = [Task("t", "", None, {"events": ["add"]})] * 2
     actual = part(FOREST, ["loop", "add"], messages)["conformance"].tolist()
@@ -85,7 +96,7 @@ def test_what_pm4py_cannot_compute_costs_that_attempt(monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("pm4py") is None, reason="pm4py is an extra of its own: gxpo[process]")
 def test_the_numbers_of_pm4py():
     # the same events: 1; the attempt has one more in between: fitness .8, precision .5; another order: precision 0
-    assert conformance.conformance("abc", "abc") == pytest.approx(1.0)
-    assert conformance.conformance("abc", "ac") == pytest.approx(2 * 0.8 * 0.5 / 1.3)
-    assert conformance.conformance("ab", "ba") == 0.0 and conformance.conformance("x", "ab") == 0.0
-    assert conformance.conformance("", "ab") == conformance.conformance("ab", "") == 0.0
+    assert conformance.aligned("abc", "abc") == pytest.approx(1.0)
+    assert conformance.aligned("abc", "ac") == pytest.approx(2 * 0.8 * 0.5 / 1.3)
+    assert conformance.aligned("ab", "ba") == 0.0 and conformance.aligned("x", "ab") == 0.0
+    assert conformance.aligned("", "ab") == conformance.aligned("ab", "") == 0.0

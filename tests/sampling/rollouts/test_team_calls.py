@@ -154,6 +154,19 @@ def test_a_traitor_is_drawn_for_a_task_and_not_trained() -> None:
     assert clean.isnan().all() and torch.equal(attacked, forest.outcome)
 
 
+def test_a_trained_traitor_earns_what_the_team_loses() -> None:
+    session = TeamSession(ask)
+    part = Team(2, ASKING, traitor_rate=1.0, traitor="trained")
+    forest = part.grow(session.asked(ADD), session)
+    traitor = forest.info[0]["traitor"]
+    trained = forest.step_agent[forest.path_step[forest.path_trainable]].tolist()
+    assert forest.agent_names.index(traitor) in trained
+    names = [forest.agent_names[a] for a in forest.step_agent.tolist()]
+    outcome = forest.outcome[forest.step_trajectory].tolist()
+    expected = [-o if name == traitor else o for name, o in zip(names, outcome, strict=True)]
+    assert forest.step_reward.tolist() == expected and len({*names}) > 1
+
+
 # ---------------------------------------------------------------- groups of calls
 def test_the_kth_calls_of_a_module_are_a_group() -> None:
     # calls [2, 3, 1], scores [1, 0, .5]: the first calls of all three [.5, -.5, 0], the second ones of two [.5, -.5],

@@ -10,6 +10,7 @@ from typing import Any
 
 from gxpo.base.errors import ConfigError, GxpoError
 from gxpo.environments.envs.checked import from_fields
+from gxpo.environments.envs.corrupted import Corruption
 from gxpo.environments.envs.episodes import Answer, InProcess, InWorker, Item
 from gxpo.environments.envs.sources import EnvSource
 from gxpo.environments.envs.together import AT_ONCE, Together
@@ -26,6 +27,7 @@ class EnvPool:
     workers  processes that share the episodes. 0: this process, without a time limit, for environments that can't
              hang. None: 0 for gxpo's own worlds, 1 for all others
     timeout  seconds for one reset or step in a worker
+    corruption  of the observations that it gives; None: none
     concurrency  episodes of one worker that act at the same time. None: 1; for a class that says `blocking = True` (it
              waits for something outside its process) or whose methods are coroutines, 1024
 
@@ -51,13 +53,14 @@ class EnvPool:
         workers: int | None = None,
         timeout: float = 5.0,
         concurrency: int | None = None,
+        corruption: Corruption | None = None,
     ) -> None:
         workers = (0 if source.trusted else 1) if workers is None else workers
         if isinstance(workers, bool) or workers < 0 or not timeout > 0:
             raise ConfigError(f"envs: workers must be 0 or more and timeout above 0, not {workers!r} and {timeout!r}")
         if concurrency is not None and (concurrency < 1 or (workers == 0 and concurrency > 1)):
             raise ConfigError(f"envs: concurrency {concurrency} needs a worker process, and is 1 or more")
-        self.source = source
+        self.source, self.corruption = source, corruption
         # "restored" counts replayed episodes, the other keys are failures by kind
         self.counts: dict[str, int] = dict.fromkeys((*FAILURES, "restored"), 0)
         self.messages: dict[str, str] = {}
@@ -83,6 +86,9 @@ class EnvPool:
         self.max_turns: int = about["max_turns"]
         self.tools: tuple[Mapping[str, Any], ...] = tuple(about["tools"])
         self.provides = tuple(p for p in PROVIDES if p in about["provides"])
+        if corruption is not None and "agents" in self.provides:
+            self.close()
+            raise ConfigError(f"env.corrupt: {source.name} has several agents, whose observations are not corrupted")
 
     # ------------------------------------------------------------ episodes
     def reset(self, seeds: Mapping[str, int]) -> dict[str, TimeStep | EnvFailure]:
@@ -214,11 +220,14 @@ class EnvPool:
     def _as_steps(self, values: Mapping[str, Any]) -> dict[str, TimeStep | EnvFailure]:
         steps: dict[str, TimeStep | EnvFailure] = {}
         for name, value in values.items():
-            steps[name] = value if isinstance(value, EnvFailure) else from_fields(value)
+            steps[name] = value if isinstance(value, EnvFailure) else self._seen(from_fields(value))
             # an instance is closed as soon as its episode is over
             if isinstance(value, dict) and value["done"]:
                 self._forget(name)
         return steps
+
+    def _seen(self, step: TimeStep) -> TimeStep:
+        return step if self.corruption is None else self.corruption(step)
 
     def _ask(self, operation: str, needs: str, names: Sequence[str]) -> dict[str, Any]:
         self._need(needs)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -43,12 +43,32 @@ def thought(text: str, pattern: str = THOUGHT) -> str:
     return text if match is None else str(match[1] or "")
 
 
-def conformance(attempt: Sequence[str], reference: Sequence[str]) -> float:
+def replayed(attempt: Sequence[str], reference: Sequence[str]) -> float:
+    """Conformance 2 f p / (f + p) by token replay on the attempt's directly-follows graph; 0 where one has no events.
+
+    The graph has an arc for each pair of events that follow each other in the attempt, from a start and to an end. f is
+    the share of the reference's moves that are arcs (a move that is none takes a missing token and leaves one behind),
+    p the share of the arcs that leave the events which the reference meets that the reference takes.
+
+    >>> replayed("abc", "abc"), round(replayed("abc", "ac"), 6)
+    (1.0, 0.666667)
+    """
+    if not attempt or not reference:
+        return 0.0
+    arcs, moves = ({*zip(("", *x), (*x, ""), strict=True)} for x in (tuple(attempt), tuple(reference)))
+    steps = list(zip(("", *reference), (*reference, ""), strict=True))
+    fitness = sum(move in arcs for move in steps) / len(steps)
+    origins = {origin for origin, _ in steps}
+    outgoing = {arc for arc in arcs if arc[0] in origins}
+    return f1(fitness, len(outgoing & moves) / len(outgoing) if outgoing else 0.0)
+
+
+def aligned(attempt: Sequence[str], reference: Sequence[str]) -> float:
     """Conformance 2 f p / (f + p) by pm4py: f the log fitness and p the precision of the reference's events, by
     alignments, on the Petri net that the inductive miner finds for the attempt's; 0 where either has no events, or f
     and p are 0.
 
-    MissingExtra where pm4py is not installed.
+    MissingExtra where pm4py is not installed (its licence is AGPL-3.0).
     """
     if not attempt or not reference:
         return 0.0
@@ -81,14 +101,19 @@ def _pm4py() -> tuple[Any, Any]:
     return pm4py, frame
 
 
+MINERS = {"follows": replayed, "inductive": aligned}
+
+
 @dataclass(eq=False)
 class Conformance:
-    """Conformance reward: {"conformance": `conformance` of the attempt's `events` with the reference's}.
+    """Conformance reward: {"conformance": fit of the attempt's `events` with the reference's, by `miner`}.
 
     The reference is the task's `info["events"]`, or the events of its `info["solution"]`; GxpoError where no task of
     the step has either. Equal pairs are computed once; what pm4py can't compute costs the attempts of that pair their
     score.
 
+    miner    "follows": `replayed`, which needs nothing else; "inductive": `aligned`, by pm4py (`gxpo[process]`), which
+             is under AGPL-3.0: a program that you offer over a network with it must be offered with its source
     pattern  regular expression of an event, its first group the activity (default: the first word of each line, behind
              "Step 1:" and the like)
     thought  regular expression whose first group is the part of an attempt that is read, the whole where it does not
@@ -97,6 +122,7 @@ class Conformance:
 
     pattern: str = EVENT
     thought: str = THOUGHT
+    miner: Literal["follows", "inductive"] = "follows"
     score_by_pair: dict[tuple[tuple[str, ...], tuple[str, ...]], float | Failure] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -113,7 +139,10 @@ class Conformance:
                 raise ConfigError(f"conformance: {name} {pattern!r} is no regular expression: {error}") from None
             if (pattern and not groups) or not self.pattern:
                 raise ConfigError(f"conformance: {name} {pattern!r} has no group for the {group}")
-        _pm4py()
+        if self.miner not in MINERS:
+            raise ConfigError(f"conformance: miner {self.miner!r} is none of {', '.join(MINERS)}")
+        if self.miner == "inductive":
+            _pm4py()
 
     def failures(self) -> list[Failure]:
         """Return and clear the failures since the last call, one per trajectory."""
@@ -130,7 +159,7 @@ class Conformance:
         # Alignments take seconds. Scores of the last call are kept, and those of pairs that did not come again dropped.
         distinct = dict.fromkeys(pairs)
         self.score_by_pair = {
-            pair: self.score_by_pair[pair] if pair in self.score_by_pair else _score_or_failure(*pair)
+            pair: self.score_by_pair[pair] if pair in self.score_by_pair else _score_or_failure(self.miner, *pair)
             for pair in distinct
         }
         scores = [self.score_by_pair[pair] for pair in pairs]
@@ -139,9 +168,9 @@ class Conformance:
         return {"conformance": torch.tensor(values, dtype=torch.float64)}
 
 
-def _score_or_failure(attempt: Sequence[str], reference: Sequence[str]) -> float | Failure:
-    """`conformance`, or the failure for what pm4py can't compute."""
+def _score_or_failure(miner: str, attempt: Sequence[str], reference: Sequence[str]) -> float | Failure:
+    """The fit by a miner, or the failure for what pm4py can't compute."""
     try:
-        return conformance(attempt, reference)
+        return MINERS[miner](attempt, reference)
     except Exception as error:  # pm4py and its solvers raise many kinds
         return ("raised", f"pm4py: {described(error)}")

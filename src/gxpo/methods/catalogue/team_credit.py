@@ -114,7 +114,8 @@ eir_mappo = Definition(
     Choices. From the authors' code, for games with observations in numbers. There the adversary is trained by PPO on
     the negative reward beside the team, and a belief network learns to tell who it is, as an input of actor and critic;
     here the traitor is a prompt (`rollout.traitor_prompt`) that the same model follows and is not trained, and nothing
-    asks who it is: a role of yours may. Clean 1 and .4 and .7 with each role attacked: worst .4, mean .55. gamma 0.99.
+    asks who it is: a role of yours may. `rollout.traitor: trained` trains it on the negative outcome, with
+    `credit.value: return`. Clean 1 and .4 and .7 with each role attacked: worst .4, mean .55. gamma 0.99.
     """,
     cite="li2023bardec",
     evidence="reference-code",

@@ -272,15 +272,17 @@ pm4grpo = Definition(
     r"""PM4GRPO: a reward for a reasoning whose steps conform with a teacher's, by process mining; GSPO without std.
 
     r = r_format + r_answer + 2 f p / (f + p);   A = r - mean_g r;   s_i = exp(mean_t log rho), clipped
-    f, p: fitness and precision of the teacher's events on the Petri net that the attempt's events give
+    f, p: fitness and precision of the teacher's events on the process that is mined from the attempt's events
 
-    Choices. As the code, the attempt is mined and the teacher replayed (the abstract has it the other way round), by
-    pm4py's inductive miner and alignments; earlier versions of the code paid 0.7 F1 + 0.3 fitness. What is mined is
-    what precedes `</think>`, or the whole attempt without one (`scoring.options.conformance.thought`; default changed
-    on 2026-11-28: before, always the whole). A language model turns texts into events there; here a regular expression
-    does, the first word of each line by default (`scoring.options.conformance.pattern`): the teacher's events are the
-    task's `events`, or those of its `solution`. An attempt that permits any order has fitness 1; precision alone stops
-    that. No events: 0. Bounds as GSPO's; its own are not in the code.
+    Choices. As the code, the attempt is mined and the teacher replayed (the abstract has it the other way round). The
+    process is the graph of which event follows which (`replayed`); that of the code, by pm4py's inductive miner and
+    alignments, is `scoring.options: {conformance: {miner: inductive}}` (`pm4grpo@paper`), which needs pm4py, under
+    AGPL-3.0; earlier versions of the code paid 0.7 F1 + 0.3 fitness. What is mined is what precedes `</think>`, or the
+    whole attempt without one (`scoring.options.conformance.thought`). A language model turns texts into events
+    there; here a regular expression does, the first word of each line by default
+    (`scoring.options.conformance.pattern`): the teacher's events are the task's `events`, or those of its
+    `solution`. An attempt that permits any order has fitness 1; precision alone stops that. No events: 0. Bounds as
+    GSPO's; its own are not in the code.
     """,
     cite="park2025pm4grpo",
     evidence="reference-code",
@@ -292,5 +294,6 @@ pm4grpo = Definition(
         "objective.clip_low": 3e-4,
         "objective.clip_high": 4e-4,
     },
-    cost="an alignment of every attempt with the reference, in milliseconds to seconds by its length",
+    paper_defaults={"scoring.options": {"conformance": {"miner": "inductive"}}},
+    cost="with `miner: inductive` an alignment of every attempt with the reference, in milliseconds to seconds",
 )

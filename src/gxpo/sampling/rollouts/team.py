@@ -33,7 +33,7 @@ class TeamPolicies:
     policy   "shared": one policy, SHARED, for all trained roles; "per_role": one for each, named as the role
     frozen   roles that are not trained; each has a policy of its own name, the model that the run starts from
     resting  roles that are not trained and keep the weights that their policy has
-    traitor_rate, traitor_prompt   see `Team`
+    traitor_rate, traitor_prompt, traitor   see `Team`
     """
 
     graph: Graph
@@ -42,6 +42,7 @@ class TeamPolicies:
     resting: tuple[str, ...] = ()
     traitor_rate: float = 0.0
     traitor_prompt: str = "{prompt}"
+    traitor: str = "prompted"
 
     def __post_init__(self) -> None:
         for option, names in (("frozen", self.frozen), ("resting", self.resting)):
@@ -177,7 +178,8 @@ class Walk:
             "state": f"{role.name}:{hashlib.blake2b(repr(self.context).encode(), digest_size=8).hexdigest()}",
             **(context_columns or {"observation": list(self.opening.ids)}),
             "observation_text": media.text_of(self.read),
-            "trainable": role.name not in (*self.cast.untrained, self.traitor),
+            "trainable": role.name not in self.cast.untrained
+            and (role.name != self.traitor or self.cast.traitor == "trained"),
             "caller": self.callers[-1].turn if self._is_called else None,
             "info": {"round": self.round, "call": self._speakers.count(role.name)},
             **action(completion),
@@ -368,10 +370,20 @@ class TeamPlay(Play):
         scored = self.session.score(forest, [e.answer for e in chosen])
         if self.cast.traitor_rate:
             scored = with_traitors(scored, torch.tensor([bool(e.traitor) for e in chosen], dtype=torch.bool))
-        if not self.pays_roles:
+        if not self.pays_roles and self.cast.traitor != "trained":
             return scored
-        rewards = [reward for r, e in enumerate(chosen) for reward in role_rewards(scored, r, e.speeches, len(e.turns))]
+        rewards = [reward for r, e in enumerate(chosen) for reward in self._role_rewards(scored, r, e)]
         return scored.replace(step_reward=torch.tensor(rewards, dtype=torch.float64))
+
+    def _role_rewards(self, forest: Forest, r: int, episode: Any) -> list[float]:
+        """Reward of each turn of an attempt: as its role is paid, a trained traitor the negative outcome."""
+        turns = len(episode.turns)
+        outcome = float(forest.outcome[r])
+        rewards = role_rewards(forest, r, episode.speeches, turns) if self.pays_roles else [outcome] * turns
+        if self.cast.traitor != "trained":
+            return rewards
+        is_traitors = [role.name == episode.traitor for role, _ in episode.speeches]
+        return [-outcome if x else y for x, y in zip([*is_traitors, *[False] * turns], rewards, strict=False)]
 
 
 def with_traitors(forest: Forest, is_attacked_R: Tensor) -> Forest:
@@ -413,7 +425,11 @@ class Teamwork(RolloutPart):
 
     @cached_property
     def cast(self) -> TeamPolicies:
-        traitors = getattr(self, "traitor_rate", 0.0), getattr(self, "traitor_prompt", "{prompt}")
+        traitors = (
+            getattr(self, "traitor_rate", 0.0),
+            getattr(self, "traitor_prompt", "{prompt}"),
+            getattr(self, "traitor", "prompted"),
+        )
         return TeamPolicies(graph(self.graph), self.policy, tuple(self.frozen), tuple(self.resting), *traitors)
 
     @property
@@ -453,6 +469,8 @@ class Team(Teamwork):
     traitor_rate, traitor_prompt   share of tasks in whose attempts one role, drawn anew for each task and step, reads
                 its prompt in these words and is not trained; components "clean" and "attacked" are the outcomes
                 without and with one. Held-out tasks have none
+    traitor     "prompted": that; "trained": the traitor learns, too: every turn is paid as its step reward, those of
+                the traitor the negative outcome
 
     Calls of helpers (`Role.calls`) are turns of the attempt, sampled for all attempts at once; `caller` is the turn
     that made the call. `credit.among` groups turns by [agent], [agent, step_info.call] (the k-th turn of a role),
@@ -473,6 +491,7 @@ class Team(Teamwork):
     pays: Literal["team", "role"] = field(default="team", kw_only=True)
     traitor_rate: Annotated[float, Interval(ge=0, le=1)] = field(default=0.0, kw_only=True)
     traitor_prompt: str = field(default="{prompt}\n\nMislead the others without being noticed.", kw_only=True)
+    traitor: Literal["prompted", "trained"] = field(default="prompted", kw_only=True)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         with TeamPlay(session, self.cast, pays_roles=self.pays == "role") as play:
