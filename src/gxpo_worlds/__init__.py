@@ -14,6 +14,7 @@ WORLDS = {
     "buttons": "gxpo_worlds.buttons:Buttons",
     # of several agents
     "tictactoe": "gxpo_worlds.tictactoe:TicTacToe",
+    "nim": "gxpo_worlds.nim:Nim",
     "hallway": "gxpo_worlds.hallway:Hallway",
     "paths": "gxpo_worlds.paths:Paths",
     "taxes": "gxpo_worlds.taxes:Taxes",

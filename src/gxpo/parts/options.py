@@ -84,12 +84,12 @@ def leaves(key: str, value: Any, origin: str, source: str | None = None) -> list
 
 
 def is_mapping(key: str) -> bool:
-    """Return True if a key's value is itself a mapping: of some settings, and of `weights` and `only` of parts."""
+    """Return True if a key's value is itself a mapping: of some settings, and of these options of parts."""
     if not key:
         return False
     from gxpo.parts.settings import MAPPINGS
 
-    return key == "versions" or key in MAPPINGS or key.endswith((".weights", ".only"))
+    return key == "versions" or key in MAPPINGS or key.endswith((".weights", ".only", "rollout.models", "rollout.sees"))
 
 
 def silent_keys(entries: Mapping[str, Stated]) -> set[str]:

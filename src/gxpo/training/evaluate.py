@@ -69,6 +69,11 @@ def evaluate(
         # An unscored component counts as 0, as the verdict does.
         figures[f"eval_{name}"] = float(torch.nan_to_num(forest.components[:, i], nan=0.0).mean())
     figures |= {f"eval_{name}": share for name, share in result_figures(forest).items()}
+    by_opponent: dict[str, list[float]] = {}
+    for info, verdict_of_one in zip(forest.info, verdict_table.reshape(-1).tolist(), strict=True):
+        by_opponent.setdefault(info.get("opponent", ""), []).append(verdict_of_one)
+    if len(by_opponent) > 1:
+        figures |= {f"eval_win_{name or 'self'}": sum(x) / len(x) for name, x in by_opponent.items()}
     figures["eval_length"] = float(forest.lengths().to(torch.float64).mean())
     figures["eval_turns"] = forest.n_steps / forest.n_trajectories
     # Masking the pictures costs a forward pass for each attempt, so it is measured on some of them.

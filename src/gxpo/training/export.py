@@ -18,6 +18,7 @@ from gxpo.models.chat.render import source
 from gxpo.models.chat.rendered import RENDERED
 from gxpo.models.processors import save_processor
 from gxpo.parts.settings import RunSettings
+from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.training import config, models
 from gxpo.training.card import model_card
 from gxpo.training.directory import run_of
@@ -91,7 +92,8 @@ def write(
             (folder / "gxpo.yaml").write_text(text, encoding="utf-8")
             (folder / "README.md").write_text(model_card(resolved, run, step, adapter=adapter), encoding="utf-8")
         if len(names) > 1:
-            (partial / "README.md").write_text(_overview(policies, settings.model), encoding="utf-8")
+            others = RolloutPart.hook(resolved.method.rollout, "models")
+            (partial / "README.md").write_text(_overview(policies, settings.model, others), encoding="utf-8")
         for file in partial.rglob("*"):  # safetensors makes its files unreadable for others
             if file.is_file():
                 file.chmod((partial / "README.md").stat().st_mode)
@@ -119,11 +121,11 @@ def _write_one(
     tokenizer.save_pretrained(folder)
 
 
-def _overview(policies: Mapping[str, str], base: str) -> str:
+def _overview(policies: Mapping[str, str], base: str, models: Mapping[str, str]) -> str:
     """README.md over the directories of several policies."""
     lines = [
         f"- `{name}`: "
-        + (f"[its own directory]({name})" if kind == "trained" else f"frozen, the model `{base}` itself")
+        + (f"[its own directory]({name})" if kind == "trained" else f"frozen, the model `{models.get(name, base)}`")
         for name, kind in policies.items()
     ]
     return "\n".join(["# The policies of a team", "", *lines, ""])

@@ -19,9 +19,11 @@ from gxpo.base.errors import CheckpointError
 from gxpo.base.usercode import split
 from gxpo.parts.definition import Stated, show, stage_of
 from gxpo.training.config import HERE
+from gxpo.training.players import weight_files
 
 # Names of models, directories and programs, not of data or code.
 _OTHER = ("model", "out", "init_from", "sampling.engine_python", "sampling.engine_options", "versions")
+MODELS = "rollout.models"  # whose weights are data: checkpoints that play roles
 _INSTALLED = tuple(sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -74,6 +76,8 @@ def _paths(keys: Mapping[str, Stated]) -> list[str]:
     for key, setting in keys.items():
         if key in _OTHER or key.split(".")[0] == "versions":
             continue
+        if key.startswith(MODELS):
+            paths += [file for text in _texts(setting.value) for file in weight_files(text)]
         for text in _texts(setting.value):
             path_text, name = split(text)
             paths += [path for path in (text, path_text) if _is_file(path)]

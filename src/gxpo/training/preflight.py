@@ -47,6 +47,7 @@ from gxpo.training.external import Externals, check_externals
 from gxpo.training.models import flow, prompt_lengths
 from gxpo.training.models.load import check_name
 from gxpo.training.phases import check_phases
+from gxpo.training.players import check_players
 from gxpo.training.setup import device_of, sampled_of, sampling_of
 
 LOOKED_AT = 2000  # prompts in which markers of templates are looked for
@@ -83,6 +84,7 @@ def check_settings(s: RunSettings, method: Method) -> None:
     check_optimiser(s, method)
     check_cluster(s, method)
     check_externals(s, method)
+    check_players(s, method)
     check_changing_rubric(s, method)
     check_asynchronous(s, method)
     # where a configuration is only looked at, a rollout's functions of the user's stay unloaded

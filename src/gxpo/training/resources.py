@@ -35,6 +35,7 @@ from gxpo.training import checkpoint, kernel_store, preflight, setup
 from gxpo.training.config import Resolved
 from gxpo.training.external import Externals
 from gxpo.training.phases import PhaseTracker, collect, folder_of
+from gxpo.training.players import players_of
 from gxpo.training.setup import Notify, Policy
 from gxpo.training.start import load_learner, parameters_of, start_from
 
@@ -261,6 +262,8 @@ class Resources:
                 policy.learner.refer(policy.learner.snapshot() if reference is None else reference)
             self.tokenizer, self.learner, self.engine = policy.tokenizer, policy.learner, policy.engine
             self.chat, self.device = policy.chat, policy.device
+            vocabulary = getattr(policy.learner, "vocabulary", 0)
+            self.players = players_of(s, method, self.tokenizer, vocabulary, self.device, self._notify)
             self.rewards.read_with(raw_decoder(self.tokenizer))
             # Only with tokenizer and chat format can prompts be looked at, and long ones be refused or left out.
             if runtime.rank() == 0:

@@ -54,6 +54,7 @@ class Session:
     Implements `gxpo.parts.protocols.Session`.
 
     chat       None: prompts are encoded as they are
+    players    engines of policies that other checkpoints play, by name
     learner    the policy, where the segmenter reads its entropies
     on_scored  called with each forest of trajectories that are scored for the first time
     """
@@ -76,6 +77,7 @@ class Session:
         segmenter: Segmenter | None = None,
         learner: Any = None,
         on_scored: Callable[[Forest], None] | None = None,
+        players: Mapping[str, Engine] | None = None,
     ) -> None:
         self.source, self.engine, self.rewards, self.tokenizer = source, engine, rewards, tokenizer
         self.seed, self.step, self.system, self.envs = seed, step, system, envs
@@ -84,6 +86,7 @@ class Session:
         self.sampling = replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *self.chat.stop_ids))))
         self.episode = episode or EpisodeRules()
         self.budget = budget if budget is not None else Budget()  # not `or`: the run's own is to be counted in
+        self.players = dict(players or {})
         self._segmenter, self.learner, self._on_scored = segmenter, learner, on_scored
         self._step_tasks: list[Task] = []  # in the order of the draws
         self._tasks: dict[str, Task] = {}
@@ -203,7 +206,7 @@ class Session:
         # An engine keeps an episode's cache between turns, which is of use only in the process of its next turn:
         # requests that keep one go by its name, the others in turn.
         rank_of = [zlib.crc32(r.keep[0].encode()) % world if r.keep else i % world for i, r in enumerate(requests)]
-        share = self.engine.sample([r for r, owner in zip(requests, rank_of, strict=True) if owner == rank], sampling)
+        share = self._sampled([r for r, owner in zip(requests, rank_of, strict=True) if owner == rank], sampling)
         if world == 1:
             completions = share
         else:
@@ -217,7 +220,20 @@ class Session:
 
     def release(self, names: Sequence[str]) -> None:
         """Let the engine forget what it kept under these names."""
-        self.engine.release(names)
+        for engine in (self.engine, *self.players.values()):
+            engine.release(names)
+
+    def _sampled(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """Sample each request with the engine that has the weights of its policy."""
+        if not any(request.policy in self.players for request in requests):
+            return self.engine.sample(requests, sampling)
+        completions: dict[int, list[Completion]] = {}
+        for engine in dict.fromkeys((self.engine, *self.players.values())):
+            places = [i for i, r in enumerate(requests) if self.players.get(r.policy, self.engine) is engine]
+            if engine is not self.engine:  # what is sampled in this step is of one age
+                engine.policy_version = getattr(self.engine, "policy_version", 0)  # type: ignore[attr-defined]
+            completions |= zip(places, engine.sample([requests[i] for i in places], sampling), strict=True)
+        return [completions[i] for i in range(len(requests))]
 
     def grow(self, rollout: Any, tasks: Sequence[Task]) -> Forest:
         """Run a rollout part on these tasks; GxpoError if it returns no forest."""

@@ -167,6 +167,7 @@ class Stages(Resources):
             "episode": self.episode,
             "segmenter": self.method.segmenter,
             "learner": self.learner,
+            "players": self.players,
         }
         return Session(**{**stages, **replacements}, sampling=sampling, seed=seed, step=step, budget=budget)
 

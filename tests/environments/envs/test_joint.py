@@ -12,6 +12,7 @@ from gxpo.environments.envs.checked import Nonsense
 from gxpo.environments.envs.joint import Joint, losers
 from gxpo.parts.protocols import EnvFailure, Reply, TimeStep
 from gxpo_worlds.hallway import Hallway, hallway_reward
+from gxpo_worlds.nim import Nim
 from gxpo_worlds.paths import Paths, carried_out, path_figures
 from gxpo_worlds.tictactoe import TicTacToe, value
 
@@ -129,6 +130,38 @@ def test_an_invalid_move_is_no_draw(option, paid, result):
     end = world.step({"X": "10"})
     assert end["X"].reward == -1.0 and end["X"].info["result"] == "invalid" and end["X"].action_error == "illegal"
     assert end["O"].reward == paid and end["O"].info["result"] == result
+
+
+def heap(left, most):
+    world = Nim(style="bare", counters=(left, left), most=(most,))
+    world.reset(0)
+    return world
+
+
+def test_an_expert_of_nim_leaves_a_multiple_of_one_more():
+    # at most 3 at once: of 10 counters the expert takes 2, which leaves 8; of 4 and 8 nothing wins
+    assert heap(10, 3).expert("first") == "2" and heap(7, 3).expert("first") == "3"
+    assert [heap(8, 3).worth(move, "first") for move in "123"] == [-1, -1, -1]
+
+
+def test_who_takes_the_last_counter_wins():
+    world = heap(3, 2)
+    assert world.legal("first") == ["1", "2"]
+    assert world.step({"first": "2"})["second"].observation == "1/2>" and world.legal("second") == ["1"]
+    end = world.step({"second": "1"})
+    assert {agent: step.reward for agent, step in end.items()} == {"second": 1.0, "first": -1.0}
+
+
+def test_more_counters_than_there_are_is_invalid():
+    end = heap(2, 4).step({"first": "3"})
+    assert end["first"].info["result"] == "invalid" and end["first"].action_error == "illegal"
+    assert end["second"].info["result"] == "void" and end["second"].reward == 0.0
+
+
+@pytest.mark.parametrize("options", [{"counters": (9, 3)}, {"counters": (3, 100)}, {"most": (0,)}, {"style": "prose"}])
+def test_options_of_nim_that_make_no_game_are_refused(options):
+    with pytest.raises(GxpoError, match=r"^nim: "):
+        Nim(**options)
 
 
 def test_a_claim_goes_to_the_agent_of_highest_priority():

@@ -82,6 +82,20 @@ def test_a_resumed_run_meets_the_same_opponents(tmp_path):
     assert not all(map(torch.equal, first, newest))  # opponents that differ, or else any would do
 
 
+def test_held_out_games_are_told_apart_by_their_opponent(tmp_path):
+    keys = {"rollout": "seats", "rollout.against": ["start", "expert"], "eval.samples": 2, "eval.temperature": 1.0}
+    ended = run(tmp_path, "grpo", "nim", 1, **keys)
+    last = ended.evaluations[-1]
+    assert last["eval_accuracy"] == (last["eval_win_start"] + last["eval_win_expert"]) / 2
+
+
+def test_another_checkpoint_plays_a_seat(tmp_path):
+    keys = {"rollout": "seats", "rollout.models": {"second": "tiny:nim"}, "tasks.options": BARE}
+    run(tmp_path, "grpo", "nim", 1, **keys)
+    assert {info["seat"] for info in records(tmp_path).info} == {"first"}
+    assert set(records(tmp_path).policy_names) == {"main"}
+
+
 def test_roles_are_names_without_numbers():
     assert [role_of(x) for x in ("adversary_0", "X", "walker_10", "7")] == ["adversary", "X", "walker", "7"]
 
@@ -163,6 +177,8 @@ def test_partners_that_matter_are_kept():
     ("keys", "message"),
     [
         ({"policy": "per_role"}, "name them in rollout.roles"),
+        ({"against": []}, r"rollout\.against names nobody"),
+        ({"models": {"X": "tiny"}, "frozen": ["X"]}, r"rollout\.models: 'X' is in rollout\.frozen"),
         ({"policy": "per_role", "roles": ["X", "O"], "opponents": "past"}, "set rollout.policy=shared"),
     ],
 )

@@ -42,6 +42,7 @@ class RolloutPart(Part):
     requires  what the tasks must provide, such as "restarts"
     provides  what the rollouts carry beyond their text, such as "states"
     components   names of the rewards that the rollout brings itself
+    models    role -> checkpoint whose weights play it, untrained
     single_turn  for tasks with one answer only
     drops_equal_groups  groups of equal rewards are left out
     samples_prompts     samples are drawn under the task's own prompt
@@ -53,6 +54,7 @@ class RolloutPart(Part):
     requires: ClassVar[tuple[str, ...]] = ()
     provides: ClassVar[tuple[str, ...]] = ()
     components: ClassVar[tuple[str, ...]] = ()
+    models: ClassVar[Mapping[str, str]] = {}
     single_turn: ClassVar[bool] = False
     samples_prompts: ClassVar[bool] = True
     has_behaviour: ClassVar[bool] = True

@@ -25,6 +25,7 @@ from gxpo.sampling.rollouts.opponents import Opponents
 from gxpo.sampling.rollouts.partners import Partners
 
 POLICY, PAST = "policy", "past"
+Against = Literal["self", "start", "random", "expert"]
 
 
 def role_of(agent: str) -> str:
@@ -99,12 +100,13 @@ class Seat:
 
 @dataclass(eq=False)
 class Table:
-    """One episode under way: its seats, who acts, and whose parameters the opponents have."""
+    """One episode under way: its seats, who acts, whose parameters the opponents have, and what they are called."""
 
     name: str
     draw: Draw
     number: int
     opponent: str = ""
+    opponent_label: str = ""
     seats: dict[str, Seat] = field(default_factory=dict)
     acting: list[str] = field(default_factory=list)
     turns: int = 0
@@ -121,9 +123,11 @@ class Seats(RolloutPart):
     every, history, by   a snapshot of the policy every `every` steps; the newest `history` and the very first are the
                opponents, drawn for each group: "age", each alike; "rating", in proportion to the score that their Elo
                rating expects against the policy
-    against    the opponent in evaluations; "start" is the first snapshot
+    against    the opponent in evaluations; "start" is the first snapshot. Of several the k-th attempt at a task meets
+               the k-th, and evaluations have the wins against each (eval_win_NAME)
     policy     "shared": one policy in all seats; "per_role": each of `roles` trains an adapter of its own
     frozen     roles that the policy plays without being trained
+    models     role -> a checkpoint that plays it, untrained (see `Team`)
     compare    the group: a task's trajectories of one "role" ("walker" of walker_0 and walker_1), of one "agent", or
                all of one "episode"
     pays       "own": each seat its own rewards; "team": the mean of all seats' sums, with the last action
@@ -144,10 +148,11 @@ class Seats(RolloutPart):
     every: Count = 10
     history: Count = 4
     by: Literal["age", "rating"] = "age"
-    against: Literal["self", "start", "random", "expert"] = "random"
+    against: Against | list[Against] = "random"
     policy: Literal["shared", "per_role"] = "shared"
     roles: list[str] = field(default_factory=list)
     frozen: list[str] = field(default_factory=list)
+    models: dict[str, str] = field(default_factory=dict, hash=False)  # type: ignore[misc]  # of the base an attribute
     compare: Literal["role", "agent", "episode"] = "role"
     pays: Literal["own", "team"] = "own"
     conflict: Literal["", "priority", "first", "random", "closest"] = ""
@@ -162,6 +167,10 @@ class Seats(RolloutPart):
     is_held_out = False
 
     def __post_init__(self) -> None:
+        if not self.against:
+            raise ConfigError("rollout.against names nobody: name one of self, start, random, expert, or several")
+        if both := {*self.frozen} & {*self.models}:
+            raise ConfigError(f"rollout.models: {min(both)!r} is in rollout.frozen, too: name it in one")
         if self.policy == "per_role" and not self.roles:
             raise ConfigError("rollout.policy=per_role has an adapter for each role: name them in rollout.roles")
         if self.policy == "per_role" and self.opponents == PAST:
@@ -175,29 +184,30 @@ class Seats(RolloutPart):
     @property
     def policies(self) -> dict[str, str]:
         """Policy name -> "trained"."""
-        return dict.fromkeys(self.roles if self.policy == "per_role" else ("main",), "trained")
+        roles = [role for role in self.roles if role not in self.models]
+        return dict.fromkeys(roles if self.policy == "per_role" else ("main",), "trained")
 
     @property
     def across_groups(self) -> bool:
         """True if opponents are earlier policies, which asynchronous training refuses."""
-        return self.opponents == PAST or self.against == "start" or self.sees == "partner"
+        return self.opponents == PAST or "start" in self.against or self.sees == "partner" or bool(self.models)
 
     def evaluation(self, samples: int) -> Seats:
         """Return the rollout for held-out tasks: one seat of each episode, with the opponents `against`."""
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
-        twin = _HeldOut(**{**options, "group_size": samples, "opponents": self.against.replace("start", PAST)})
+        twin = _HeldOut(**{**options, "group_size": samples})
         object.__setattr__(twin, "pool", self.pool)
         object.__setattr__(twin, "partners", self.partners)
         return twin
 
     # ------------------------------------------------------------ playing
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
-        takes_snapshots = self.opponents == PAST or self.against == "start"
+        takes_snapshots = self.opponents == PAST or "start" in self.against
         if not self.is_held_out and takes_snapshots and (session.step - 1) % self.every == 0:
             self.pool.add(session.step - 1, session.learner.snapshot())  # type: ignore[attr-defined]  # the run's session
         draws = [Draw(t, n, f"s{session.step}/{n}") for t, n in zip(tasks, name_draws(tasks), strict=True)]
         tables = [
-            Table(f"{draw.name}/{i}", draw, i, self._opponent(draw, session))
+            Table(f"{draw.name}/{i}", draw, i, *self._opponent(draw, session, i))
             for draw in draws
             for i in range(self.group_size)
         ]
@@ -242,19 +252,21 @@ class Seats(RolloutPart):
         if self.seat and roles and self.seat not in roles:
             raise ConfigError(f"rollout.seat={self.seat}: the world has no such role; it has {', '.join(roles)}")
 
-    def _opponent(self, draw: Draw, session: Session) -> str:
-        """Name the opponent of a group: a snapshot, or a player of the world; "" of the policy itself."""
+    def _opponent(self, draw: Draw, session: Session, number: int) -> tuple[str, str]:
+        """Name the opponent of an episode: a snapshot, or a player of the world; "" of the policy itself; and again as
+        records call it."""
         if self.opponents == "self":
-            return ""
+            return "", ""
         if self.opponents != PAST:
-            return self.opponents
-        if self.is_held_out:  # before the first step the policy is its own opponent
-            return next(iter(self.pool.ratings), "")
-        return self.pool.choose(keyed(session, draw.name, "opponent"))
+            return self.opponents, self.opponents
+        name = self.pool.choose(keyed(session, draw.name, "opponent"))
+        return name, name
 
     def _player(self, table: Table, agent: str, agents: Sequence[str], session: Session) -> str:
         """Return who plays an agent of this table."""
-        roles = sorted({role_of(a) for a in agents} - {*self.frozen})
+        if role_of(agent) in self.models:
+            return role_of(agent)
+        roles = sorted({role_of(a) for a in agents} - {*self.frozen, *self.models})
         seat_role = roles[int(keyed(session, table.draw.name, "seat").random() * len(roles))] if roles else ""
         is_own = not table.opponent or role_of(agent) == (self.seat or seat_role)
         return POLICY if is_own else table.opponent
@@ -297,14 +309,14 @@ class Seats(RolloutPart):
         names = {"role": role, "agent": agent, "episode": f"{table.number}"}
         group = f"{draw.group}/{names[self.compare]}"
         key = StreamKey(session.seed, session.step, draw.name, table.number, (index,))
-        policy = role if self.policy == "per_role" else "main"
+        policy = role if self.policy == "per_role" or role in self.models else "main"
         spec = draw.attempts(1, first=table.number, group=group, home=group, path=(index,), policy=policy)
         envs: Any = session.envs
         context = Context(session.chat, session.episode, envs.instructions, (), session.system)
         attempt: Any = Episode(f"{table.name}/{agent}", draw.task, group, key, context, None, TimeStep(""), spec=spec)  # type: ignore[arg-type]  # it opens at its first turn
         attempt.info = {"seat": agent, "episode": f"{draw.group}/{table.number}"}
-        if table.opponent:
-            attempt.info["opponent"] = table.opponent
+        if table.opponent_label:
+            attempt.info["opponent"] = table.opponent_label
         return Seat(agent, player, attempt)
 
     def _act(self, tables: Sequence[Table], session: Session) -> dict[str, dict[str, Any]]:
@@ -363,7 +375,7 @@ class Seats(RolloutPart):
         return [completions.get(seat) for _, seat in speakers]
 
     def _sample_as(self, player: str, requests: list[Request], session: Session) -> list[list[Completion]]:
-        if player == POLICY:
+        if player == POLICY or player in self.models:
             return session.sample(requests)
         with self.pool.acting(player, session):
             return session.sample(requests)
@@ -442,3 +454,10 @@ class _HeldOut(Seats):
     """Episodes of held-out tasks, from which no snapshot is taken and nobody is rated."""
 
     is_held_out = True
+
+    def _opponent(self, draw: Draw, session: Session, number: int) -> tuple[str, str]:
+        names = [self.against] if isinstance(self.against, str) else self.against
+        name = names[number % len(names)]
+        if name == "start":  # before the first step the policy is its own opponent
+            return next(iter(self.pool.ratings), ""), name
+        return ("", "") if name == "self" else (name, name)

@@ -33,6 +33,7 @@ class TeamPolicies:
     policy   "shared": one policy, SHARED, for all trained roles; "per_role": one for each, named as the role
     frozen   roles that are not trained; each has a policy of its own name, the model that the run starts from
     resting  roles that are not trained and keep the weights that their policy has
+    models   roles that other checkpoints play: policies of their own names, which are not the learner's
     traitor_rate, traitor_prompt, traitor   see `Team`
     """
 
@@ -43,9 +44,11 @@ class TeamPolicies:
     traitor_rate: float = 0.0
     traitor_prompt: str = "{prompt}"
     traitor: str = "prompted"
+    models: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for option, names in (("frozen", self.frozen), ("resting", self.resting)):
+        untrained = {"frozen": self.frozen, "resting": self.resting, "models": self.models}
+        for option, names in untrained.items():
             for name in names:
                 if name not in self.graph.names:
                     raise ConfigError(
@@ -53,29 +56,35 @@ class TeamPolicies:
                         f"has {', '.join(self.graph.names)}"
                     )
         if set(self.graph.names) <= set(self.untrained):
-            options = "rollout.frozen" + (" with rollout.resting" if self.resting else "")
+            options = " with ".join(f"rollout.{option}" for option, names in untrained.items() if names)
             raise ConfigError(f"{options} names every role of the team: leave out one, which is trained")
-        if both := set(self.frozen) & set(self.resting):
-            raise ConfigError(
-                f"rollout.resting: {min(both)!r} is in rollout.frozen, too: frozen is the model that the run starts "
-                "from, resting keeps what it has learned"
-            )
+        weights = {"frozen": "the model that the run starts from", "resting": "what it has learned"}
+        for one, other in (("frozen", "resting"), ("frozen", "models"), ("resting", "models")):
+            if both := set(untrained[one]) & set(untrained[other]):
+                what = weights.get(other, "another checkpoint")
+                raise ConfigError(
+                    f"rollout.{other}: {min(both)!r} is in rollout.{one}, too: {one} has {weights[one]}, {other} {what}"
+                )
 
     @property
     def untrained(self) -> tuple[str, ...]:
         """Roles whose tokens are not trained."""
-        return (*self.frozen, *self.resting)
+        return (*self.frozen, *self.resting, *self.models)
 
     def of(self, role: Role) -> str:
         """Return the name of a role's policy."""
-        return SHARED if self.policy == "shared" and role.name not in self.frozen else role.name
+        return SHARED if self.policy == "shared" and role.name not in (*self.frozen, *self.models) else role.name
 
     @property
     def policies(self) -> dict[str, str]:
-        """Policy name -> "trained" or "frozen", the trained ones first."""
+        """Policy name -> "trained" or "frozen", the trained ones first; those of the learner."""
         trained_by_policy = {
-            self.of(role): "frozen" if role.name in self.frozen else "trained" for role in self.graph.members
+            self.of(role): "frozen" if role.name in self.frozen else "trained"
+            for role in self.graph.members
+            if role.name not in self.models
         }
+        if len(trained_by_policy) > 1:  # where each reads its own tokens, somebody has to read theirs: the bare model
+            trained_by_policy |= dict.fromkeys(self.models, "frozen")
         return dict(sorted(trained_by_policy.items(), key=lambda item: item[1] != "trained"))
 
 
@@ -430,12 +439,18 @@ class Teamwork(RolloutPart):
             getattr(self, "traitor_prompt", "{prompt}"),
             getattr(self, "traitor", "prompted"),
         )
-        return TeamPolicies(graph(self.graph), self.policy, tuple(self.frozen), tuple(self.resting), *traitors)
+        resting, others = tuple(self.resting), tuple(self.models)
+        return TeamPolicies(graph(self.graph), self.policy, tuple(self.frozen), resting, *traitors, others)
 
     @property
     def policies(self) -> dict[str, str]:
         """Policy name -> "trained" or "frozen"."""
         return self.cast.policies
+
+    @property
+    def across_groups(self) -> bool:
+        """True with engines beside the policy's, which asynchronous sampling does not ask."""
+        return bool(self.models)
 
     @property
     def max_turns(self) -> int:
@@ -449,7 +464,7 @@ class Teamwork(RolloutPart):
 
     def evaluation(self, samples: int) -> Team:
         """Return the rollout for held-out tasks: the team, with one sample a turn."""
-        return Team(samples, self.graph, self.policy, self.frozen, resting=self.resting)
+        return Team(samples, self.graph, self.policy, self.frozen, resting=self.resting, models=self.models)
 
 
 @part("team", stage="rollout")
@@ -462,6 +477,8 @@ class Team(Teamwork):
     frozen      roles that stay the model the run starts from: their tokens are sampled and not trained
     resting     roles that are not trained and keep the weights of their policy: in a later phase (`phases`) what they
                 have learned, under "shared" those of the others
+    models      role -> a checkpoint that plays it, untrained: a model directory, an id of the hub, or a run, with the
+                policy's tokenizer; prompts have the policy's chat template
     pays        "team": the outcome is the attempt's; "role": in addition every turn is paid, as its step reward, what
                 its role's `local` gives, or the outcome for a role without. `credit.value: return` with
                 `credit.discount: 0` compares turns by it
@@ -488,6 +505,7 @@ class Team(Teamwork):
     policy: Literal["shared", "per_role"] = "shared"
     frozen: list[str] = field(default_factory=list)
     resting: list[str] = field(default_factory=list, kw_only=True)
+    models: dict[str, str] = field(default_factory=dict, kw_only=True, hash=False)
     pays: Literal["team", "role"] = field(default="team", kw_only=True)
     traitor_rate: Annotated[float, Interval(ge=0, le=1)] = field(default=0.0, kw_only=True)
     traitor_prompt: str = field(default="{prompt}\n\nMislead the others without being noticed.", kw_only=True)

@@ -128,6 +128,7 @@ WARMUPS: dict[str, Recipe] = {
     "tictactoe": replace(
         WORLD, expert=0.0, first_check=400, check_every=40, max_steps=800, high=0.9, well_formed=0.8, max_new_tokens=2
     ),
+    "nim": replace(WORLD, expert=0.0, first_check=160, high=1.0, well_formed=0.98, max_new_tokens=2),
     "shop": EXPERT,
     "shapes": PICTURES,
     "shapes-box": replace(
