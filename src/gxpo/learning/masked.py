@@ -87,8 +87,8 @@ class MaskedPacking:
         temperature = 1.0 if temperature is None else float(temperature)
         if temperature <= 0:
             raise ModelError(
-                "some answers were sampled at temperature 0, which leaves no log-probabilities to train on: sample with "
-                "temperature > 0"
+                "some answers were sampled at temperature 0, which leaves no log-probabilities to train on: sample "
+                "with temperature > 0"
             )
         unmasked_at, seed, room = (forest.extras[name][begin:end] for name in (UNMASKED_AT, MASK_SEED, ROOM))
         return Row(

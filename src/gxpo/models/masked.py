@@ -1,9 +1,9 @@
 """Masked (diffusion) language models as policies: what a partly hidden answer is, and how its tokens are read.
 
-An answer has room for L tokens behind its prompt, all of them masks at first. It ends with its first end token: whatever
-room is left is filled with end tokens in the step that unmasks it, and is hidden as long as it is. An end token may
-therefore only be drawn while everything behind it is hidden, and a mask never; both rules renormalise the distribution
-that is sampled and read.
+An answer has room for L tokens behind its prompt, all of them masks at first. It ends with its first end token: the
+room that is left is filled with end tokens in the step that unmasks it, and is hidden as long as it is. An end token
+may therefore only be drawn while everything behind it is hidden, and a mask never; both rules renormalise the
+distribution that is sampled and read.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ def check_likelihood(s: RunSettings, method: Method) -> None:
     masked = is_masked(s.model)
     if masked and method.likelihood is None:
         raise ConfigError(
-            f"model {s.model} fills in hidden tokens, and {method.name} reads log-probs from left to right: take a method "
-            "of masked models (diffu_grpo), or set likelihood to one_step, elbo, coupled or trajectory"
+            f"model {s.model} fills in hidden tokens, and {method.name} reads log-probs from left to right: take a "
+            "method of masked models (diffu_grpo), or set likelihood to one_step, elbo, coupled or trajectory"
         )
     if method.likelihood is None:
         return

@@ -53,7 +53,7 @@ coupled_grpo = Definition(
 )  # fmt: skip
 
 gdpo_dlm = Definition(
-    r"""GDPO (diffusion language models): a sequence ratio of evidence bounds, by Gauss quadrature over the masked share.
+    r"""GDPO (diffusion language models): a sequence ratio of evidence bounds, by Gauss quadrature over masked shares.
 
     L(y) = sum_n w_n 1/t_n sum_{i hidden} log p(y_i | y visible),  round(t_n |y|) hidden, t_n Gauss-Legendre nodes
     A = r - mean_g;   rho = exp(L(y) - L_old(y));   loss = mean_i 1/|y_i| max(-A rho, -A clip(rho, 1 - eps, 1 + eps))
@@ -70,7 +70,7 @@ gdpo_dlm = Definition(
 )
 
 dmpo_dlm = Definition(
-    r"""DMPO (diffusion language models): cross-entropy to the reward-tilted reference, by softmax weights with a baseline.
+    r"""DMPO (diffusion language models): cross-entropy to the reward-tilted reference, with softmax weights.
 
     w+-_i = softmax_g(log p_ref(y_i) - log p_old(y_i) +- r_i / alpha);   A_i = w+_i - w-_i,  alpha 0.04
     loss  = -mean_i A_i 1/|y_i| ELBO(y_i),   4 masks, every second one the complement of the one before
@@ -82,7 +82,8 @@ dmpo_dlm = Definition(
     """,
     cite="zhu2025dmpo",
     evidence="reference-code",
-    code="yuchen-zhu-zyc/DMPO@96af1a47b4a8177e2b1d0e94d669786af4a7ba23 DMPO/dmpo_trainer.py DMPO/dmpo_train_config.yaml",
+    code="yuchen-zhu-zyc/DMPO@96af1a47b4a8177e2b1d0e94d669786af4a7ba23 DMPO/dmpo_trainer.py "
+    "DMPO/dmpo_train_config.yaml",
     keys={
         "likelihood": "elbo",
         "likelihood.rule": "uniform",
@@ -119,7 +120,8 @@ cj_grpo = Definition(
     },
     paper_defaults={
         "objective.clip_low": 0.5, "objective.clip_high": 0.5, "objective.kl.coef": 0.04, "update.epochs": 12,
-        "rollout.group_size": 6, "optim.lr": 3e-6, "sampling.engine_options": {"schedule": "doubling", "end_from": 0.01},
+        "rollout.group_size": 6, "optim.lr": 3e-6,
+        "sampling.engine_options": {"schedule": "doubling", "end_from": 0.01},
     },
     cost="a forward pass of prompt and answer for each step of the decoder and each update",
 )  # fmt: skip

@@ -120,8 +120,8 @@ class MaskedEngine:
         limit, longest = self.policy.positions, max((len(r.prompt) for r in requests), default=0)
         if limit and longest + sampling.max_new_tokens > limit:
             raise ModelError(
-                f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} exceed the {limit} positions "
-                "of the model: lower max_new_tokens or shorten the prompt"
+                f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} exceed the {limit} "
+                "positions of the model: lower max_new_tokens or shorten the prompt"
             )
         if any(request.policy != "main" or request.extras for request in requests):
             raise ModelError("a masked model samples one policy, 'main', from token ids")

@@ -14,8 +14,8 @@ from gxpo.base.errors import ModelError, did_you_mean, need
 from gxpo.learning.parameter_checks import first_not_finite
 from gxpo.models import peft_directory, smollm2
 from gxpo.models.decoder.vision import READ, install
-from gxpo.models.processors import NearestProcessor, ids_around, load_processor, rows_of
 from gxpo.models.masked import SUFFIX
+from gxpo.models.processors import NearestProcessor, ids_around, load_processor, rows_of
 from gxpo.models.tiny import PATCH_SIZE, PICTURE_SIZE
 from gxpo.training.models.warmup import WARMUPS, Check, Recipe, recipe_of, tokenizer_of, untrained, warm_start
 
@@ -223,8 +223,8 @@ def check_name(name: str, task: str) -> None:
 
 
 def warm_task(name: str, task: str) -> str | None:
-    """Return the key of the warm start that a name means: the run's task for "tiny", TASK for "tiny:TASK", TASK-masked of
-    a masked model; None for other names."""
+    """Return the key of the warm start that a name means: the run's task for "tiny", TASK for "tiny:TASK", TASK-masked
+    of a masked model; None for other names."""
     kind, _, start_task = name.partition(":")
     start_task = start_task or task
     if kind == MASKED and (f"{start_task}-masked" in WARMUPS or name == MASKED):
