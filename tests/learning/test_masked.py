@@ -1,6 +1,7 @@
 """The learner of a masked model: it reads what the engine drew, and its gradients are exact however a step is cut."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -120,3 +121,19 @@ def test_what_a_masked_model_does_not_have_is_told_in_one_line(call, message):
     with pytest.raises(ModelError, match=message) as error:
         call(learner(OneStep()), grown(OneStep()))
     assert "\n" not in str(error.value)
+
+
+def test_guided_logits_are_what_is_sampled_and_what_is_read():
+    guided = replace(policy(), guidance=2.0)
+    engine = MaskedEngine(guided, TrajectoryLikelihood(), Unmasking(order="left_to_right"))
+    ((c,),) = engine.sample([Request(PROMPTS[0], (StreamKey(0, 1, "a", 0),))], SAMPLING)
+    with torch.no_grad():
+        rows = [
+            policy().model(input_ids=torch.tensor([[*p, *[MASK] * 4]])).logits[0, 2] for p in (PROMPTS[0], (MASK,) * 2)
+        ]
+    by_hand = rows[1] + 2.0 * (rows[0] - rows[1])
+    by_hand[MASK] = -torch.inf
+    assert c.logprobs[0] == pytest.approx(float((by_hand / 0.8).log_softmax(0)[c.tokens[0]]), abs=1e-9)
+    forest = forest_of([Task("a", "?")], ["a"], [PROMPTS[0]], [[c]], SAMPLING)
+    actual = MaskedLearner(guided, TrajectoryLikelihood(), lr=1e-2).outputs(forest)["logprob"]
+    assert actual.tolist() == pytest.approx(c.logprobs, abs=1e-9)

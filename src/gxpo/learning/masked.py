@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -179,7 +179,7 @@ class MaskedLearner(InProcess):
     def _copy(self, *, frozen: bool = True) -> MaskedPolicy:
         """The policy with a copy of the parameters."""
         model = copy.deepcopy(self.model).requires_grad_(not frozen)
-        return MaskedPolicy(model, self.policy.mask, self.policy.end, self.policy.pad)
+        return replace(self.policy, model=model)
 
     def second_learner(self, *, lr: float) -> MaskedLearner:
         """Create another learner of the same kind from a copy of the parameters, with its own optimiser."""

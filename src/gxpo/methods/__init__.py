@@ -80,7 +80,7 @@ _MODULES = {
     "catalogue.masked_observations": "papo vppo",
     "catalogue.parameter_updates": "sfpo trpo seeupo",
     "catalogue.flows": "flow_grpo tempflow_grpo chunk_grpo",
-    "catalogue.masked_models": "diffu_grpo coupled_grpo gdpo_dlm dmpo_dlm cj_grpo",
+    "catalogue.masked_models": "diffu_grpo coupled_grpo gdpo_dlm dmpo_dlm cj_grpo ar_grpo",
     "catalogue.selfplay": "mars_turn search_self_play kairos mars2",
     "catalogue.coordination": "ippo maddpg hasac parco casec",
     "catalogue.worlds_and_banks": "wmpo training_free_grpo compass_latent",

@@ -24,22 +24,27 @@ UNMASKED_AT, MASK_SEED, ROOM = EXTRAS = ("unmasked_at", "mask_seed", "answer_roo
 
 @dataclass(frozen=True, eq=False)
 class MaskedPolicy:
-    """A masked language model of transformers, with the ids of its mask and of the end of an answer."""
+    """A masked language model of transformers, with the ids of its mask and of the end of an answer.
+
+    guidance  s of classifier-free guidance: logits are l_u + s (l_c - l_u), l_u those without the prompt, whose tokens
+              are masked; 1: l_c alone. What is sampled is what is read, and gradients go through both passes
+    """
 
     model: Any
     mask: int
     end: int
     pad: int
+    guidance: float = 1.0
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any) -> MaskedPolicy:
+    def of(cls, model: Any, tokenizer: Any, guidance: float = 1.0) -> MaskedPolicy:
         """The policy of a model and its tokenizer; ModelError where they are no masked language model's."""
         if not type(model).__name__.endswith(SUFFIX):
             raise ModelError(f"{type(model).__name__} is no masked language model ({SUFFIX}): leave likelihood out")
         ids = {name: getattr(tokenizer, f"{name}_token_id") for name in ("mask", "eos", "pad")}
         if lacking := [name for name, token in ids.items() if token is None]:
             raise ModelError(f"the tokenizer has no {lacking[0]} token: set one in tokenizer_config.json")
-        return cls(model, ids["mask"], ids["eos"], ids["pad"])
+        return cls(model, ids["mask"], ids["eos"], ids["pad"], guidance)
 
     @property
     def positions(self) -> int:
@@ -55,10 +60,17 @@ class MaskedPolicy:
         device = next(self.model.parameters()).device
         place = torch.arange(tokens.shape[1])
         is_real = place < lengths[:, None]
-        inputs = torch.where(is_real, tokens, self.pad).to(device)
-        output = self.model(input_ids=inputs, attention_mask=is_real.to(device, torch.int64)).logits
-        logits = output[row.to(device), column.to(device)]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        inputs = torch.where(is_real, tokens, self.pad)
+
+        def read(ids: Tensor) -> Tensor:
+            output = self.model(input_ids=ids.to(device), attention_mask=is_real.to(device, torch.int64)).logits
+            read_logits = output[row.to(device), column.to(device)]
+            return read_logits.to(torch.promote_types(read_logits.dtype, torch.float32))
+
+        logits = read(inputs)
+        if self.guidance != 1:
+            unconditional = read(torch.where(place < begins[:, None], self.mask, inputs))
+            logits = unconditional + self.guidance * (logits - unconditional)
         # an end can't be drawn where something behind it is visible
         is_visible = is_real & (place >= begins[:, None]) & (tokens != self.mask)
         last_visible = torch.where(is_visible, place, -1).amax(1)

@@ -1,5 +1,5 @@
 """Embedded tiny models, their character tokenizer included: a Llama of about a million parameters that learns on a
-laptop's CPU, a masked (bidirectional) model of 0.3 million, and a Llava of 0.2 million over pictures of 32 x 32 pixels."""
+laptop's CPU, a masked (bidirectional) model of 0.3 million, a Llava of 0.2 million over pictures of 32 x 32 pixels."""
 
 from __future__ import annotations
 

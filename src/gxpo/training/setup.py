@@ -320,7 +320,7 @@ def _masked_policy(resolved: Resolved, notify: Notify) -> Policy:
     unmasking = Unmasking.of(s.sampling.engine_options, s.sampling.max_new_tokens)
     device = device_of(s.learner.device)
     loaded = _load(s, device, notify)
-    policy = MaskedPolicy.of(loaded.model, loaded.tokenizer)
+    policy = MaskedPolicy.of(loaded.model, loaded.tokenizer, unmasking.guidance)
     learner = MaskedLearner(policy, method.likelihood, **_learning(resolved, device))
     engine = MaskedEngine(policy, method.likelihood, unmasking, device=device, batch_rows=s.sampling.batch_rows)
     return Policy(loaded.tokenizer, learner, engine, _chat(s, loaded.tokenizer), device)

@@ -59,7 +59,7 @@ class MonteCarloValues(Rollout):
                    "</think>"). Where an attempt wrote it by itself a boundary is added, and those after it are left out
     answer_tokens  of a continuation; 0: what the attempt had left, without the cue
     reduce         value of a state from its continuations' outcomes R_k: their "mean"; "any", the largest (of verdicts:
-                   whether any is right); "soft", eta log mean e^(R_k / eta), between the two (VAR-GRPO, arXiv 2505.23331)
+                   whether any is right); "soft", eta log mean e^(R_k / eta), in between (VAR-GRPO, arXiv 2505.23331)
     eta            of "soft": the smaller, the nearer to "any"
 
     Continuations are generated, charged to the budget and counted as discarded. They are not in the forest: rows that
