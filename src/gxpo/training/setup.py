@@ -24,7 +24,7 @@ from gxpo.methods.method import Method
 from gxpo.models import chat
 from gxpo.models.decoder.architecture import positions
 from gxpo.models.decoder.vision import vision_of
-from gxpo.models.masked import MaskedPolicy
+from gxpo.models.masked import SUFFIX, MaskedPolicy
 from gxpo.parts.protocols import Chat, EpisodeRules, Sampling, TaskSource
 from gxpo.parts.settings import RunSettings
 from gxpo.sampling.engines.choose import Run, choose, is_builtin_model
@@ -232,6 +232,8 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
     if s.cluster.backend in cluster.ENGINES:
         return _remote_policy(resolved, device, notify)
     loaded = _load(s, device, notify)
+    if type(loaded.model).__name__.endswith(SUFFIX):
+        raise ConfigError(f"model {s.model} fills in hidden tokens: set likelihood, or take a method of masked models")
     # A model that was warmed up on one style of prompts can't read another.
     if s.task and (unread := models.unread_style(s.model, s.task, s.tasks.options)):
         notify(unread)

@@ -84,9 +84,9 @@ def mean_weights(likelihood, n, seeds):
 )
 def test_random_masks_have_the_exact_weights_on_average(likelihood):
     exact = mean_weights(Elbo("exact"), 3, [0])
-    actual = mean_weights(likelihood, 3, range(4000))
+    actual = mean_weights(likelihood, 3, range(1000))
     assert actual.keys() == exact.keys()
-    assert all(np.abs(actual[key] - exact[key]).max() < 0.03 for key in exact)
+    assert all(np.abs(actual[key] - exact[key]).max() < 0.08 for key in exact)
 
 
 def test_coupled_masks_read_every_token_once_and_add_up():
@@ -95,8 +95,8 @@ def test_coupled_masks_read_every_token_once_and_add_up():
     hidden, _ = Coupled().views(answer)
     assert not hidden[:, :2].any() and hidden[0, 2:].all()
     assert (hidden[1:, 2:].sum(0) == 1).all()
-    mean = sum(mean_weights(Coupled(), 2, range(4000)).values())
-    assert np.abs(mean - 1.0).max() < 0.02
+    mean = sum(mean_weights(Coupled(), 2, range(1000)).values())
+    assert np.abs(mean - 1.0).max() < 0.05
     assert Coupled(scale=1.5).views(answer)[1][0].tolist() == [0.5] * 4  # (log p + ...) / 2, as in the code
 
 

@@ -65,9 +65,10 @@ def test_a_masked_model_of_transformers_is_loaded_as_one(directory):
     assert (policy.mask, policy.end, policy.pad) == (4, 3, 0) and policy.positions == 32
 
 
+@pytest.mark.filterwarnings("ignore:reward")
 def test_any_masked_model_trains(directory, tmp_path):
-    keys = {"tasks.per_step": 2, "rollout.group_size": 4, "sampling.max_new_tokens": 4, "eval.tasks": 2}
-    run = gxpo.train(str(directory), "arithmetic", "cj_grpo", 1, lambda completion: float(len(completion) % 2),
+    keys = {"tasks.per_step": 2, "rollout.group_size": 8, "sampling.max_new_tokens": 4, "eval.tasks": 2}
+    run = gxpo.train(str(directory), "arithmetic", "cj_grpo", 1, lambda completion: float(sum(map(ord, completion)) % 2),
                      out=tmp_path / "run", set=keys)  # fmt: skip
     (row,) = run.metrics
     assert row["grad_norm"] > 0 and row["sampler_gap"] < 1e-5
