@@ -19,8 +19,8 @@ ROWS: dict[str, tuple[int, Likelihood]] = {
     "`coupled`": (3, Coupled()),
     **{f"`elbo`, `rule: gauss`, `points: {n}`": (n, Elbo("gauss", n)) for n in (2, 3)},
     **{f"`elbo`, `rule: uniform`, `points: {n}`": (n, Elbo("uniform", n)) for n in (1, 2, 4, 8)},
-    **{f"`elbo`, `rule: uniform`, `antithetic`, `points: {n}`": (n, Elbo("uniform", n, antithetic=True)) for n in (2, 4, 8)},
-}  # fmt: skip
+    **{f"`elbo`, `uniform`, `antithetic`, `points: {n}`": (n, Elbo("uniform", n, antithetic=True)) for n in (2, 4, 8)},
+}
 
 
 @torch.no_grad()
