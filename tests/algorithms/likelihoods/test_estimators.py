@@ -86,7 +86,7 @@ def test_random_masks_have_the_exact_weights_on_average(likelihood):
     exact = mean_weights(Elbo("exact"), 3, [0])
     actual = mean_weights(likelihood, 3, range(1000))
     assert actual.keys() == exact.keys()
-    assert all(np.abs(actual[key] - exact[key]).max() < 0.08 for key in exact)
+    assert all(np.abs(actual[key] - exact[key]).max() < 0.1 for key in exact)
 
 
 def test_coupled_masks_read_every_token_once_and_add_up():
