@@ -87,7 +87,9 @@ def battery(
     noise = 0.1 + torch.rand(forest.n_tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     label = (torch.arange(forest.n_tokens) + seed) % 5  # of four kinds of text, 0 none
     value = torch.rand(forest.n_tokens, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
-    return forest.replace(extras={"noise_scale": noise, "label": label, "state_value": value})
+    unmasked_at = (torch.arange(forest.n_tokens) * (seed + 3)) % 4  # step in which a masked model's decoder got to it
+    extras = {"noise_scale": noise, "label": label, "state_value": value, "unmasked_at": unmasked_at}
+    return forest.replace(extras=extras)
 
 
 def made_up(m: gxpo.Method, forest: Forest, seed: int) -> Signals:

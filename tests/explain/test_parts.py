@@ -95,6 +95,7 @@ def test_a_stage_goes_by_every_name_that_the_pages_write():
         "objective": {"objective.surrogate", "objective.ratio", "objective.kl.control", "objective.add.NAME"},
         "segment": {"segment"}, "signal": {"signal.NAME"}, "update": {"update"}, "learners": {"update"},
         "sampler": {"tasks.sampler"}, "tasks.sampler": {"tasks.sampler"},
+        "likelihood": {"likelihood"}, "likelihoods": {"likelihood"},
     }  # fmt: skip
     for stage, expected in slots.items():
         assert {row["slot"] for row in json.loads(show_parts(None, stage, as_json=True))} == expected, stage
@@ -113,6 +114,7 @@ def test_stages():
         "signal",
         "update",
         "tasks.sampler",
+        "likelihood",
     }
     text = show_parts(None, "update", as_json=False)
     assert "epochs" in text and "relative" not in text

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tests.explain.rollout_pages import many, numbers
 
-from gxpo.explain.rollout_columns import packed, packed_tokens
+from gxpo.explain.rollout_columns import _tokens, packed, packed_tokens
 
 
 def test_columns_are_packed_on_the_coarsest_axis() -> None:
@@ -19,3 +19,11 @@ def test_columns_are_packed_on_the_coarsest_axis() -> None:
     few = packed(np.array([0.5, math.nan, 0.5, 0.5, math.nan, 0.5, 0.5, 0.5]))
     assert few["k"] == "u1" and str(numbers(few, 8)[:3]) == "[0.5, nan, 0.5]"
     assert packed(np.array([1, 300]))["k"] == "u2" and packed(np.array([-1, 3]))["k"] == "i1"
+
+
+def test_the_step_in_which_a_token_was_unmasked_is_on_the_page() -> None:
+    forest = many(2, 2).forest
+    words = np.zeros(forest.n_tokens, dtype=np.int64)
+    assert _tokens(forest, words)["unmasked"] is None
+    steps = torch.arange(forest.n_tokens)
+    assert _tokens(forest.replace(extras={"unmasked_at": steps}), words)["unmasked"]["k"] == "u1"

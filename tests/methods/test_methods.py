@@ -125,6 +125,7 @@ def elsewhere(name):
     m = gxpo.method(name)
     stages = (
         m.sampler,
+        m.likelihood,
         m.rollout,
         m.segmenter,
         m.update,

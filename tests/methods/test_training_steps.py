@@ -206,13 +206,25 @@ SMOKE |= {
 }
 
 
+MASKED = ("diffu_grpo", "coupled_grpo", "gdpo_dlm", "dmpo_dlm", "cj_grpo", "ar_grpo")
+SMOKE |= {name: {"model": "tiny-masked:cold"} for name in MASKED}
+SMOKE["var_grpo"] = {"segment.text": ","}
+
+
 RETRAINED = {"bfs_prover_v2"}  # of two steps the second is the first once more, on its rollouts, from the same weights
 
 
 def parts_of(name):
     """What a whole run has beside the objective: kinds of rollouts, signals, updates, rewards of the method's own."""
     m = composed_once(name)
-    one = {"sampler": m.sampler, "rollout": m.rollout, "segment": m.segmenter, "update": m.update, "context": m.context}
+    one = {
+        "likelihood": m.likelihood,
+        "sampler": m.sampler,
+        "rollout": m.rollout,
+        "segment": m.segmenter,
+        "update": m.update,
+        "context": m.context,
+    }
     yield from ((stage, type(part)) for stage, part in one.items())
     yield from (("signal", type(part)) for part in m.signals.values())
     yield from (("control", type(part)) for part in controls(m).values())

@@ -245,6 +245,7 @@ STAGED = {
     "objective.kl.control": "schedule", "objective.kl.control.shape": "cosine", "objective.entropy.coef": 0.125,
     "objective.context": "sampled", "update": "epochs", "update.epochs": 2,
     "tasks.sampler": "band", "tasks.sampler.low": 0.25, "tasks.sampler.levels": [1, 2],
+    "likelihood": "elbo", "likelihood.points": 3,
 }  # fmt: skip
 SECTIONS = {}
 for _key, _value in {**SETTINGS, **STAGED}.items():

@@ -26,7 +26,9 @@ EVIDENCE_MEANING = {  # where the formula is from: what it does for a run is ano
     "reconstruction": "formula from an abstract and general knowledge; not verified, may change without notice",
 }
 # A method is listed under the first of these that it changes.
-HOMES = ("rollout", "update", "credit", "reward", "weight", "objective", "signal", "segment", "tasks.sampler")
+HOMES = (
+    "likelihood", "rollout", "update", "credit", "reward", "weight", "objective", "signal", "segment", "tasks.sampler",
+)  # fmt: skip
 OBJECTIVE_SLOTS = (
     "surrogate",
     "kl",

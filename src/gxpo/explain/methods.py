@@ -68,6 +68,7 @@ SECTIONS = {  # sections of the list with their headings, in order
     "signal": "what others read",
     "segment": "where actions are cut",
     "tasks.sampler": "which tasks are drawn",
+    "likelihood": "how answers of masked models are weighed",
     RECONSTRUCTION: EVIDENCE_MEANING[RECONSTRUCTION],
 }
 

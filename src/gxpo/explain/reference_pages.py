@@ -28,6 +28,7 @@ SLOTS = {  # purpose of a slot's parts
     "objective.kl.control": "Controllers and schedules of a coefficient, also under `objective.entropy.control`.",
     "objective.add.NAME": "Terms of the loss; `objective=NAME` puts one in the policy gradient's place.",
     "update": "How a step's rollouts become optimiser steps.",
+    "likelihood": "Estimates of log-likelihoods under masked (diffusion) language models.",
 }
 
 

@@ -20,6 +20,7 @@ from gxpo.explain.rollout_source import Source
 from gxpo.explain.user_calls import Call, Variable
 from gxpo.forest.columns import ACTION
 from gxpo.forest.forest import Forest
+from gxpo.models.masked import UNMASKED_AT
 
 # ---------------------------------------------------------------- packed
 # Columns of numbers as a page's script reads them: on the coarsest axis that holds them, in base64 typed arrays.
@@ -237,6 +238,7 @@ def _tokens(forest: Forest, token: np.ndarray) -> dict[str, Any]:
         "word": packed(token),
         "logprob": packed(logprob, digits="f4") if is_known.any() else None,
         "trained": packed(forest.trainable),
+        "unmasked": packed(forest.extras[UNMASKED_AT]) if UNMASKED_AT in forest.extras else None,
         "path": None if torch.equal(forest.path_token, torch.arange(forest.n_tokens)) else packed(forest.path_token),
     }
 

@@ -23,7 +23,7 @@ from gxpo.doctor.rollouts import Rollouts
 from gxpo.forest import Forest
 from gxpo.forest.record_format.schema import SCHEMA
 from gxpo.methods.method import Method
-from gxpo.models.tiny import CHARACTERS, IMAGE, SPECIAL, built_in
+from gxpo.models.tiny import BUILT_IN, CHARACTERS, IMAGE, MASK, SPECIAL, built_in
 from gxpo.parts.options import Unexecuted
 from gxpo.training import config
 from gxpo.training.directory import METRICS
@@ -384,7 +384,7 @@ def reader_of(model: str | None, lexicon: Mapping[str, int] | None) -> tuple[Cal
         pieces = list(lexicon)
         return lambda i: pieces[i] if i < len(pieces) else f"<{i}>", ""
     if model is not None and built_in(model):
-        characters = [*SPECIAL, *CHARACTERS, IMAGE]
+        characters = [*SPECIAL, *CHARACTERS, MASK if model.startswith(BUILT_IN[2]) else IMAGE]
         return lambda i: characters[i] if i < len(characters) else f"<{i}>", ""
     tokenizer = _local_tokenizer(model) if model else None
     if tokenizer is not None:

@@ -62,7 +62,7 @@ _MODULES = {
     "catalogue.self_distillation": "sdpo_self srpo_routing bupo soft_grpo dgpo_distill rpd policy_rollout",
     "catalogue.repeated_states": "gigpo hgpo salt graph_gpo graft",
     "catalogue.critics": "gae t_ppo gae_turn steppo poad archer hiper",
-    "catalogue.monte_carlo_values": "vineppo spo_segment vsrm pav",
+    "catalogue.monte_carlo_values": "vineppo spo_segment vsrm pav var_grpo",
     "catalogue.belief_and_hidden_states": "igpo grpo_vps spae verl_rank hicra avatar_tas",
     "catalogue.scored_steps": "matchtir mt_grpo prorag capo_genprm e_grpo step_grpo_r1vl rank_grpo",
     "catalogue.trees": "tree_grpo tree_rl tree_po arpo_agentic slate rose anytime_brpo deepsearch tree_opo alphamath "
@@ -80,6 +80,7 @@ _MODULES = {
     "catalogue.masked_observations": "papo vppo",
     "catalogue.parameter_updates": "sfpo trpo seeupo",
     "catalogue.flows": "flow_grpo tempflow_grpo chunk_grpo",
+    "catalogue.masked_models": "diffu_grpo coupled_grpo gdpo_dlm dmpo_dlm cj_grpo ar_grpo",
     "catalogue.selfplay": "mars_turn search_self_play kairos mars2",
     "catalogue.coordination": "ippo maddpg hasac parco casec",
     "catalogue.worlds_and_banks": "wmpo training_free_grpo compass_latent",

@@ -131,6 +131,7 @@ def _build(
     rollout = keys.part("rollout", keys.take("rollout", Independent), registry.ROLLOUTS, what="rollout")
     segmenter = _optional_part(keys, "segment", registry.SEGMENTERS, "segmenter")
     sampler = _optional_part(keys, "tasks.sampler", registry.SAMPLERS, "task sampler")
+    likelihood = _optional_part(keys, "likelihood", registry.LIKELIHOODS, "likelihood")
     shapes = keys.parts("reward.shape", registry.REWARDS, "reward")
     step_rewards = keys.parts("reward.step", registry.REWARDS, "reward")
     rewards = keys.parts("reward.add", registry.REWARDS, "reward")
@@ -162,6 +163,7 @@ def _build(
         step_rewards=step_rewards,
         scheduled=tuple(keys.scheduled),
         sampler=sampler,
+        likelihood=likelihood,
     )
     _check_provided(composed)
     _check_credit_is_read(composed)

@@ -97,6 +97,7 @@ class Method:
     step_rewards: Mapping[str, Any] = field(default_factory=dict)  # added to the environment's step rewards
     scheduled: tuple[Scheduled, ...] = ()  # numbers of parts that are functions of the step
     sampler: Any = None  # draws tasks by their measured success rates
+    likelihood: Any = None  # how the log-probs of a masked model's answers are estimated; None: a causal model's
     # (overrides, compat) as `gxpo.method` was given them; None for a copy with other parts
     asked: tuple[Mapping[str, Stated], str | None] | None = field(default=None, init=False)
 
@@ -108,7 +109,7 @@ class Method:
             *self.weights.values(),
             *self.terms.values(),
             self.rollout,
-            *(part for part in (self.segmenter, self.sampler) if part is not None),
+            *(part for part in (self.segmenter, self.sampler, self.likelihood) if part is not None),
             *self.shapes.values(),
             *self.step_rewards.values(),
             *self.rewards.values(),

@@ -77,6 +77,10 @@ def shape_of(name: str) -> ModelShape:
         from gxpo.models.tiny import tiny_vision_model
 
         return _shape_of_model(tiny_vision_model())
+    if name.partition(":")[0] == BUILT_IN[2]:
+        from gxpo.models.tiny import tiny_masked_model
+
+        return _shape_of_model(tiny_masked_model())
     return _shape_of_config(_config(name))
 
 

@@ -1,5 +1,5 @@
 """Embedded tiny models, their character tokenizer included: a Llama of about a million parameters that learns on a
-laptop's CPU, and a Llava of 0.2 million over pictures of 32 x 32 pixels."""
+laptop's CPU, a masked (bidirectional) model of 0.3 million, a Llava of 0.2 million over pictures of 32 x 32 pixels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------- tokenizer
 IMAGE = "<image>"  # placeholder of a picture, of the vision-language model
-BUILT_IN = ("tiny", "tiny-vision")
+MASK = "<mask>"  # hidden token, of the masked model
+BUILT_IN = ("tiny", "tiny-vision", "tiny-masked")
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")  # ids 0..3
 CHARACTERS = "\n" + "".join(chr(c) for c in range(32, 127))  # ids from 4
 
@@ -34,7 +35,7 @@ def character_tokenizer(*more: str) -> PreTrainedTokenizerFast:
         single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
     )
     return transformers.PreTrainedTokenizerFast(
-        **({"additional_special_tokens": list(more)} if more else {}),
+        **({"mask_token": MASK} if MASK in more else {"additional_special_tokens": list(more)} if more else {}),
         tokenizer_object=backend,
         pad_token="<pad>",
         bos_token="<bos>",
@@ -53,7 +54,7 @@ def built_in(model: str) -> bool:
 
 def tokenizer_of_built_in(model: str) -> PreTrainedTokenizerFast:
     """Tokenizer of an embedded model."""
-    return character_tokenizer(*([IMAGE] if model.startswith(BUILT_IN[1]) else []))
+    return character_tokenizer(*{BUILT_IN[1]: [IMAGE], BUILT_IN[2]: [MASK]}.get(model.partition(":")[0], []))
 
 
 # ---------------------------------------------------------------- language model
@@ -140,4 +141,45 @@ def tiny_vision_model(seed: int = 0) -> Any:
         model = transformers.LlavaForConditionalGeneration(config)
     # pictures are read through the embedding from here on, as in models that are loaded
     install(model, NearestProcessor(PICTURE_SIZE, PATCH_SIZE))
+    return model.to(torch.float32).eval()
+
+
+# ---------------------------------------------------------------- masked language model
+# Narrower than the Llama: every token that is learned takes a pass of its own over the whole text.
+MASKED_DIMENSIONS: dict[str, Any] = {
+    "hidden_size": 96,
+    "intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+
+
+def tiny_masked_model(seed: int = 0, **dimensions: Any) -> Any:
+    """An untrained float32 ModernBERT over the character vocabulary and `<mask>`, which sees in both directions.
+
+    `dimensions` override fields of `transformers.ModernBertConfig`; equal seeds give equal parameters. The global
+    random state of torch is left as it was.
+    """
+    import torch
+
+    transformers = need("transformers", "train")
+    config = transformers.ModernBertConfig(
+        **{
+            **MASKED_DIMENSIONS,
+            "layer_types": ["full_attention"] * MASKED_DIMENSIONS["num_hidden_layers"],
+            "initializer_range": MASKED_DIMENSIONS["hidden_size"] ** -0.5,
+            "vocab_size": len(SPECIAL) + len(CHARACTERS) + 1,
+            "pad_token_id": SPECIAL.index("<pad>"),
+            "bos_token_id": SPECIAL.index("<bos>"),
+            "eos_token_id": SPECIAL.index("<eos>"),
+            "cls_token_id": SPECIAL.index("<bos>"),
+            "sep_token_id": SPECIAL.index("<eos>"),
+            "dtype": "float32",
+            **dimensions,
+        }
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.ModernBertForMaskedLM(config)
     return model.to(torch.float32).eval()

@@ -15,7 +15,18 @@ from typing import Any
 from gxpo.base.errors import ConfigError, MethodConflict, did_you_mean
 from gxpo.parts.ranges import snake
 
-STAGES = ("credit", "weight", "rollout", "segment", "reward", "signal", "objective", "update", "tasks.sampler")
+STAGES = (
+    "credit",
+    "weight",
+    "rollout",
+    "segment",
+    "reward",
+    "signal",
+    "objective",
+    "update",
+    "tasks.sampler",
+    "likelihood",
+)
 JOINED = "scoring.options"  # a mapping of which the caller states entries beside those that methods state
 EVIDENCE = ("reference-code", "paper", "secondary", "reconstruction")
 CODE = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{7,40}( [^\s@]+)*")

@@ -22,6 +22,7 @@ REQUIRES = {"label": "segments", "noise_scale": "latents"}
 BRINGS = {
     "label": "set segment=spans and segment.patterns to what is to be labelled",
     "noise_scale": "sample them with rollout denoise or denoise_tree",
+    "unmasked_at": "sample them with a masked model",
 }
 
 TRAJECTORY: Mapping[str, Callable[[Forest], Tensor]] = {  # [R]
@@ -46,6 +47,7 @@ TOKEN: Mapping[str, Callable[[Forest], Tensor]] = {  # [P]
     "token": lambda forest: _ids(forest)[forest.path_token],
     "label": lambda forest: _extra(forest, "label"),
     "noise_scale": lambda forest: _extra(forest, "noise_scale"),
+    "unmasked_at": lambda forest: _extra(forest, "unmasked_at"),
 }
 
 

@@ -410,6 +410,7 @@ PROTOCOL = {  # what a part must have, where it is more than being callable
     "term": ("__call__", "active", "couples"),
     "term of the objective": ("__call__", "active", "couples"),
     "task sampler": ("weights",),
+    "likelihood": ("views",),
 }
 
 

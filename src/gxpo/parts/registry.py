@@ -40,6 +40,7 @@ STAGES = (
     "term",
     "update",
     "sampler",
+    "likelihood",
 )
 OF_FUNCTIONS = {  # stage -> its `FunctionPart`: how a pure function becomes a part of the stage
     "credit": "gxpo.algorithms.credit.function:Advantage",
@@ -159,6 +160,7 @@ CONTROLS = Table("control", "algorithms.objectives")
 TERMS = Table("term", "algorithms.objectives")
 UPDATES = Table("update", "learning")
 SAMPLERS = Table("sampler", "environments.tasks")
+LIKELIHOODS = Table("likelihood", "algorithms.likelihoods")
 
 PLACES = (  # folder, slot and table of each kind of part
     ("credit", "credit", CREDITS),
@@ -173,6 +175,7 @@ PLACES = (  # folder, slot and table of each kind of part
     ("objectives", "objective.add.NAME", TERMS),
     ("learners", "update", UPDATES),
     ("tasks", "tasks.sampler", SAMPLERS),
+    ("likelihoods", "likelihood", LIKELIHOODS),
 )
 
 

@@ -30,12 +30,15 @@ from gxpo.forest.forest import Forest
 from gxpo.learning.block_mask import NO_FLEX_BACKWARD
 from gxpo.learning.optimiser_kinds import Rule
 from gxpo.methods.method import Method
+from gxpo.models import smollm2
 from gxpo.models.chat.rendered import RENDERED, prompt_warnings
 from gxpo.models.decoder import choices
+from gxpo.models.tiny import built_in
 from gxpo.parts.definition import show
 from gxpo.parts.learning import learns_from_equal_groups
 from gxpo.parts.protocols import TaskSource
 from gxpo.parts.settings import RunSettings
+from gxpo.sampling.engines.masked import Unmasking
 from gxpo.sampling.rollouts import Independent
 from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.training.asynchronous.checks import check_asynchronous
@@ -45,10 +48,10 @@ from gxpo.training.cluster import check_cluster
 from gxpo.training.config import Resolved
 from gxpo.training.external import Externals, check_externals
 from gxpo.training.models import flow, prompt_lengths
-from gxpo.training.models.load import check_name
+from gxpo.training.models.load import check_name, is_masked, is_path
 from gxpo.training.phases import check_phases
 from gxpo.training.players import check_players
-from gxpo.training.setup import device_of, sampled_of, sampling_of
+from gxpo.training.setup import device_of, sampled_of, sampling_of, unfit_for_masked
 
 LOOKED_AT = 2000  # prompts in which markers of templates are looked for
 
@@ -69,6 +72,7 @@ def check_settings(s: RunSettings, method: Method) -> None:
             if flow.is_flow(s.model)
             else f"rollout {rollout} samples latents, and model {s.model} has none: use model=flow"
         )
+    check_likelihood(s, method)
     # Advantages within a group of one are 0, so that nothing would be learned.
     if isinstance(method.rollout, Independent) and method.rollout.group_size == 1 and not learns_from_one(method):
         raise ConfigError(
@@ -90,6 +94,28 @@ def check_settings(s: RunSettings, method: Method) -> None:
     # where a configuration is only looked at, a rollout's functions of the user's stay unloaded
     with suppress(NotRun):
         RolloutPart.hook(method.rollout, "check_sampling")(sampling_of(s))
+
+
+def check_likelihood(s: RunSettings, method: Method) -> None:
+    """Refuse a masked model without an estimator of its likelihood, and an estimator on a causal model."""
+    masked = is_masked(s.model)
+    if masked and method.likelihood is None:
+        raise ConfigError(
+            f"model {s.model} fills in hidden tokens, and {method.name} reads log-probs from left to right: take a "
+            "method of masked models (diffu_grpo), or set likelihood to one_step, elbo, coupled or trajectory"
+        )
+    if method.likelihood is None:
+        return
+    # a name that only the hub knows is left to loading
+    known = flow.is_flow(s.model) or built_in(s.model) or s.model == smollm2.NAME or is_path(s.model)
+    if known and not masked:
+        raise ConfigError(
+            f"likelihood={show(method.likelihood)} is of masked language models, and model {s.model} is none: leave it "
+            "out, or set model=tiny-masked"
+        )
+    for obstacle in (name for name, is_set in unfit_for_masked(s).items() if is_set):
+        raise ConfigError(f"model {s.model} can't have {obstacle}: leave it out")
+    Unmasking.of(s.sampling.engine_options, s.sampling.max_new_tokens)
 
 
 def check_optimiser(s: RunSettings, method: Method) -> None:

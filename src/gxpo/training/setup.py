@@ -16,6 +16,7 @@ from gxpo.environments.tasks.sampled import SampledTasks, sampled
 from gxpo.environments.worlds import World
 from gxpo.learning.base import steps_of
 from gxpo.learning.flow import FlowLearner
+from gxpo.learning.masked import MaskedLearner
 from gxpo.learning.optimiser_kinds import Rule, betas_of
 from gxpo.learning.remote import RemoteLearner
 from gxpo.learning.sharded import ShardedLearner
@@ -24,10 +25,12 @@ from gxpo.methods.method import Method
 from gxpo.models import chat
 from gxpo.models.decoder.architecture import positions
 from gxpo.models.decoder.vision import vision_of
+from gxpo.models.masked import SUFFIX, MaskedPolicy
 from gxpo.parts.protocols import Chat, EpisodeRules, Sampling, TaskSource
 from gxpo.parts.settings import RunSettings
 from gxpo.sampling.engines.choose import Run, choose, is_builtin_model
 from gxpo.sampling.engines.flow import FlowEngine
+from gxpo.sampling.engines.masked import MaskedEngine, Unmasking
 from gxpo.sampling.engines.openai import OpenAIEngine
 from gxpo.sampling.engines.tinker import TinkerSampler
 from gxpo.sampling.engines.torch import TorchEngine
@@ -189,8 +192,8 @@ class Policy:
     """The model that is trained, with tokenizer, learner, engine and chat format."""
 
     tokenizer: Any
-    learner: TorchLearner | FlowLearner | RemoteLearner
-    engine: LanguageEngine | FlowEngine | TinkerSampler
+    learner: TorchLearner | FlowLearner | MaskedLearner | RemoteLearner
+    engine: LanguageEngine | FlowEngine | MaskedEngine | TinkerSampler
     chat: Chat
     device: str
     longest: int | None = None  # tokens that a context may have, where `learner` has no model to ask
@@ -207,7 +210,21 @@ class Policy:
 
 def policy_of(resolved: Resolved, notify: Notify) -> Policy:
     """Load the model into learner and engine; errors that its name alone does not show (`preflight`) come up here."""
-    return _flow_policy(resolved, notify) if flow.is_flow(resolved.settings.model) else _text_policy(resolved, notify)
+    if flow.is_flow(resolved.settings.model):
+        return _flow_policy(resolved, notify)
+    return _text_policy(resolved, notify) if resolved.method.likelihood is None else _masked_policy(resolved, notify)
+
+
+def _load(s: RunSettings, device: str, notify: Notify) -> models.Loaded:
+    """Load a language model, with notices of a warm-up."""
+
+    def warming(check: models.Check) -> None:
+        accuracy_text = "" if check.accuracy is None else f", accuracy {check.accuracy:.2f}"
+        notify(
+            f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{accuracy_text}"
+        )
+
+    return models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, progress=warming, notify=notify)
 
 
 def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
@@ -216,14 +233,9 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
     device = device_of(s.learner.device)
     if s.cluster.backend in cluster.ENGINES:
         return _remote_policy(resolved, device, notify)
-
-    def warming(check: models.Check) -> None:
-        accuracy_text = "" if check.accuracy is None else f", accuracy {check.accuracy:.2f}"
-        notify(
-            f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{accuracy_text}"
-        )
-
-    loaded = models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, progress=warming, notify=notify)
+    loaded = _load(s, device, notify)
+    if type(loaded.model).__name__.endswith(SUFFIX):
+        raise ConfigError(f"model {s.model} fills in hidden tokens: set likelihood, or take a method of masked models")
     # A model that was warmed up on one style of prompts can't read another.
     if s.task and (unread := models.unread_style(s.model, s.task, s.tasks.options)):
         notify(unread)
@@ -294,17 +306,49 @@ def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
         "learner.dtype=bfloat16": s.learner.dtype == "bfloat16",
         "learner.tokens_per_microbatch=auto": s.learner.tokens_per_microbatch == "auto",
         "learner.lora_rank": s.learner.lora_rank > 0,
-        "a value head": bool(method.value_heads),
         "chat.system": s.chat.system is not None,
         f"sampling.engine={s.sampling.engine}": s.sampling.engine in ("vllm", "openai"),
     }
-    for obstacle in (name for name, is_set in unfit.items() if is_set):
-        raise ConfigError(f"model {s.model} can't have {obstacle}: leave it out")
+    _refuse(s, method, unfit)
     device = device_of(s.learner.device)
     model = flow.load(s.model, dtype=s.learner.dtype, notify=notify)
     learner = FlowLearner(model, **_learning(resolved, device))
     conditions = flow.Conditions()
     return Policy(conditions, learner, FlowEngine(learner.model, device=device), flow.ConditionChat(conditions), device)
+
+
+def _masked_policy(resolved: Resolved, notify: Notify) -> Policy:
+    """Load a masked language model, which unmasks answers in the place of writing them."""
+    s, method = resolved.settings, resolved.method
+    _refuse(s, method, unfit_for_masked(s))
+    unmasking = Unmasking.of(s.sampling.engine_options, s.sampling.max_new_tokens)
+    device = device_of(s.learner.device)
+    loaded = _load(s, device, notify)
+    policy = MaskedPolicy.of(loaded.model, loaded.tokenizer, unmasking.guidance)
+    learner = MaskedLearner(policy, method.likelihood, **_learning(resolved, device))
+    engine = MaskedEngine(policy, method.likelihood, unmasking, device=device, batch_rows=s.sampling.batch_rows)
+    return Policy(loaded.tokenizer, learner, engine, _chat(s, loaded.tokenizer), device)
+
+
+def unfit_for_masked(s: RunSettings) -> dict[str, bool]:
+    """Settings that a masked language model can't have."""
+    return {
+        f"learner.lora_rank={s.learner.lora_rank}": s.learner.lora_rank > 0,
+        "learner.tokens_per_microbatch=auto": s.learner.tokens_per_microbatch == "auto",
+        "learner.states=bfloat16": s.learner.states == "bfloat16",
+        f"sampling.engine={s.sampling.engine}": s.sampling.engine in ("vllm", "openai"),
+        f"sampling.top_k={s.sampling.top_k}": s.sampling.top_k > 0,
+        f"sampling.top_p={s.sampling.top_p:g}": s.sampling.top_p < 1,
+        "sampling.stop": bool(s.sampling.stop),
+        f"cluster.backend={s.cluster.backend}": s.cluster.backend != "local",
+        f"async.max_staleness={s.async_.max_staleness}": s.async_.max_staleness > 0,
+    }
+
+
+def _refuse(s: RunSettings, method: Method, unfit: dict[str, bool]) -> None:
+    """Raise ConfigError for the first of these settings that is set, and for a value head."""
+    for obstacle in (name for name, is_set in {**unfit, "a value head": bool(method.value_heads)}.items() if is_set):
+        raise ConfigError(f"model {s.model} can't have {obstacle}: leave it out")
 
 
 def _learning(resolved: Resolved, device: str) -> dict[str, Any]:

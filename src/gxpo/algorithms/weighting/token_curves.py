@@ -484,6 +484,23 @@ def equal_segments(x: Tensor, trajectory: Tensor) -> Tensor:
     return share / grouped.mean(share, trajectory)
 
 
+def equal_values(x: Tensor, scope: Tensor, counts: Tensor) -> Tensor:
+    """Weight of tokens by which all values of the score count alike in the scope, however many tokens have each.
+
+    w = (tokens of the scope / distinct values) / (tokens of this value), 1 on average. By "unmasked_at", the step of
+    the decoder in which a masked model unmasked a token: CJ-GRPO, arXiv 2509.23924, over the batch.
+
+    >>> one = torch.zeros(3, dtype=torch.int64)
+    >>> equal_values(torch.tensor([0, 0, 1]), one, one == 0).tolist()
+    [0.75, 0.75, 1.5]
+    """
+    if not len(x):
+        return x.to(torch.float64)
+    value = grouped.dense(scope * (int(x.max()) + 1) + x.to(torch.int64))
+    share = torch.where(counts, 1 / grouped.count(value, counts).clamp_min(1), 0.0)
+    return torch.where(counts, share * grouped.count(scope, counts) / grouped.sum(share, scope, counts), 1.0)
+
+
 def over_mean(x: Tensor, segment: Tensor) -> Tensor:
     """Score divided by its mean over the segments, each counted once; 1 where there is none.
 

@@ -6,7 +6,7 @@ const el = (name, attrs, ...kids) => {
   for (const kid of kids.flat(Infinity)) if (kid !== null && kid !== undefined) e.append(typeof kid === 'object' ? kid : seen(kid));
   return e;
 };
-const COLOURS = ['advantage', 'weight', 'gradient', 'log-prob'];
+const COLOURS = ['advantage', 'weight', 'gradient', 'log-prob', 'order'].filter(c => c !== 'order' || D.T.unmasked);
 const state = {g: 0, r: -1, s: -1, p: -1, m: Math.max(0, M.findIndex(x => x.credit)), colour: 'advantage', sort: 'file', filter: 'all', numbers: false, beside: M.length > 1, all: false, query: ''};
 let shown = [];
 const plural = (n, noun) => `${n} ${noun}${n === 1 ? '' : 's'}`;
@@ -26,9 +26,11 @@ function scaleOf(m, name) {
 }
 const shade = (x, top) => !(top > 0) || Number.isNaN(x) || x === 0 ? 'd0' : 'd' + (x < 0 ? '-' : '') + Math.max(1, Math.ceil(5 * Math.min(1, Math.abs(x) / top)));
 const size = (x, top) => !(top > 0) || Number.isNaN(x) ? 'q0' : 'q' + Math.round(5 * Math.min(1, x / top));
+const unmasked = p => T.unmasked ? T.unmasked(T.path(p)) : -1; // step of a masked model's decoder, from 0
 const logprob = p => T.logprob ? T.logprob(T.path(p)) : NaN;
 function look(m, s, p) { // [value, class] of a token
   if (!T.trained(T.path(p))) return [NaN, 'still'];
+  if (state.colour === 'order') { const k = unmasked(p); return k < 0 ? [NaN, ''] : [k + 1, size(k + 1, 20)]; }
   if (state.colour === 'log-prob') { const x = logprob(p); return [x, size(-x, 5)]; }
   const name = {advantage: 'credit', weight: 'weight', gradient: 'pull'}[state.colour];
   if (!m[name]) return [NaN, ''];
@@ -207,6 +209,7 @@ function why() {
   const out = [el('h2', {}, `${turnName(s)}, token ${p - S.entry(s)} `, el('code', {}, plain(word(p))))];
   const facts = [];
   if (T.logprob && !Number.isNaN(logprob(p))) facts.push(`log-prob ${num(logprob(p), 4)}, probability ${num(Math.exp(logprob(p)), 3)}`);
+  if (unmasked(p) >= 0) facts.push(`unmasked in step ${unmasked(p) + 1} of the decoder`);
   if (!Number.isNaN(R.recorded(r))) facts.push(`recorded advantage of ${rname(r)} ${num(R.recorded(r), 6)}`);
   if (facts.length) out.push(el('p', {class: 'facts'}, facts.map(f => el('span', {}, f))));
   if (byState && S.state(s) >= 0 && steps(r).length > 1 && D.states[S.state(s)].length < 600) out.push(el('details', {open: true}, el('summary', {}, 'State'), el('pre', {class: 'boxed', dir: 'auto'}, D.states[S.state(s)])));

@@ -126,3 +126,29 @@ pav = Definition(
     paper_defaults={"rollout.samples": 20, "objective.kl.coef": 0.001, "optim.lr": 1e-7},
     cost="9 continuations from every step of every attempt, generated and discarded",
 )
+
+var_grpo = Definition(
+    r"""VAR-GRPO (value as middle return), for text: the first half is paid by a soft value of where it ends.
+
+    V_m = eta log 1/K sum_k e^(R_k / eta)    from K = 2 continuations of the state in the middle of the answer, eta 1
+    A   = V_m - V_0 for the tokens before it, V_0 the same of the prompt;   A = R - V_m for those after it
+
+    Choices. The paper generates pictures from coarse to fine scales, and compares prefixes, and suffixes of one prefix,
+    within groups; here the values themselves are the baselines. With the exact V_m both halves' optima under a KL with
+    weight eta are the whole's. Left out: weights of scales by their tokens, masks of the tokens that a reward is about,
+    three updates of prefixes for one of suffixes. The middle is a line's end (`segment.text`).
+    """,
+    cite="gallici2025vargrpo",
+    evidence="paper",
+    keys={
+        "credit": "value_delta",
+        "rollout": "monte_carlo_values",
+        "rollout.samples": 2,
+        "rollout.boundaries": 1,
+        "rollout.reduce": "soft",
+        "segment": "delimiter",
+        "segment.text": "\n",
+    },
+    paper_defaults={"rollout.group_size": 16, "optim.lr": 1e-6},
+    cost="2 continuations from the middle of every attempt, and from the prompt, generated and discarded",
+)

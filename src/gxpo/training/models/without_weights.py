@@ -8,8 +8,8 @@ from typing import Any
 from gxpo.base.errors import ModelError, need
 from gxpo.models import smollm2
 from gxpo.models.peft_directory import config_home, tokenizer_home
-from gxpo.models.tiny import DIMENSIONS, VISION_POSITIONS, built_in, tokenizer_of_built_in
-from gxpo.training.models.load import VISION, is_path, no_such_directory, warm_task
+from gxpo.models.tiny import DIMENSIONS, MASKED_DIMENSIONS, VISION_POSITIONS, built_in, tokenizer_of_built_in
+from gxpo.training.models.load import MASKED, VISION, is_path, no_such_directory, warm_task
 from gxpo.training.models.warmup import WARMUPS, Recipe
 
 
@@ -38,6 +38,8 @@ def positions(model: str, task: str) -> int | None:
         recipe = WARMUPS.get(warm_task(model, task) or task, Recipe())
         if model.startswith(VISION) or recipe.sees:
             return VISION_POSITIONS
+        if model.startswith(MASKED) or recipe.masked:
+            return int({**MASKED_DIMENSIONS, **recipe.dimensions}["max_position_embeddings"])
         return int({**DIMENSIONS, **recipe.dimensions}["max_position_embeddings"])
     name = str(smollm2.smollm2()) if model == smollm2.NAME else str(config_home(Path(model).expanduser()))
     transformers: Any = need("transformers", "train")

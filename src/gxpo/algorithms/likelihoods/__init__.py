@@ -1,0 +1,1 @@
+"""Estimators of the log-likelihood of an answer under a masked (diffusion) language model."""
