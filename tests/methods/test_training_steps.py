@@ -12,7 +12,7 @@ from gxpo.methods import _MODULES, METHODS
 from gxpo.methods.method import controls
 
 NAMES = sorted(METHODS)
-FLOWS = {"flow_grpo", "tempflow_grpo", "chunk_grpo"}  # of samplers that act in latents: their own tests train them
+FLOWS = set(_MODULES["catalogue.flows"].split() + _MODULES["catalogue.diffusion"].split())  # act in latents
 
 
 def parity(completion):
@@ -142,6 +142,7 @@ SMOKE = {  # what a method needs to have something to learn from in two steps of
 
 
 SMOKE["chunk_grpo"] = {**SMOKE["chunk_grpo"], "rollout.chunks": [2, 5]}
+SMOKE["spo_diffusion"] = {**SMOKE["spo_diffusion"], "rollout.group_size": 2, "objective.least_gap": 0.0}
 SMOKE["hi_grpo"] = {**SMOKE["step_filter"], "segment.text": ","}
 SMOKE["rank_grpo"] = {  # single characters are the items
     "task": str(Path(__file__).parents[1] / "lists.jsonl"),

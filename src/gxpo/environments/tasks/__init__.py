@@ -40,7 +40,8 @@ def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_
     """Make a task source by name.
 
     name      "arithmetic", "countdown", "code", "np_hard", "points", "shapes", "charts", "peers", "policies",
-              "pictures", "reasoning_gym:GENERATOR", "dataset:ID" of the hub, or the path of a .jsonl, .csv or .parquet file
+              "pictures", "reasoning_gym:GENERATOR", "dataset:ID" of the hub, or the path of a .jsonl, .csv or .parquet
+              file
     seed      of the training tasks; held-out tasks are the same for every seed
     options   of the source, e.g. {"digits": 3}; of one that generates tasks also `pool`, the number of training tasks
               that there are (see `gxpo.environments.tasks.epochs.PooledTasks`)

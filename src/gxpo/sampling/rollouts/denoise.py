@@ -37,7 +37,6 @@ from gxpo.sampling.rollouts.build import (
     stream,
 )
 
-
 Noise = Literal["auto", "flow_sde", "dance", "ddim_eta", "ddpm"]
 Share = Annotated[float, Interval(gt=0, le=1)]
 
