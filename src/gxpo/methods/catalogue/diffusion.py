@@ -55,10 +55,13 @@ loop_diffusion = Definition(
 dance_grpo = Definition(
     r"""DanceGRPO: GRPO on a flow's sampler with noise of constant size and a share of the steps.
 
-    s_k = eta sqrt(-dt), eta 0.3;   A = clip((r - mean) / (sd + 1e-8), -5, 5), sd of the group, ddof 1
+    s_k = eta sqrt(-dt), eta 0.3;   A = (r - mean) / (sd + 1e-8), sd of the group, ddof 1
     L   = mean over 60 % of a sample's steps, drawn anew, of max(-A rho_k, -A clip(rho_k, 1 - 1e-4, 1 + 1e-4))
 
-    Choices. eta is `sampling.temperature`. Several rewards: their weighted sum, not the sum of z-scores of its videos.
+    The samples of a group begin at the same noise.
+
+    Choices. eta is `sampling.temperature`. The code's bound of 5 on A is above any A of a group of 12. Several rewards:
+    their weighted sum, not the sum of z-scores of its videos.
     """,
     cite="xue2025dancegrpo",
     evidence="reference-code",
@@ -68,8 +71,6 @@ dance_grpo = Definition(
         "rollout.noise": "dance",
         "rollout.share": 0.6,
         "rollout.shared_noise": True,
-        "credit": "segment_relative",
-        "credit.ddof": 1,
         "credit.eps": 1e-8,
         "objective.aggregate": "token_mean",
         "objective.clip_low": 1e-4,

@@ -26,7 +26,7 @@ NAME = "diffusers:"
 DIGITS = "digits"  # the model that is made here
 NETWORKS = {"UNet2DModel": "unet", "DiTTransformer2DModel": "transformer", "Transformer2DModel": "transformer"}
 STEPS = 10
-RECIPE: Mapping[str, Any] = {"batch": 128, "steps": 700, "lr": 2e-3, "unconditional": 0.1}
+RECIPE: Mapping[str, Any] = {"batch": 64, "steps": 900, "lr": 3e-3, "unconditional": 0.1}
 
 
 class PipelineModel(Denoiser):
