@@ -319,6 +319,10 @@ def denoiser_of(s: RunSettings, notify: Notify) -> Denoiser:
         s.model, steps=x.denoising_steps, guidance=x.guidance, null=x.null_condition, dtype=s.learner.dtype,
         notify=notify,
     )  # fmt: skip
+    if x.max_new_tokens <= model.steps:
+        raise ConfigError(
+            f"sampling.max_new_tokens={x.max_new_tokens} is below noise and {model.steps} steps: raise it"
+        )
     if (lora := lora_settings(s)) is not None:
         pipelines.with_adapters(model, lora.rank, lora.alpha, lora.targets, lora.seed)
     return model

@@ -136,7 +136,8 @@ class PipelineModel(Denoiser):
         x = latent.view(-1, *self.shape).to(self.dtype)
         if self.vae is not None:
             c = self.vae.config
-            x = self.vae.decode(x / c.scaling_factor + (c.get("shift_factor") or 0.0)).sample
+            x = x / c.scaling_factor + (c.get("shift_factor") or 0.0)
+            x = self.vae.decode(x.to(next(self.vae.parameters()))).sample
         pixels = ((x / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
         return pixels if pixels.shape[-1] == 3 else pixels[..., :1].repeat(3, -1)
 
