@@ -483,18 +483,12 @@ def _weighted_sum(
 
 
 def _arguments(
-    argument_names: Sequence[str] | None,
-    task: Task,
-    text: str,
-    tokens: Sequence[int],
-    finish: str | None,
-    raw: str,
-    picture: Any = None,
+    argument_names: Sequence[str] | None, task: Task, text: str, *rest: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of a function with these parameters; None: of a task's scorer."""
     if argument_names is None:
         return (text, task), {}
-    arguments = keyword_arguments(task, text, tokens, finish, raw, picture)
+    arguments = keyword_arguments(task, text, *rest)
     return (), {name: arguments[name] for name in argument_names}
 
 
