@@ -8,6 +8,7 @@ from tests.thorough import SLOW
 
 import gxpo
 from gxpo.base.errors import ConfigError
+from gxpo.training.export import export
 from gxpo.training.models import pipelines
 
 REWARD = "def light(picture):\n    return sum(picture.convert('L').getdata()) / 255 / 64\n"
@@ -41,7 +42,7 @@ def test_a_pipeline_trains_shows_and_comes_back(name, pipeline, tmp_path):
     assert (run / "rollouts" / "media" / f"{record['info']['picture'].split(':')[1]}").is_file()
     assert "Pictures by prompt, before and after" in (run / "report.html").read_text()
     if name == "ddpo":
-        gxpo.export(run, tmp_path / "out")
+        export(run, tmp_path / "out")
         diffusers.UNet2DModel.from_pretrained(tmp_path / "out" / "unet")
         diffusers.DDIMScheduler.from_pretrained(tmp_path / "out" / "scheduler")
 
