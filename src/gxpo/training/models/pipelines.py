@@ -26,7 +26,7 @@ NAME = "diffusers:"
 DIGITS = "digits"  # the model that is made here
 NETWORKS = {"UNet2DModel": "unet", "DiTTransformer2DModel": "transformer", "Transformer2DModel": "transformer"}
 STEPS = 10
-RECIPE: Mapping[str, Any] = {"batch": 64, "steps": 800, "lr": 4e-3, "unconditional": 0.1}
+RECIPE: Mapping[str, Any] = {"batch": 64, "steps": 400, "lr": 4e-3, "unconditional": 0.1}
 
 
 class PipelineModel(Denoiser):
