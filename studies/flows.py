@@ -4,7 +4,7 @@
     python studies/flows.py --table studies/flows.jsonl
 
 An arm is 40 training steps of 4 conditions and 8 samples each (as many rewards for every method), on the model "flow"
-with 8 denoising steps. Diversity is the mean distance of two samples of one condition, in evaluation: how far a policy
+with 8 denoising steps. Diversity is the mean distance of two samples of one condition in the first and the last step: how far a policy
 has collapsed. Rates were set before, from the authors' learning rates for LoRA (3e-4), and are the same for all.
 """
 
@@ -30,7 +30,7 @@ ARMS = {
 }
 SETTINGS = {
     "tasks.per_step": 4, "rollout.group_size": 8, "optim.lr": 3e-4, "sampling.max_new_tokens": 9, "eval.tasks": 30,
-    "eval.samples": 8, "eval.every": 40, "eval.temperature": 0.0, "trainer.rollouts_every": 39, "doctor.every": 0,
+    "eval.samples": 8, "eval.every": 40, "trainer.rollouts_every": 1, "doctor.every": 0,
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from gxpo.base.page import Html, paragraph, table
 from gxpo.base.picture_files import png
 
 SHOWN_TASKS, SHOWN_PICTURES = 10, 8
-HEIGHT = 64  # pixels, the least that a strip is shown with
+HEIGHT = 48  # pixels, the least that a strip is shown with
 
 
 def strips(folder: Path) -> list[Html]:
@@ -68,4 +68,6 @@ def strip(records: list[Mapping[str, Any]]) -> Html:
     rewards = [r["reward"] for r in records if isinstance(r.get("reward"), (int, float))]
     words = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "unscored"
     data = base64.b64encode(png(np.ascontiguousarray(pixels))).decode()
-    return Html(f'<img alt="{len(pictures)} pictures" src="data:image/png;base64,{data}"><br>{words}')
+    return Html(
+        f'<img alt="{len(pictures)} pictures" style="max-width:100%" src="data:image/png;base64,{data}"><br>{words}'
+    )
