@@ -67,10 +67,10 @@ class DenoiseSteps(RolloutPart):
         records, k = list[dict[str, Any]](), 0
         while True:
             n = self.candidates if k >= self.begin else 1
-            streams = [[stream(session, draws[g], i, (k, b)) for b in range(n)] for g, i, _ in paths]
+            streams = [tuple(stream(session, draws[g], i, (k, b)) for b in range(n)) for g, i, _ in paths]
             nexts = session.sample(
                 [
-                    continued(prompts[g], path.extras["latent"], tuple(keys))
+                    continued(prompts[g], path.extras["latent"], keys)
                     for (g, _, path), keys in zip(paths, streams, strict=True)
                 ],
                 one,
@@ -83,7 +83,7 @@ class DenoiseSteps(RolloutPart):
             ]
             if k >= self.begin:
                 asked = [continued(prompts[g], whole.extras["latent"], streams[0][:1]) for g, _, whole, _, _ in grown]
-                seen = session.sample([dataclasses.replace(r, streams=tuple(r.streams)) for r in asked], ahead)
+                seen = session.sample(asked, ahead)
                 for b, ((g, i, _, path, y), (end,)) in enumerate(zip(grown, seen, strict=True)):
                     sample = f"{group_of(session, draws[g])}/{i}"
                     group = f"{sample if self.by_sample else group_of(session, draws[g])}/{k}"

@@ -70,6 +70,7 @@ class FlowModel(Denoiser):
 
     dimension = 2
     conditions = points.DIRECTIONS
+    network: VelocityNetwork
 
     def __init__(self, steps: int = STEPS, width: int = WIDTH, seed: int = 0) -> None:
         super().__init__()

@@ -40,6 +40,10 @@ class PipelineModel(Denoiser):
     vae        None, or what decodes latents
     """
 
+    vae: Any
+    guidance: float
+    null: int | None
+
     def __init__(
         self, network: Any, scheduler: Any, steps: int = STEPS, guidance: float = 1.0, null: int | None = None,
         vae: Any = None,
