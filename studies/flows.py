@@ -4,8 +4,9 @@
     python studies/flows.py --table studies/flows.jsonl
 
 An arm is 40 training steps of 4 conditions and 8 samples each (as many rewards for every method), on the model "flow"
-with 8 denoising steps. Diversity is the mean distance of two samples of one condition in the first and in the last
-step: how far a policy has collapsed. Rates were set before, from the authors' learning rates for LoRA (3e-4), and are the same for all.
+with 8 denoising steps. Accuracy is of samples with the run's own noise; diversity is the mean distance of two samples
+of one condition in the first and in the last step: how far a policy has collapsed. Rates were set before, from the
+authors' learning rates for LoRA (3e-4), and are the same for all.
 """
 
 import itertools
