@@ -29,7 +29,7 @@ from gxpo.base.errors import ConfigError, GxpoError
 from gxpo.methods import METHODS
 
 # samplers in latents, which nothing for text composes with; prompts with a draft, which the tiny model has never read
-ELSEWHERE = {"flow_grpo", "tempflow_grpo", "igrpo"}
+ELSEWHERE = {name for name, x in METHODS.items() if "noise" in str(x.keys.get("rollout"))} | {"igrpo"}
 READS = {  # a component that the demo's reward does not compute under the name that the method expects
     "ssl_sweet_spot": {"reward.shape.tiered.component": "format"},
     "spectral_po": {"reward.shape.correct_prefix.component": "format"},

@@ -116,7 +116,7 @@ def test_flow_grpos_step() -> None:
     """flow_grpo/diffusers_patch/sd3_sde_with_logprob.py: mean and density of a step, a number at a time."""
     session = FlowSession(temperature=0.7)
     forest, network = grown(Denoise(2), session=session), session.model.network
-    levels, checked = session.model.sigmas.tolist(), 0
+    levels, checked = session.model.times.tolist(), 0
     for r in range(forest.n_trajectories):
         asked_token = forest.token[int(forest.first_token[int(forest.prompt_node[r])])]
         latents = [forest.extras["latent"][t].tolist() for t in forest.path_token[forest.path_of(r)].tolist()]

@@ -250,7 +250,7 @@ def test_the_policy_gradient_is_the_published_one(name):
     m.loss(forest, policy, advantages=credit).value.backward()
     s, trained = forest.extras["noise_scale"][forest.path_token], forest.path_trainable
     model = flow.FlowModel(4)
-    w = s / model.noise_scales(0.7)[:-1].mean() if name == "tempflow_grpo" else torch.ones_like(s)
+    w = s / model.noise_scales(0.7)[0][:-1].mean() if name == "tempflow_grpo" else torch.ones_like(s)
     expected = torch.where(trained, -w * credit / trained.sum(), 0.0)
     assert torch.allclose(logprob.grad, expected, atol=1e-12)
 

@@ -12,7 +12,7 @@ from gxpo.methods import _MODULES, METHODS
 from gxpo.methods.method import controls
 
 NAMES = sorted(METHODS)
-FLOWS = {"flow_grpo", "tempflow_grpo", "chunk_grpo"}  # of samplers that act in latents: their own tests train them
+FLOWS = set(_MODULES["catalogue.flows"].split() + _MODULES["catalogue.diffusion"].split())  # act in latents
 
 
 def parity(completion):
@@ -148,6 +148,7 @@ LOGGED = {  # rows with answers and their verdicts
 }
 SMOKE |= {name: LOGGED for name in ("saw", "dqc", "mbrcsl", "ota", "dual_rl", "bcoder")}
 SMOKE["chunk_grpo"] = {**SMOKE["chunk_grpo"], "rollout.chunks": [2, 5]}
+SMOKE["spo_diffusion"] = {**SMOKE["spo_diffusion"], "rollout.group_size": 2, "objective.least_gap": 0.0}
 SMOKE["hi_grpo"] = {**SMOKE["step_filter"], "segment.text": ","}
 SMOKE["rank_grpo"] = {  # single characters are the items
     "task": str(Path(__file__).parents[1] / "lists.jsonl"),

@@ -72,7 +72,7 @@ def test_no_method_is_refused_with_its_own_group_size():
             {"sampling.max_new_tokens": 11},
             "fewer tokens to think than rollout.budgets=4",
         ),
-        ("tempflow_grpo", {"model": "flow", "sampling.temperature": 0.0}, "noise level, must be above 0"),
+        ("tempflow_grpo", {"model": "flow", "sampling.temperature": 0.0}, "variance 0 and no importance ratio"),
     ],
 )
 def test_sampling_unfit_for_a_rollout_is_refused_before_a_run(name, keys, message):

@@ -30,6 +30,7 @@ _ROW_BITS = 16
 ROWS = 1 << _ROW_BITS  # rows that a picture can have
 _KEY_DIGITS = 11  # hexadecimal digits of a digest that go into ids
 FOLDER = "media"
+PICTURE = "picture"  # key of a rollout's info: the reference of the picture that it made
 REF = re.compile(r"sha256:([0-9a-f]{64})\.(png|npy)")
 HELD = 1 << 29  # bytes of pictures that are held in memory
 RETAINED = 1 << 29  # bytes of those that are retained
@@ -108,6 +109,12 @@ def refs_in(tokens: Sequence[int]) -> tuple[str, ...]:
 def pictures_of(by_node: Mapping[int, Sequence[str]]) -> list[str]:
     """The distinct references of pictures among those of a forest's `media`, which may name other things too."""
     return list(dict.fromkeys(ref for refs in by_node.values() for ref in refs if REF.fullmatch(ref)))
+
+
+def made_in(infos: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The distinct references of pictures that rollouts made, in their info."""
+    refs = (info.get(PICTURE) for info in infos)
+    return list(dict.fromkeys(ref for ref in refs if isinstance(ref, str) and REF.fullmatch(ref)))
 
 
 def label(ref: str) -> str:

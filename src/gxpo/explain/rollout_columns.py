@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gxpo.base.errors import GxpoError
-from gxpo.base.media import data_url, label, pictures_of
+from gxpo.base.media import data_url, label, made_in, pictures_of
 from gxpo.explain.derivation import Compared, Summand
 from gxpo.explain.group_figures import GroupFigures
 from gxpo.explain.outlook import Outlook
@@ -124,7 +124,7 @@ def columns(source: Source, looks: Sequence[Outlook], figures: GroupFigures, gro
 def _pictures(forest: Forest) -> dict[str, str]:
     """Return pictures as data URLs by their label in texts; those without a file are left out."""
     url_by_label: dict[str, str] = {}
-    for ref in pictures_of(forest.media):
+    for ref in [*pictures_of(forest.media), *made_in(forest.info)]:
         try:
             url_by_label[label(ref)] = data_url(ref)
         except GxpoError:

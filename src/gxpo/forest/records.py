@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from gxpo.base.errors import RecordError, need
-from gxpo.base.media import FOLDER, PICTURES, pictures_of
+from gxpo.base.media import FOLDER, PICTURES, made_in, pictures_of
 from gxpo.forest.forest import Forest
 from gxpo.forest.record_format.reader import columns_of, short
 from gxpo.forest.record_format.schema import SCHEMA, Fork, Record, Turn
@@ -65,7 +65,7 @@ def dump(forest: Forest, path: str | Path) -> None:
     # written beside and renamed, records last: a file of records never names tensors that are not there
     partial_files = [path.with_name(path.name + ".part"), tensor_file.with_name(tensor_file.name + ".part")]
     try:
-        PICTURES.save(pictures_of(forest.media), path.parent / FOLDER)
+        PICTURES.save([*pictures_of(forest.media), *made_in(forest.info)], path.parent / FOLDER)
         partial_files[0].write_text("".join(lines), encoding="utf-8")
         if tensors:
             need("safetensors", "train")

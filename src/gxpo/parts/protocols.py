@@ -127,6 +127,26 @@ class SoftSampling(Sampling):
 
 
 @dataclass(frozen=True)
+class DenoisingSampling(Sampling):
+    """Sampling of denoising models: `temperature` is the level of the noise; see `gxpo.models.denoising`.
+
+    noise     "auto" (the model's own) | "flow_sde" | "dance" | "ddim_eta" | "ddpm"
+    window    steps with noise, from step `begin` modulo the places that a window can have; the others are the ODE's;
+              0: all
+    end       factor of the level at the clean end, to which it falls by a cosine from 1 at the noisy end
+    ahead     one step of the ODE from where the prompt is to the end of the schedule (a look-ahead)
+    renoised  None, or the step of the schedule to whose time the prompt's last latent, a sample, is noised again
+    """
+
+    noise: str = "auto"
+    window: int = 0
+    begin: int = 0
+    end: float = 1.0
+    ahead: bool = False
+    renoised: int | None = None
+
+
+@dataclass(frozen=True)
 class StreamKey:
     """Key of a stream of random numbers: equal keys give equal numbers, whatever else is in the batch."""
 
@@ -163,6 +183,7 @@ class Completion:
     policy_version: int = 0  # of the first token
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # payload, leading dimension len(tokens)
     versions: tuple[tuple[int, int], ...] = ()  # (token, policy version from there on) where it changes within
+    picture: str | None = None  # reference of the picture that it made
 
     def within(self, room: int) -> Completion:
         """The first `room` tokens of a completion that had more room."""

@@ -31,6 +31,13 @@ class SamplingSettings(_Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="nucleus (top-p) sampling; 1 is off")
     max_new_tokens: Positive = Field(default=64, description="maximum tokens of one action")
     stop: list[str] = Field(default=[], description="stop strings: an action ends with the token that completes one")
+    denoising_steps: Positive | None = Field(default=None, description="of a diffusers pipeline; null: 10")
+    guidance: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="classifier-free guidance of a diffusers pipeline, in sampling and training; 1: none"
+    )
+    null_condition: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="condition that stands for none, for guidance; null: the model's own"
+    )
     batch_rows: Positive = Field(default=256, description="samples decoded together")
     engine: Literal["auto", "torch", "vllm", "openai"] = Field(
         default="auto", description="sampling engine; auto: the fastest that is installed and fits, see docs/engines.md"

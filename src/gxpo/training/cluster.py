@@ -27,7 +27,7 @@ from gxpo.parts.settings import ClusterSettings, RunSettings
 from gxpo.sampling.engines.tinker import TinkerSampler
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.training import models
-from gxpo.training.models import flow
+from gxpo.training.models import pipelines
 from gxpo.training.models.load import COLD
 
 PROBED = (3, 4, 5, 6)  # ids of the row on which an engine is probed
@@ -176,7 +176,7 @@ def check_cluster(s: RunSettings, method: Method) -> None:
 def _unfit_for_shards(s: RunSettings, method: Method) -> list[str]:
     """Settings that sharded parameters (`cluster.backend=fsdp`) can't have, as words for the error."""
     unfit = {
-        f"model {s.model}": flow.is_flow(s.model),
+        f"model {s.model}": pipelines.denoises(s.model),
         "learner.states=bfloat16": s.learner.states == "bfloat16",
         "learner.optimiser=muon": s.learner.optimiser == "muon",
         "learner.tokens_per_microbatch=auto (give a number)": s.learner.tokens_per_microbatch == "auto",
@@ -190,7 +190,7 @@ def _unfit_for_engines(s: RunSettings) -> dict[str, str]:
     """Settings that no training engine supports: (problem, remedy) of each that is set."""
     # Each line of this table is a message and the test for it.
     unfit = {
-        ("trains language models alone", f"leave out model={s.model}"): flow.is_flow(s.model),
+        ("trains language models alone", f"leave out model={s.model}"): pipelines.denoises(s.model),
         ("can't start from another run's parameters", "leave out init_from"): s.init_from is not None,
         ("steps with AdamW", f"leave out learner.optimiser={s.learner.optimiser}"): s.learner.optimiser != "adamw",
         ("cuts rows into micro-batches by a number", "set learner.tokens_per_microbatch=8192"): (

@@ -22,7 +22,7 @@ from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.training import config, models
 from gxpo.training.card import model_card
 from gxpo.training.directory import run_of
-from gxpo.training.models import flow
+from gxpo.training.models import pipelines
 from gxpo.training.shards import View
 from gxpo.training.start import checkpoint_of, parameters_of, read_verified_config
 
@@ -64,7 +64,9 @@ def write(
     """Write these parameters, as they were after `step` of `run`, as `export` does; a value head is left out."""
     # Everything that can be refused is, before a model is loaded.
     settings, target = resolved.settings, Path(directory)
-    if flow.is_flow(settings.model):
+    if pipelines.is_pipeline(settings.model):
+        return _write_pipeline(settings, parameters, target, adapter=adapter)
+    if pipelines.denoises(settings.model):
         raise ConfigError(
             f"{run} trained a flow, which transformers can't load: its parameters are in the run's checkpoints "
             "(scripts/pages/plot_flow.py draws them)"
@@ -103,6 +105,26 @@ def write(
     except Exception as error:  # the libraries report a full disk by types of their own
         text = " ".join(str(error).split())
         raise CheckpointError(f"{target} not written: {text}; free space there, or give another directory") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _write_pipeline(s: RunSettings, parameters: Mapping[str, Tensor], target: Path, *, adapter: bool) -> Path:
+    """Write a pipeline of diffusers with the trained network, adapters merged."""
+    if adapter:
+        raise ConfigError("--adapter: adapters of a pipeline are exported merged into its network: leave it out")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is there already and not empty: give another directory")
+    model = pipelines.load(s.model, steps=s.sampling.denoising_steps)
+    if (lora := lora_settings(s)) is not None:
+        pipelines.with_adapters(model, lora.rank, lora.alpha, lora.targets, lora.seed)
+    _load_parameters(model, parameters, torch.float32)
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        pipelines.save(model, pipelines.directory_of(s.model), partial)
+        os.replace(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target

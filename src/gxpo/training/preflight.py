@@ -47,7 +47,7 @@ from gxpo.training.callbacks.dispatch import check as check_callbacks
 from gxpo.training.cluster import check_cluster
 from gxpo.training.config import Resolved
 from gxpo.training.external import Externals, check_externals
-from gxpo.training.models import flow, prompt_lengths
+from gxpo.training.models import flow, pipelines, prompt_lengths
 from gxpo.training.models.load import check_name, is_masked, is_path
 from gxpo.training.phases import check_phases
 from gxpo.training.players import check_players
@@ -65,12 +65,12 @@ def check_settings(s: RunSettings, method: Method) -> None:
     if s.learner.attention == "flex" and device in NO_FLEX_BACKWARD:
         raise ConfigError(f"learner.attention=flex: FlexAttention has no backward pass on {device}; leave it at auto")
     samples_latents = "latents" in RolloutPart.hook(method.rollout, "provides")
-    if flow.is_flow(s.model) != samples_latents:
+    if pipelines.denoises(s.model) != samples_latents:
         rollout = show(method.rollout)
         raise ConfigError(
             f"model {s.model} has no tokens, and rollout {rollout} samples them: use a method that samples latents"
-            if flow.is_flow(s.model)
-            else f"rollout {rollout} samples latents, and model {s.model} has none: use model=flow"
+            if pipelines.denoises(s.model)
+            else f"rollout {rollout} samples latents, and model {s.model} has none: take flow or diffusers:DIRECTORY"
         )
     check_likelihood(s, method)
     # Advantages within a group of one are 0, so that nothing would be learned.
@@ -107,7 +107,7 @@ def check_likelihood(s: RunSettings, method: Method) -> None:
     if method.likelihood is None:
         return
     # a name that only the hub knows is left to loading
-    known = flow.is_flow(s.model) or built_in(s.model) or s.model == smollm2.NAME or is_path(s.model)
+    known = pipelines.denoises(s.model) or built_in(s.model) or s.model == smollm2.NAME or is_path(s.model)
     if known and not masked:
         raise ConfigError(
             f"likelihood={show(method.likelihood)} is of masked language models, and model {s.model} is none: leave it "
@@ -127,7 +127,7 @@ def check_optimiser(s: RunSettings, method: Method) -> None:
             f"learner.optimiser=igt has a point behind the parameters, and update {show(method.update)} sets these: "
             "use another of the two"
         )
-    unfit = {f"model {s.model}": flow.is_flow(s.model), "LoRA's factors": s.learner.lora_rank > 0}
+    unfit = {f"model {s.model}": pipelines.denoises(s.model), "LoRA's factors": s.learner.lora_rank > 0}
     for obstacle in (name for name, is_set in unfit.items() if is_set and kind == "muon"):
         raise ConfigError(f"learner.optimiser=muon moves whole hidden matrices, and not {obstacle}: use another")
     if kind != "adamw" and s.learner.states != "float32":
@@ -198,7 +198,9 @@ def check_changing_rubric(s: RunSettings, method: Method) -> None:
 
 def check_model(s: RunSettings) -> None:
     """Refuse a model that does not exist; nothing of it is loaded."""
-    if flow.is_flow(s.model):
+    if pipelines.is_pipeline(s.model):
+        pipelines.check(s.model)
+    elif flow.is_flow(s.model):
         flow.steps_of(s.model)
     else:
         check_name(s.model, s.task)
@@ -281,7 +283,7 @@ def check_world(method: Method, world: World, task: str, held_out: int = 0, temp
 
 def check_lengths(s: RunSettings, method: Method, world: World) -> None:
     """Refuse or announce tasks whose prompts are too long (`tasks.too_long`), where the tokenizer is here."""
-    if world.envs is not None or flow.is_flow(s.model) or not RolloutPart.hook(method.rollout, "samples_prompts"):
+    if world.envs is not None or pipelines.denoises(s.model) or not RolloutPart.hook(method.rollout, "samples_prompts"):
         return
     check_model(s)
     if (lengths := prompt_lengths.lengths_of_model(s)) is not None:

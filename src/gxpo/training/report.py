@@ -15,6 +15,7 @@ from gxpo.doctor.html import verdict_panel
 from gxpo.training import metrics
 from gxpo.training.callbacks.samples import completion_of, contrasts, group_of, prompt_of
 from gxpo.training.checkpoint import write_atomic
+from gxpo.training.picture_strips import strips
 
 Row = Mapping[str, Any]
 
@@ -60,6 +61,8 @@ def write_report(run: Path | str, diagnosis: Diagnosis | None = None) -> Path:
     if diagnosis is not None:
         body += verdict_panel(diagnosis)
     body += section("Curves", *curves(rows, evaluations))
+    if pictures := strips(run / "rollouts"):
+        body += section("Pictures", *pictures)
     body += section("Sample rollouts", *samples(run / "rollouts"))
     body += section("Figures", table(("", ""), summary(rows, evaluations)))
     body += section("Configuration", folded("config.yaml", preformatted(config_text, boxed=True)))

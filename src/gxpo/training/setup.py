@@ -25,6 +25,7 @@ from gxpo.methods.method import Method
 from gxpo.models import chat
 from gxpo.models.decoder.architecture import positions
 from gxpo.models.decoder.vision import vision_of
+from gxpo.models.denoising import Denoiser
 from gxpo.models.masked import SUFFIX, MaskedPolicy
 from gxpo.parts.protocols import Chat, EpisodeRules, Sampling, TaskSource
 from gxpo.parts.settings import RunSettings
@@ -40,7 +41,7 @@ from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.training import cluster, models
 from gxpo.training.config import Resolved
 from gxpo.training.export import lora_settings
-from gxpo.training.models import flow, prompt_lengths
+from gxpo.training.models import flow, pipelines, prompt_lengths
 
 # ---------------------------------------------------------------- engine
 LanguageEngine = TorchEngine | VllmEngine | OpenAIEngine
@@ -210,7 +211,7 @@ class Policy:
 
 def policy_of(resolved: Resolved, notify: Notify) -> Policy:
     """Load the model into learner and engine; errors that its name alone does not show (`preflight`) come up here."""
-    if flow.is_flow(resolved.settings.model):
+    if pipelines.denoises(resolved.settings.model):
         return _flow_policy(resolved, notify)
     return _text_policy(resolved, notify) if resolved.method.likelihood is None else _masked_policy(resolved, notify)
 
@@ -299,21 +300,24 @@ def _chat(s: RunSettings, tokenizer: Any, model: Any = None) -> Chat:
 
 
 def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
-    """Load a flow, which denoises instead of writing tokens."""
+    """Load a flow or a pipeline, which denoises instead of writing tokens."""
     s, method = resolved.settings, resolved.method
+    has_adapters = pipelines.is_pipeline(s.model)
     # A flow has neither tokens nor heads: refused before it is loaded.
     unfit = {
         "learner.dtype=bfloat16": s.learner.dtype == "bfloat16",
         "learner.tokens_per_microbatch=auto": s.learner.tokens_per_microbatch == "auto",
-        "learner.lora_rank": s.learner.lora_rank > 0,
+        "learner.lora_rank": s.learner.lora_rank > 0 and not has_adapters,
+        "sampling.guidance": s.sampling.guidance != 1 and not has_adapters,
+        "sampling.denoising_steps": s.sampling.denoising_steps is not None and not has_adapters,
         "chat.system": s.chat.system is not None,
         f"sampling.engine={s.sampling.engine}": s.sampling.engine in ("vllm", "openai"),
     }
     _refuse(s, method, unfit)
     device = device_of(s.learner.device)
-    model = flow.load(s.model, dtype=s.learner.dtype, notify=notify)
+    model = denoiser_of(s, notify)
     learner = FlowLearner(model, **_learning(resolved, device))
-    conditions = flow.Conditions()
+    conditions = flow.Conditions(model.conditions)
     return Policy(conditions, learner, FlowEngine(learner.model, device=device), flow.ConditionChat(conditions), device)
 
 
@@ -349,6 +353,24 @@ def _refuse(s: RunSettings, method: Method, unfit: dict[str, bool]) -> None:
     """Raise ConfigError for the first of these settings that is set, and for a value head."""
     for obstacle in (name for name, is_set in {**unfit, "a value head": bool(method.value_heads)}.items() if is_set):
         raise ConfigError(f"model {s.model} can't have {obstacle}: leave it out")
+
+
+def denoiser_of(s: RunSettings, notify: Notify) -> Denoiser:
+    """Load a denoising model, with its adapters."""
+    if not pipelines.is_pipeline(s.model):
+        return flow.load(s.model, dtype=s.learner.dtype, notify=notify)
+    x = s.sampling
+    model = pipelines.load(
+        s.model, steps=x.denoising_steps, guidance=x.guidance, null=x.null_condition, dtype=s.learner.dtype,
+        notify=notify,
+    )  # fmt: skip
+    if x.max_new_tokens <= model.steps:
+        raise ConfigError(
+            f"sampling.max_new_tokens={x.max_new_tokens} is below noise and {model.steps} steps: raise it"
+        )
+    if (lora := lora_settings(s)) is not None:
+        pipelines.with_adapters(model, lora.rank, lora.alpha, lora.targets, lora.seed)
+    return model
 
 
 def _learning(resolved: Resolved, device: str) -> dict[str, Any]:

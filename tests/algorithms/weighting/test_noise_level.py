@@ -63,7 +63,7 @@ def test_weights_of_a_forest(rollout, level):
     model = small_flow(5)
     forest = grown(rollout, session=FlowSession(model, temperature=level))
     weights = noise_level_weight()(forest, forest.path_behaviour_logprob, {}, 1)
-    s = model.noise_scales(1.0)[:-1]
+    s = model.noise_scales(1.0)[0][:-1]
     for p in range(forest.n_entries):
         t = int(forest.path_token[p])
         expected = s[int(forest.segment[t]) - 1] / s.mean() if bool(forest.trainable[t]) else 1.0

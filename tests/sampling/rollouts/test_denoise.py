@@ -98,7 +98,7 @@ def test_branches_leave_the_ode_and_go_back_to_it():
         asked_degrees = torch.tensor([TASKS[task].info["degrees"]])
         for k in range(at + 1, STEPS):
             with torch.no_grad():
-                v = model.network(x[k][None], model.sigmas[k][None], asked_degrees)[0]
+                v = model.network(x[k][None], model.times[k][None], asked_degrees)[0]
             assert torch.allclose(x[k + 1], x[k] - v / STEPS, atol=1e-12)
 
 

@@ -6,6 +6,7 @@ First the forms, the loss of one pair as a pure function of its two scores, then
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -25,7 +26,7 @@ from gxpo.algorithms.objectives.sequence_score import (
     per_trajectory,
     weighted,
 )
-from gxpo.algorithms.objectives.surrogate import Positive, Width
+from gxpo.algorithms.objectives.surrogate import Positive, Share, Width
 from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
 from gxpo.forest import grouped
 from gxpo.forest.grouped import begins_of, runs_of
@@ -96,7 +97,19 @@ def prospect(better: Tensor, worse: Tensor, beta: float | Tensor = 0.1) -> Tenso
     return torch.sigmoid(-beta * (better - worse))
 
 
-FORMS: Mapping[str, Callable[..., Tensor]] = {f.__name__: f for f in (sigmoid, ipo, hinge, odds, prospect)}
+def held(better: Tensor, worse: Tensor, beta: float | Tensor = 0.1, *, clip: float = 0.1) -> Tensor:
+    """-log sigmoid(beta h) of scores held in [log(1 - clip), log(1 + clip)]: no gradient beyond, whatever the order.
+
+    SPO of diffusion models, arXiv 2406.04314: scores are log policy / reference of one denoising step.
+
+    >>> held(torch.tensor([0.05]), torch.tensor([-0.2]), 10.0, clip=0.1).item()
+    0.19184620678424835
+    """
+    above, below = (x.clamp(math.log1p(-clip), math.log1p(clip)) for x in (better, worse))
+    return -logsigmoid(beta * (above - below))
+
+
+FORMS: Mapping[str, Callable[..., Tensor]] = {f.__name__: f for f in (sigmoid, ipo, hinge, odds, prospect, held)}
 
 
 def options_of(form: str) -> frozenset[str]:
@@ -152,8 +165,8 @@ class PreferencePairs(LabelTerm):
     pairs            "verdict": every success with every failure; "outcome": every trajectory of the group's highest
                      outcome with every one of its lowest, where they differ; "ordered": every trajectory with every one
                      of lower outcome, so that outcomes are levels; "none": no pairs, all are unpaired
-    form             loss of a pair, a function of this module; `beta`, `margin`, `label_smoothing`, `bias`
-                     are of it
+    form             loss of a pair, a function of this module; `beta`, `margin`, `label_smoothing`, `bias`,
+                     `clip` are of it
     reference        "start": the frozen policy; "none": scores are log-probs; "opponents": the mixture that
                      `signal.opponents` makes of it and earlier policies
     length_mean      score a trajectory by the mean over its tokens instead of the sum
@@ -186,7 +199,7 @@ class PreferencePairs(LabelTerm):
 
     pairs: Literal["verdict", "outcome", "ordered", "none"] = "verdict"
     beta: Positive = 0.1
-    form: Literal["sigmoid", "ipo", "hinge", "odds", "prospect"] = "sigmoid"
+    form: Literal["sigmoid", "ipo", "hinge", "odds", "prospect", "held"] = "sigmoid"
     label_smoothing: Annotated[float, Interval(ge=0, lt=0.5)] = 0.0
     length_mean: bool = False
     success_at: float | None = None
@@ -208,6 +221,7 @@ class PreferencePairs(LabelTerm):
     unpaired_against: Literal["zero", "batch"] = field(default="zero", kw_only=True)
     pair_weight: Positive = field(default=1.0, kw_only=True)
     nll: Width = field(default=0.0, kw_only=True)
+    clip: Share = field(default=0.1, kw_only=True)
 
     ratio_over = "reference"
     needs = ("reference_logprob",)
@@ -216,7 +230,7 @@ class PreferencePairs(LabelTerm):
         # an option of another form, or of a mode that is off, would be ignored in silence
         defaults = {f.name: f.default for f in fields(self)}
         changed = {name for name in defaults if getattr(self, name) != defaults[name]}
-        for name in sorted(changed & {"label_smoothing", "margin", "bias", "gap_margin"}):
+        for name in sorted(changed & {"label_smoothing", "margin", "bias", "gap_margin", "clip"}):
             option = "margin" if name == "gap_margin" else name
             if option not in options_of(self.form):
                 forms = ", ".join(repr(form) for form in FORMS if option in options_of(form))
@@ -362,6 +376,7 @@ class PreferencePairs(LabelTerm):
             "margin": self.margin + self.gap_margin * comparisons.gap if self.gap_margin else self.margin,
             "label_smoothing": label_smoothing,
             "bias": self.bias,
+            "clip": self.clip,
         }
         accepted_options = {name: x for name, x in form_options.items() if name in options_of(self.form)}
         loss = comparisons.factor * FORMS[self.form](

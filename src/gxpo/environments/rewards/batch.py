@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
+from gxpo.base.errors import ConfigError, GxpoError, did_you_mean, need
+from gxpo.base.media import PICTURE, PICTURES
 from gxpo.base.usercode import described, one_line
 from gxpo.environments.rewards.base import Failure
 from gxpo.environments.rewards.worker import ARGUMENTS, validate_score
@@ -74,10 +75,22 @@ def finish_reasons(forest: Forest) -> list[str | None]:
     return finish_R
 
 
-def keyword_arguments(task: Task, text: str, tokens: Sequence[int], finish: str | None, raw: str) -> dict[str, Any]:
+def pictures_made(forest: Forest) -> list[Any]:
+    """The picture that each trajectory made, [R], as an image of Pillow; None without one."""
+    refs = [info.get(PICTURE) for info in forest.info]
+    if not any(refs):
+        return refs
+    image: Any = need("PIL.Image", "vision")
+    return [None if ref is None else image.fromarray(PICTURES.pixels(ref)) for ref in refs]
+
+
+def keyword_arguments(
+    task: Task, text: str, tokens: Sequence[int], finish: str | None, raw: str, picture: Any = None
+) -> dict[str, Any]:
     """Values of all parameters that a function of one rollout may declare (`worker.ARGUMENTS`)."""
     return {"prompt": task.prompt, "completion": text, "answer": task.answer, "task": task,
-            "info": dict(task.info), "tokens": tokens, "finish": finish, "completion_raw": raw}  # fmt: skip
+            "info": dict(task.info), "tokens": tokens, "finish": finish, "completion_raw": raw,
+            "picture": picture}  # fmt: skip
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -233,7 +246,8 @@ class AsyncEach:
         """Score all rollouts of a step concurrently: components [R] by name, nan where one failed."""
         raw_texts_R = raw_texts(forest, texts, self.decode_raw) if "completion_raw" in self.argument_names else texts
         tokens_R = action_tokens(forest) if "tokens" in self.argument_names else [[] for _ in texts]
-        rows = zip(tasks, texts, tokens_R, finish_reasons(forest), raw_texts_R, strict=True)
+        pictures_R = pictures_made(forest) if "picture" in self.argument_names else [None] * len(texts)
+        rows = zip(tasks, texts, tokens_R, finish_reasons(forest), raw_texts_R, pictures_R, strict=True)
         available_R = [keyword_arguments(*row) for row in rows]
         calls = [{name: available[name] for name in self.argument_names} for available in available_R]
         replies = run_coroutine(self._call_all(calls))

@@ -25,6 +25,7 @@ from gxpo.environments.rewards.batch import (
     evaluate_group_reward,
     finish_reasons,
     keyword_arguments,
+    pictures_made,
     raw_texts,
 )
 from gxpo.environments.rewards.functions import Function
@@ -264,7 +265,8 @@ class RewardSet:
         tokens_R = action_tokens(forest) if "tokens" in argument_names else [[] for _ in range(n)]
         raw_texts_R = raw_texts(forest, texts, self._decode_raw) if "completion_raw" in argument_names else texts
         replies: dict[Entry, list[Reply]] = {reward: [("died", "never run")] * n for reward in rewards}
-        rows = list(zip(tasks, texts, tokens_R, finish_reasons(forest), raw_texts_R, strict=True))
+        pictures_R = pictures_made(forest) if "picture" in argument_names else [None] * n
+        rows = list(zip(tasks, texts, tokens_R, finish_reasons(forest), raw_texts_R, pictures_R, strict=True))
         worker_calls, call_origins = [], []
         for reward in rewards:
             calls = [_arguments(reward.argument_names, *row) for row in rows]
@@ -481,12 +483,12 @@ def _weighted_sum(
 
 
 def _arguments(
-    argument_names: Sequence[str] | None, task: Task, text: str, tokens: Sequence[int], finish: str | None, raw: str
+    argument_names: Sequence[str] | None, task: Task, text: str, *rest: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of a function with these parameters; None: of a task's scorer."""
     if argument_names is None:
         return (text, task), {}
-    arguments = keyword_arguments(task, text, tokens, finish, raw)
+    arguments = keyword_arguments(task, text, *rest)
     return (), {name: arguments[name] for name in argument_names}
 
 

@@ -24,7 +24,7 @@ from gxpo.base.usercode import OverLimit, Unusable, described, from_file, hint, 
 if TYPE_CHECKING:
     from gxpo.base.processes import Line
 
-ARGUMENTS = ("prompt", "completion", "answer", "task", "info", "tokens", "finish", "completion_raw")
+ARGUMENTS = ("prompt", "completion", "answer", "task", "info", "tokens", "finish", "completion_raw", "picture")
 
 Reply = tuple[str, Any]
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional arguments, keywords

@@ -15,6 +15,7 @@ from gxpo.environments.tasks.file import KINDS, TaskFile
 from gxpo.environments.tasks.listed import ListedTasks
 from gxpo.environments.tasks.np_hard import NPHard
 from gxpo.environments.tasks.peers import Peers
+from gxpo.environments.tasks.pictures import Pictures
 from gxpo.environments.tasks.points import Points
 from gxpo.environments.tasks.policies import PolicyDocuments
 from gxpo.environments.tasks.reasoning_gym import ReasoningGym
@@ -23,11 +24,12 @@ from gxpo.environments.tasks.source import Arithmetic, GeneratedTasks, check_opt
 
 Own = (
     type[Arithmetic] | type[Charts] | type[Code] | type[Countdown] | type[NPHard] | type[Points]
-    | type[PolicyDocuments] | type[Shapes]
+    | type[Pictures] | type[PolicyDocuments] | type[Shapes]
 )  # fmt: skip
 OWN: dict[str, Own] = {
     "arithmetic": Arithmetic, "countdown": Countdown, "code": Code, "np_hard": NPHard, "points": Points,
     "shapes": Shapes, "charts": Charts, "peers": Peers, "policies": PolicyDocuments,
+    "pictures": Pictures,
 }  # fmt: skip
 Source = GeneratedTasks | ListedTasks | PooledTasks
 
@@ -38,7 +40,8 @@ def make(name: str, *, seed: int, options: Mapping[str, Any] | None = None, per_
     """Make a task source by name.
 
     name      "arithmetic", "countdown", "code", "np_hard", "points", "shapes", "charts", "peers", "policies",
-              "reasoning_gym:GENERATOR", "dataset:ID" of the hub, or the path of a .jsonl, .csv or .parquet file
+              "pictures", "reasoning_gym:GENERATOR", "dataset:ID" of the hub, or the path of a .jsonl, .csv or .parquet
+              file
     seed      of the training tasks; held-out tasks are the same for every seed
     options   of the source, e.g. {"digits": 3}; of one that generates tasks also `pool`, the number of training tasks
               that there are (see `gxpo.environments.tasks.epochs.PooledTasks`)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from gxpo.base.errors import ModelError
+from gxpo.base.media import PICTURES
 from gxpo.base.runtime import memory_is_short
-from gxpo.parts.protocols import Completion, Request, Sampling
+from gxpo.parts.protocols import Completion, DenoisingSampling, Request, Sampling
 from gxpo.sampling.engines.decode import uniforms
 
 LATENT = -1  # token id of every latent
@@ -30,8 +32,7 @@ def gaussians(uniform: np.ndarray) -> Tensor:
 class FlowEngine:
     """Batched denoising with keyed noise and exact log-densities.
 
-    model  the policy (`models.flow.FlowModel`): `sigmas` [T + 1], `noise_scales(level)`, `mean`, `log_density`,
-           `dimension`, `conditions` and `dtype`
+    model  the policy, a `gxpo.models.denoising.Denoiser`
 
     A request's prompt is a condition, then an id -1 for each latent that the sample continues from, with their values
     in `extras["latent"]` (a row for each id of the prompt). An action is the initial noise, unless the prompt has one,
@@ -41,9 +42,12 @@ class FlowEngine:
     latent [n, D]     the sample after the step, in the model's dtype
     time [n]          its noise level after the step
     noise_scale [n]   standard deviation of the step: 1 for the initial noise, 0 for a step of the ODE
+    noise_kept [n]    coefficient of the predicted noise in the step's mean; 0 for the initial noise
 
-    `temperature` is the noise level of the SDE; 0 is the ODE, whose steps have log-density 0 (nothing is drawn). Log-
+    `temperature` is the level of the noise; 0 is the ODE, whose steps have log-density 0 (nothing is drawn). Log-
     densities are means over the dimensions. Each token has its own D numbers of its stream, independent of its step.
+    `DenoisingSampling` says which noise, in which steps, that one step of the ODE goes to the end (a look-ahead), or
+    that samples are noised again.
 
     prefilled_tokens and reused_tokens stay 0: a step needs the latent before it and nothing else.
     """
@@ -79,10 +83,9 @@ class FlowEngine:
                 f"a flow's prompt begins with a condition below {self.model.conditions}, not {request.prompt[:1]}"
             )
         latent_ids = request.prompt[1:]
-        if any(token != LATENT for token in latent_ids) or len(latent_ids) > len(self.model.sigmas) - 1:
+        if any(token != LATENT for token in latent_ids) or len(latent_ids) > self.model.steps:
             raise ModelError(
-                f"a flow's prompt has at most {len(self.model.sigmas) - 1} latents (ids -1) after its condition, "
-                f"not {latent_ids}"
+                f"a flow's prompt has at most {self.model.steps} latents (ids -1) after its condition, not {latent_ids}"
             )
         if not latent_ids:
             return request.prompt[0], None, 0
@@ -94,13 +97,38 @@ class FlowEngine:
             )
         return request.prompt[0], torch.as_tensor(np.asarray(latents[-1])), len(latent_ids)
 
+    def _noise(self, sampling: Sampling) -> tuple[Tensor, Tensor]:
+        """Noise scale and kept noise of each step, [T] and [T]."""
+        options = {}
+        if isinstance(sampling, DenoisingSampling):
+            options = {name: getattr(sampling, name) for name in ("noise", "window", "begin", "end")}
+        scales, kept = self.model.noise_scales(sampling.temperature, **options)
+        return scales.to(self.device), kept.to(self.device)
+
+    def _renoise(self, rows: Sequence[tuple[tuple[int, Tensor | None, int], Any]], step: int) -> list[Completion]:
+        """Noise samples again, to the time of this step of the schedule: one latent each, whose law nobody asks for."""
+        model, size = self.model, self.model.dimension
+        sample = torch.stack([torch.zeros(size) if x is None else x for (_, x, _), _ in rows]).to(torch.float64)
+        noise = gaussians(uniforms([key for _, key in rows], size)).reshape(len(rows), size)
+        time = model.times[step : step + 1].to(torch.float64)
+        alpha, sigma = model.levels(time)
+        latent = (alpha * sample + sigma * noise).to(model.dtype).numpy()
+        scalars = {"time": time.numpy(), "noise_scale": np.zeros(1), "noise_kept": np.zeros(1)}
+        return [
+            Completion([LATENT], [math.nan], "stop", None, self.policy_version, {"latent": x[None], **scalars})
+            for x in latent
+        ]
+
     def _denoise(
         self, rows: Sequence[tuple[tuple[int, Tensor | None, int], Any]], sampling: Sampling
     ) -> list[Completion]:
         """Denoise these rows together, one step of all in each pass."""
+        if isinstance(sampling, DenoisingSampling) and sampling.renoised is not None:
+            return self._renoise(rows, sampling.renoised)
         starts, model, size = [start for start, _ in rows], self.model, self.model.dimension
-        sigmas, scales = model.sigmas.to(self.device), model.noise_scales(sampling.temperature).to(self.device)
-        n, longest = len(rows), min(sampling.max_new_tokens, len(sigmas))
+        times, (scales, kept) = model.times.to(self.device), self._noise(sampling)
+        ahead = isinstance(sampling, DenoisingSampling) and sampling.ahead
+        n, longest = len(rows), min(sampling.max_new_tokens, 1 if ahead else len(times))
         # A stream gives D numbers for each step, so a sample's noise does not depend on the rest of the batch.
         noise = gaussians(uniforms([key for _, key in rows], longest * size)).reshape(n, longest, size).to(self.device)
         condition = torch.tensor([c for c, _, _ in starts], device=self.device)
@@ -110,32 +138,38 @@ class FlowEngine:
             if prompt_latent is not None:
                 latent[i] = prompt_latent.to(latent)
         out = {"latent": torch.zeros(n, longest, size, dtype=model.dtype, device=self.device)}
-        out |= {x: torch.zeros(n, longest, dtype=torch.float64, device=self.device) for x in ("time", "noise_scale")}
+        names = ("time", "noise_scale", "noise_kept")
+        out |= {x: torch.zeros(n, longest, dtype=torch.float64, device=self.device) for x in names}
         logprob = torch.zeros(n, longest, dtype=torch.float64, device=self.device)
         # Rows may continue from different latents: step j of a row is entry `schedule_index` of the schedule.
         for j in range(longest):
-            active = (n_prompt_latents + j < len(sigmas)).nonzero().squeeze(1)
+            active = (n_prompt_latents + j < len(times)).nonzero().squeeze(1)
             if not len(active):
                 break
             schedule_index = n_prompt_latents[active] + j  # of the latent that is made, in the schedule
             # The initial noise is a standard normal; every other entry is a step of the model from the one before.
             is_initial, previous = schedule_index == 0, (schedule_index - 1).clamp_min(0)
-            scale = torch.where(is_initial, 1.0, scales[previous])
+            scale, carry = torch.where(is_initial, 1.0, scales[previous]), torch.where(is_initial, 0.0, kept[previous])
+            new_time = times[schedule_index]
+            if ahead:
+                scale, carry, new_time = 0 * scale, kept[-1] + 0 * carry, times[-1] + 0 * new_time
             mean = torch.zeros(len(active), size, dtype=torch.float64, device=self.device)
             stepped = (~is_initial).nonzero().squeeze(1)
             if len(stepped):
                 k, row = previous[stepped], active[stepped]
-                mean[stepped] = model.mean(latent[row], condition[row], sigmas[k], sigmas[k + 1], scale[stepped])
+                mean[stepped] = model.mean(latent[row], condition[row], times[k], new_time[stepped], carry[stepped])
             new_latent = (mean + scale[:, None] * noise[active, j]).to(latent)
             latent[active] = new_latent
-            out["latent"][active, j], out["time"][active, j], out["noise_scale"][active, j] = (
-                new_latent,
-                sigmas[schedule_index],
-                scale,
-            )
+            for name, x in zip(("latent", *names), (new_latent, new_time, scale, carry), strict=True):
+                out[name][active, j] = x
             logprob[active, j] = model.log_density(new_latent.to(torch.float64), mean, scale)
-        length = (len(sigmas) - n_prompt_latents).clamp_max(longest).tolist()
-        reaches_end = (n_prompt_latents + longest >= len(sigmas)).tolist()
+        length = (len(times) - n_prompt_latents).clamp_max(longest).tolist()
+        reaches_end = ((n_prompt_latents + longest >= len(times)) | ahead).tolist()
+        refs: list[str | None] = [None] * n
+        if hasattr(model, "pictures") and any(reaches_end):
+            done = [i for i in range(n) if reaches_end[i]]
+            for i, pixels in zip(done, model.pictures(latent[done]), strict=True):
+                refs[i] = PICTURES.put(pixels)
         host = {name: x.cpu().numpy() for name, x in out.items()}
         return [
             Completion(
@@ -144,6 +178,7 @@ class FlowEngine:
                 finish="stop" if reaches_end[i] else "length",
                 policy_version=self.policy_version,
                 extras={name: x[i, : length[i]].copy() for name, x in host.items()},
+                picture=refs[i],
             )
             for i in range(n)
         ]

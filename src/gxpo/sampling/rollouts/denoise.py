@@ -11,56 +11,145 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Interval
 
 from gxpo.base.errors import ConfigError
+from gxpo.base.media import PICTURE, label
 from gxpo.forest.forest import Forest
-from gxpo.parts.protocols import Completion, Request, Sampling, Session, StreamKey, Task
+from gxpo.parts.protocols import Completion, DenoisingSampling, Request, Sampling, Session, StreamKey, Task
 from gxpo.parts.registry import part
-from gxpo.sampling.rollouts.base import Rollout, Round
-from gxpo.sampling.rollouts.build import Count, RolloutPart, action, group_of, name_draws, record, requests, stream
-from gxpo.sampling.rollouts.episodes import Play
+from gxpo.sampling.rollouts.build import (
+    Count,
+    Limit,
+    RolloutPart,
+    action,
+    group_of,
+    keyed,
+    name_draws,
+    record,
+    requests,
+    stream,
+)
+
+Noise = Literal["auto", "flow_sde", "dance", "ddim_eta", "ddpm"]
+Share = Annotated[float, Interval(gt=0, le=1)]
 
 
 @part("denoise", stage="rollout")
 @dataclass(frozen=True)
-class Denoise(Rollout):
-    """`group_size` samples of each condition, each from an initial noise of its own; see `Independent` for names.
+class Denoise(RolloutPart):
+    """`group_size` samples of each condition, each from an initial noise of its own: group s{step}/{task}, ids GROUP/i.
 
-    `sampling.temperature` is the noise level of every step but the last; at 0 nothing is trained.
+    `sampling.temperature` is the noise level (eta) of every step but the last; at 0 nothing could be trained.
 
-    chunks  numbers of consecutive trained steps that are one segment (`objective.ratio: segment`), from the first on;
-            they add up to all trained steps, which are all but the last; []: each step is one
+    chunks        numbers of consecutive trained steps that are one segment (`objective.ratio: segment`), from the first
+                  on; they add up to all trained steps, which are all but the last; []: each step is one
+    noise         kind of noise, see `gxpo.models.denoising`: "auto" is flow_sde of a flow, ddim_eta of a diffusion;
+                  "ddpm" is ddim_eta at level 1
+    window        steps with noise; the others are the ODE's, without an evaluation in training. 0: all
+    window_shift  steps by which the window moves on every `window_every` training steps, from the noisiest; behind the
+                  last place it begins again. MixGRPO, arXiv 2507.21802
+    share         share of a sample's steps with noise that are trained, drawn anew for each, rounded down. DanceGRPO,
+                  arXiv 2505.07818
+    shared_noise  a group's samples begin at the same initial noise (DanceGRPO)
+    noise_end     factor of the noise level at the clean end, to which it falls by a cosine (HiCoGen)
     """
 
     group_size: Count = 8
     chunks: Sequence[Count] = ()
+    noise: Noise = field(default="auto", kw_only=True)
+    window: Limit = field(default=0, kw_only=True)
+    window_shift: Count = field(default=1, kw_only=True)
+    window_every: Count = field(default=25, kw_only=True)
+    share: Share = field(default=1.0, kw_only=True)
+    shared_noise: bool = field(default=False, kw_only=True)
+    noise_end: Annotated[float, Interval(ge=0, le=1)] = field(default=1.0, kw_only=True)
 
     provides = ("latents",)
 
     def evaluation(self, samples: int) -> Denoise:
         """Return the rollout for held-out tasks."""
-        return Denoise(samples)
+        return Denoise(samples, noise=self.noise)
 
-    def merge(self, rounds: Sequence[Round], play: Play) -> Forest:
-        sampled_episodes = [(e, e.sampled) for e in rounds[0].episodes if e.sampled is not None]
+    @staticmethod
+    def check_sampling(sampling: Sampling) -> None:
+        """Refuse a noise level of 0."""
+        need_noise(sampling)
+
+    def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
+        begin = (session.step - 1) // self.window_every * self.window_shift
+        options = {"noise": self.noise, "window": self.window, "begin": begin, "end": self.noise_end}
+        sampling = denoising(session.sampling, **options)
+        draws, prompts = name_draws(tasks), [session.encode(task) for task in tasks]
+        wanted, heads = requests(prompts, draws, self.group_size, session), None
+        # A shared beginning is one initial noise, from which all samples of the group go on.
+        if self.shared_noise:
+            first = dataclasses.replace(sampling, max_new_tokens=1)
+            heads = [group[0] for group in session.sample(requests(prompts, draws, 1, session), first)]
+            wanted = [
+                continued(r.prompt, head.extras["latent"], tuple(dataclasses.replace(k, turn=1) for k in r.streams))
+                for r, head in zip(wanted, heads, strict=True)
+            ]
+        samples = session.sample(wanted, sampling)
+        return Forest.from_records(
+            [
+                self._record(session, task, draw, i, c if heads is None else joined(heads[g], c), prompts[g])
+                for g, (task, draw, group) in enumerate(zip(tasks, draws, samples, strict=True))
+                for i, c in enumerate(group)
+            ]
+        )
+
+    def _record(
+        self, session: Session, task: Task, draw: str, i: int, sample: Completion, prompt: tuple[int, ...]
+    ) -> dict[str, Any]:
+        """Build the record of a sample: which of its steps are trained, and where its chunks begin."""
         # a sample is the initial noise, the trained steps and the last step, of the ODE
-        trained_steps = {len(c.tokens) - 2 for _, c in sampled_episodes}
-        if self.chunks and trained_steps != {sum(self.chunks)}:
+        trained_steps = len(sample.tokens) - 2
+        if self.chunks and trained_steps != sum(self.chunks):
             raise ConfigError(
                 f"rollout.chunks={list(self.chunks)} adds up to {sum(self.chunks)} denoising steps, and "
-                f"{max(trained_steps)} are trained, all but the last: change the numbers"
+                f"{trained_steps} are trained, all but the last: change the numbers"
             )
-        records = (
-            _record(play.session, e.task, e.group, e.id, [c], self.chunks, prompt=list(e.opening.ids))
-            for e, c in sampled_episodes
+        left_out: list[int] = []
+        if self.share < 1:
+            noisy = [k for k, s in enumerate(sample.extras["noise_scale"]) if k and s > 0]
+            keyed(session, "share", draw, i).shuffle(noisy)
+            left_out = noisy[int(len(noisy) * self.share + 1e-9) :]
+        group = group_of(session, draw)
+        return latent_record(session, task, group, f"{group}/{i}", [sample], self.chunks, left_out, prompt=list(prompt))
+
+
+def need_noise(sampling: Sampling) -> None:
+    """Refuse a noise level of 0: steps that draw nothing have no density, and a ratio of densities nothing to train."""
+    if not sampling.temperature > 0:
+        raise ConfigError(
+            "sampling.temperature=0: steps without noise (eta 0, ODE) have variance 0 and no importance ratio: raise it"
         )
-        return Forest.from_records(list(records))
+
+
+def denoising(sampling: Sampling, **options: Any) -> DenoisingSampling:
+    """Return the sampling settings of a denoising model, with these options."""
+    shared = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(Sampling)}
+    return DenoisingSampling(**{**shared, **options})
+
+
+def continued(prompt: tuple[int, ...], latents: np.ndarray, streams: tuple[StreamKey, ...]) -> Request:
+    """Build a request that goes on from the last of these latents, [n, D]."""
+    blank = np.full((len(prompt), latents.shape[1]), np.nan, dtype=latents.dtype)
+    return Request(prompt + (-1,) * len(latents), streams, extras={"latent": np.concatenate([blank, latents])})
+
+
+def joined(head: Completion, tail: Completion) -> Completion:
+    """Join the beginning of a sample and what was sampled from it on."""
+    extras = {name: np.concatenate([x, tail.extras[name]]) for name, x in head.extras.items()}
+    tokens, logprobs = head.tokens + tail.tokens, head.logprobs + tail.logprobs
+    return dataclasses.replace(tail, tokens=tokens, logprobs=logprobs, extras=extras)
 
 
 @part("denoise_tree", stage="rollout")
@@ -96,8 +185,7 @@ class DenoiseTree(RolloutPart):
     @staticmethod
     def check_sampling(sampling: Sampling) -> None:
         """Refuse a noise level of 0."""
-        if not sampling.temperature > 0:
-            raise ConfigError("a branch draws its step: sampling.temperature, its noise level, must be above 0")
+        need_noise(sampling)
 
     def grow(self, tasks: Sequence[Task], session: Session) -> Forest:
         self.check_sampling(session.sampling)
@@ -142,20 +230,15 @@ class _Branch:
     seed: int
     at: int
 
-    def _from(self, latents: np.ndarray, streams: tuple[StreamKey, ...]) -> Request:
-        """Build a request that goes on from the last of these latents."""
-        blank = np.full((len(self.prompt), latents.shape[1]), np.nan, dtype=latents.dtype)
-        return Request(self.prompt + (-1,) * len(latents), streams, extras={"latent": np.concatenate([blank, latents])})
-
     def step(self, session: Session, branches: int) -> Request:
         """Build the request of the step with noise, with a stream for each branch."""
         keys = [self._key(session, i, 0) for i in range(branches)]
-        return self._from(self.path.extras["latent"][: self.at + 1], tuple(keys))
+        return continued(self.prompt, self.path.extras["latent"][: self.at + 1], tuple(keys))
 
     def end(self, session: Session, branch: int, y: Completion) -> Request:
         """Build the request of the ODE after the step with noise; nothing is drawn, so its stream is only a name."""
         latents = np.concatenate([self.path.extras["latent"][: self.at + 1], y.extras["latent"]])
-        return self._from(latents, (self._key(session, branch, 1),))
+        return continued(self.prompt, latents, (self._key(session, branch, 1),))
 
     def _key(self, session: Session, branch: int, turn: int) -> StreamKey:
         return stream(session, self.draw, self.seed, (self.at, branch), turn)
@@ -172,13 +255,13 @@ class _Branch:
         columns: dict[str, Any] = {"prompt": list(self.prompt)}
         if shared_tokens:
             columns = {"fork": {"of": f"{start}.{of}.0", "turn": 0, "token": shared_tokens}}
-        parts = [_cut(self.path, shared_tokens, self.at + 1), y, end]
+        parts = [cut(self.path, shared_tokens, self.at + 1), y, end]
         info = {"seed": self.seed, "branched_at": self.at}
         name = f"{start}.{self.at}.{branch}"
-        return _record(session, self.task, start if by_seed else task, name, parts, info=info, **columns)
+        return latent_record(session, self.task, start if by_seed else task, name, parts, info=info, **columns)
 
 
-def _cut(sample: Completion, begin: int, end: int) -> Completion:
+def cut(sample: Completion, begin: int, end: int) -> Completion:
     """Return the tokens from `begin` to `end` of a completion."""
     extras = {name: x[begin:end] for name, x in sample.extras.items()}
     part = slice(begin, end)
@@ -194,26 +277,35 @@ def segment_begins(tokens: int, chunks: Sequence[int]) -> list[int]:
     return [0, *accumulate([1, *chunks])] if chunks else list(range(tokens))
 
 
-def _record(
+def latent_record(
     session: Session,
     task: Task,
     group: str,
     name: str,
     parts: Sequence[Completion],
     chunks: Sequence[int] = (),
+    left_out: Sequence[int] = (),
     **columns: Any,
 ) -> dict[str, Any]:
-    """Build a record whose action is these parts, or the tokens that a fork adds to its base."""
+    """Build a record whose action is these parts, or the tokens that a fork adds to its base.
+
+    left_out  steps with noise that are not trained
+    """
     parts = [part for part in parts if part.tokens]
     extras = {key: np.concatenate([part.extras[key] for part in parts]) for key in parts[0].extras}
     trainable = extras["noise_scale"] > 0
     trainable[0] &= "fork" in columns  # without a fork the first token is the initial noise
+    trainable[list(left_out)] = False
     turn = action(*parts) | {
         "trainable": trainable.tolist(),
         "segments": segment_begins(len(trainable), chunks),
         "extras": {key: torch.from_numpy(x) for key, x in extras.items()},
         "action_text": _format_latent(extras["latent"][-1]),
     }
+    # a model of pictures has made one: its text names it, and the record refers to it
+    if (picture := parts[-1].picture) is not None:
+        turn["action_text"] = label(picture)
+        columns["info"] = {**columns.get("info", {}), PICTURE: picture}
     return record(task, group, name, session.sampling, turns=[turn], truncated=parts[-1].finish == "length", **columns)
 
 

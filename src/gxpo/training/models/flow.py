@@ -1,19 +1,7 @@
-r"""Flow model for policy gradients: a small velocity network and the Gaussian policy of its SDE sampler.
+"""Flow model for policy gradients: a small velocity network on points, its conditions, and its warm start.
 
-A sample starts as noise x_0 ~ N(0, I) at sigma 1 and is brought to sigma 0 in T steps; x_sigma = (1 - sigma) data +
-sigma noise, and the network says v = noise - data. With dt = sigma_{k+1} - sigma_k < 0 step k is
-
-    x_{k+1} = x_k + v dt + std_k^2 / (2 sigma_k) (x_k + (1 - sigma_k) v) dt + s_k eps,    s_k = std_k sqrt(-dt)
-
-a Gaussian whose mean moves with the parameters: an action, and s_k = 0 is the deterministic ODE step. The SDE has the
-ODE's marginals whatever std_k is. `transition_mean` needs only what a rollout stores (latents, their times, s_k), so
-a learner needs no schedule.
-
-Choices. The last step is always the ODE's: it is not trained (Flow-GRPO leaves it out of the loss, and draws it with
-noise that nothing takes out of the sample again). Log-densities are means over the dimensions, as in the reference: a
-ratio is the D-th root of the true one, which is what a clip of 1e-4 is made for.
-
-Source: Flow-GRPO, arXiv 2505.05470, and its code (yifan123/flow_grpo).
+A sample starts as noise at sigma 1 and is brought to sigma 0 in T steps (`gxpo.models.denoising`); x_sigma = (1 -
+sigma) data + sigma noise, and the network says v = noise - data.
 """
 
 from __future__ import annotations
@@ -32,6 +20,7 @@ from torch import Tensor, nn
 from gxpo.base.errors import ModelError, need
 from gxpo.environments.tasks import points
 from gxpo.models.cache import cache_directory, code_of, put
+from gxpo.models.denoising import Denoiser
 from gxpo.parts.protocols import Message
 
 NAME = "flow"
@@ -40,7 +29,7 @@ WIDTH = 96
 RECIPE: dict[str, Any] = {"width": WIDTH, "batch": 1024, "steps": 1500, "lr": 4e-3, "heed": 0.35, "spread": 0.12}
 
 
-# ---------------------------------------------------------------- the sampler's arithmetic
+# ---------------------------------------------------------------- the schedule
 def schedule(steps: int, shift: float = 1.0) -> Tensor:
     """Noise schedule: [steps + 1] float64 levels from 1 to 0; `shift` > 1 spends more steps at high noise.
 
@@ -49,47 +38,6 @@ def schedule(steps: int, shift: float = 1.0) -> Tensor:
     """
     sigma = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
     return shift * sigma / (1 + (shift - 1) * sigma)
-
-
-def noise_scales(sigmas: Tensor, level: float) -> Tensor:
-    """Noise scales s_k [T] float64 of a schedule [T + 1]: level sqrt(sigma_k / (1 - sigma_k)) sqrt(-dt_k).
-
-    At sigma 1, where this diverges, 1 - sigma is taken from the next level, as in the reference.
-    """
-    sigma = sigmas[:-1]
-    safe_sigma = torch.where(sigma >= 1, sigmas[1], sigma)
-    return level * (sigma / (1 - safe_sigma)).sqrt() * (-sigmas.diff()).sqrt()
-
-
-def transition_mean(latent: Tensor, velocity: Tensor, sigma: Tensor, next_sigma: Tensor, scale: Tensor) -> Tensor:
-    """[n, D]: mean of the next latent of each row.
-
-    latent, velocity [n, D]; sigma > next_sigma [n] noise levels; scale [n] = s_k, 0 for the ODE
-    """
-    dt = next_sigma - sigma
-    std2 = scale.square() / -dt
-    drift = velocity + (std2 / (2 * sigma))[:, None] * (latent + (1 - sigma)[:, None] * velocity)
-    return latent + drift * dt[:, None]
-
-
-def log_density(latent: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """[n]: Gaussian log-density log N(latent; mean, scale^2 I), averaged over D dimensions; exactly 0 if `scale` is 0.
-
-    An ODE step draws nothing: it happens with probability 1, as a greedy token does.
-    """
-    is_sampled = scale > 0
-    safe_scale = torch.where(is_sampled, scale, torch.ones_like(scale))
-    density = (
-        -((latent - mean) / safe_scale[:, None]).square().mean(1) / 2 - safe_scale.log() - math.log(2 * math.pi) / 2
-    )
-    return torch.where(is_sampled, density, torch.zeros_like(density))
-
-
-def entropy(scale: Tensor) -> Tensor:
-    """[n]: entropy of N(., scale^2 I) in nats, averaged over the dimensions; 0 for deterministic steps."""
-    is_sampled = scale > 0
-    sampled_entropy = torch.where(is_sampled, scale, torch.ones_like(scale)).log() + (1 + math.log(2 * math.pi)) / 2
-    return torch.where(is_sampled, sampled_entropy, torch.zeros_like(sampled_entropy))
 
 
 # ---------------------------------------------------------------- the model
@@ -117,11 +65,12 @@ class VelocityNetwork(nn.Module):
         return self.out(self.inner(torch.cat([latent, direction, *times, *along_and_across, radius], 1)))
 
 
-class FlowModel(nn.Module):
+class FlowModel(Denoiser):
     """The flow policy: a velocity network with its schedule. A condition is a token id below `conditions`."""
 
     dimension = 2
     conditions = points.DIRECTIONS
+    network: VelocityNetwork
 
     def __init__(self, steps: int = STEPS, width: int = WIDTH, seed: int = 0) -> None:
         super().__init__()
@@ -130,31 +79,7 @@ class FlowModel(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.network = VelocityNetwork(width)
-        self.sigmas = schedule(steps)
-
-    @property
-    def steps(self) -> int:
-        """Number of denoising steps."""
-        return self.sigmas.numel() - 1
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the parameters, and of the latents that a sampler stores."""
-        return next(self.parameters()).dtype
-
-    def noise_scales(self, level: float) -> Tensor:
-        """Noise scales s_k [T] at a noise level; 0 at the last step."""
-        scales = noise_scales(self.sigmas, level)
-        scales[-1] = 0.0
-        return scales
-
-    def mean(self, latent: Tensor, condition: Tensor, sigma: Tensor, next_sigma: Tensor, scale: Tensor) -> Tensor:
-        """[n, D] float64: mean of the next latent; the network runs in its own dtype, the rest in float64."""
-        velocity = self.network(latent.to(self.dtype), sigma, condition).to(torch.float64)
-        return transition_mean(latent.to(torch.float64), velocity, sigma, next_sigma, scale)
-
-    log_density = staticmethod(log_density)
-    entropy = staticmethod(entropy)
+        self.times = schedule(steps)
 
 
 # ---------------------------------------------------------------- tokenizer and chat format
@@ -163,10 +88,15 @@ class Conditions:
 
     pad_token_id = eos_token_id = bos_token_id = None
 
+    def __init__(self, conditions: int = FlowModel.conditions) -> None:
+        self.conditions = conditions
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The id of a condition; `ModelError` for any other text."""
-        if not (text.strip().isdecimal() and int(text) < FlowModel.conditions):
-            raise ModelError(f"a flow's prompt is a whole number of degrees below {FlowModel.conditions}, not {text!r}")
+        if not (text.strip().isdecimal() and int(text) < self.conditions):
+            raise ModelError(
+                f"this model's prompt is a condition, a whole number below {self.conditions}, not {text!r}"
+            )
         return [int(text)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
