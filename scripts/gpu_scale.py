@@ -205,7 +205,7 @@ def killed(figures: Figures) -> dict[str, Any]:
         "killed_after_step": done,
         "resume_s": time.monotonic() - start,
         "steps": len(other),
-        "equal_weights": [row["weights_crc"] for row in one] == [row["weights_crc"] for row in other],
+        "equal_weights": [row["weights_fingerprint"] for row in one] == [row["weights_fingerprint"] for row in other],
     }
 
 

@@ -160,10 +160,10 @@ def test_a_resumed_run_goes_on_from_the_same_parameters(tmp_path):
             "sampling.max_new_tokens": 4, "trainer.checkpoint_every": 1, "sampling.engine": "torch"}  # fmt: skip
     stopped = gxpo.train("tiny:cold", "arithmetic", "grpo", 2, parity, out=tmp_path / "run", set=keys,
                          watch=lambda row: row["step"] == 1)  # fmt: skip
-    saved = stopped.trainer.learner.weights_crc()
+    saved = stopped.trainer.learner.fingerprint()
     crc = []
-    run = resume(stopped.path, reward=parity, watch=lambda row: crc.append(row["weights_crc"]))
-    assert [row["step"] for row in run.metrics] == [1, 2] and run.metrics[0]["weights_crc"] == saved
+    run = resume(stopped.path, reward=parity, watch=lambda row: crc.append(row["weights_fingerprint"]))
+    assert [row["step"] for row in run.metrics] == [1, 2] and run.metrics[0]["weights_fingerprint"] == saved
     assert crc[0] != saved and run.metrics[1]["grad_norm"] > 0
 
 
