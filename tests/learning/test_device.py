@@ -1,11 +1,11 @@
-"""What depends on the device: GXPO_TEST_DEVICE=cuda runs it there, and without it all of it runs on the CPU."""
+"""What depends on the device: on the one that GXPO_TEST_DEVICE names, such as cuda, else on the strict one."""
 
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 from tests.learning.llamas import VOCABULARY, random_forest, small_llama
+from tests.strict_device import DEVICE, device
 from tests.training.parity_reward import parity
 
 import gxpo
@@ -16,7 +16,7 @@ from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.training.train import resume
 
-DEVICE = os.environ.get("GXPO_TEST_DEVICE", "cpu")
+pytestmark = pytest.mark.usefixtures(device.__name__)
 NAMES = ("logprob", "entropy")
 
 
