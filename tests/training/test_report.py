@@ -90,7 +90,8 @@ def whole_run(run: Path, steps: int = 30) -> None:
             "zero_signal_groups": 0.2, "entropy": 1 / step, "clip_fraction": 0.0, "length_mean": 20 + math.sin(step),
             "truncated_rate": 0.01, "grad_norm": float("nan") if step == 7 else 1.0, "unscored": step % 2,
             "generated_tokens": 1000 * step, "discarded_rollouts": 3, "empty_steps": 1,
-            "weights_fingerprint": 123456789, "time_step_s": 2.5, "time_sample_s": 1.5, "time_sample_tokens_per_s": 5e3, "time_update_tokens_per_s": 2e4,
+            "weights_fingerprint": 123456789,
+            "time_step_s": 2.5, "time_sample_s": 1.5, "time_sample_tokens_per_s": 5e3, "time_update_tokens_per_s": 2e4,
         })  # fmt: skip
     for step in (10, 20, 30):
         write_records(run, step, [record(i, float(i % 4 == step // 10)) for i in range(24)])
