@@ -60,7 +60,8 @@ def test_an_update_waits_alike_for_few_and_many_tokens():
     few, info, _ = counts_of_step(learner)
     many, other, _ = counts_of_step(learner, groups=9)
     assert info.microbatches == other.microbatches == 1 and other.tokens_forward > 2 * info.tokens_forward
-    assert few.waits == many.waits <= 6 and few.of("to device") == many.of("to device") <= 4, f"{few}\n{many}"
+    # of the outputs, the gradient's norm, the share of weights that moved, the fingerprint
+    assert few.waits == many.waits == 4 and few.of("to device") == many.of("to device") <= 4, f"{few}\n{many}"
 
 
 def test_an_update_waits_once_more_for_each_microbatch():
@@ -69,7 +70,7 @@ def test_an_update_waits_once_more_for_each_microbatch():
     more, other, _ = counts_of_step(learner)
     extra = other.microbatches - info.microbatches
     assert extra > 1 and more.waits - one.waits == extra
-    assert more.of("to device") - one.of("to device") <= 3 * extra
+    assert more.of("to device") - one.of("to device") <= 4 * extra
 
 
 def test_nothing_of_tokens_by_vocabulary_crosses():
