@@ -43,7 +43,7 @@ import torch  # noqa: E402  # after the path of this checkout
 
 import gpu_engines  # noqa: E402
 import gpu_scale  # noqa: E402
-from gpu_measures import even, numerics, peer, speed  # noqa: E402
+from gpu_measures import even, functions_of, numerics, peer, speed  # noqa: E402
 from gxpo.base.errors import GxpoError  # noqa: E402
 
 Measure = Callable[[], Mapping[str, Any]]
@@ -82,8 +82,8 @@ class Figures:
             actual = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
             if "out of memory" in str(error).lower():
                 actual = {"out_of_memory": True}  # a figure too: this shape does not fit
-        if self.device == "cuda":
-            torch.cuda.empty_cache()
+        if (functions := functions_of(self.device)) is not None:
+            functions.empty_cache()
         self.write(name, actual, time.monotonic() - start)
 
     def write(self, name: str, found: Mapping[str, Any], seconds: float) -> None:
@@ -98,7 +98,8 @@ class Figures:
 
 def machine(device: str) -> dict[str, str]:
     """What figures depend on."""
-    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    functions = functions_of(device)
+    name = "CPU" if functions is None else functions.get_device_name()
     return {"device": name, "torch": torch.__version__}
 
 
@@ -210,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
     about = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     about.add_argument("part", choices=[*PARTS, "all"])
     about.add_argument("--out", type=Path, default=Path("gpu.jsonl"), help="figures, JSON Lines (default: gpu.jsonl)")
-    about.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    about.add_argument("--device", default="cuda", help="cuda, cpu or another that torch knows")
     about.add_argument("--toy", action="store_true", help="toy sizes, for a machine without a GPU")
     about.add_argument("--minutes", type=float, default=8.0, help="begin no figure after this long (default: 8)")
     given_arguments = about.parse_args(arguments)

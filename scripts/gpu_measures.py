@@ -30,10 +30,15 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 GROUP = 8  # samples of a prompt
 
 
+def functions_of(device: str) -> Any:
+    """torch's module of functions of a device, such as torch.cuda; None for a CPU."""
+    return None if device == "cpu" else torch.get_device_module(device)
+
+
 def clock(device: str) -> float:
     """Seconds, once the device has done what it was given."""
-    if device == "cuda":
-        torch.cuda.synchronize()
+    if (functions := functions_of(device)) is not None:
+        functions.synchronize()
     return time.perf_counter()
 
 
@@ -41,15 +46,15 @@ class Peak:
     """Largest memory, MiB, that torch has allocated on the GPU since this was made, and what was held before."""
 
     def __init__(self, device: str) -> None:
-        self.on_gpu = device == "cuda"
-        if self.on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-            self.before = torch.cuda.memory_allocated()
+        self.functions = functions_of(device)
+        if self.functions is not None:
+            self.functions.reset_peak_memory_stats()
+            self.before = self.functions.memory_allocated()
 
     def figures(self) -> dict[str, float]:
-        if not self.on_gpu:
+        if self.functions is None:
             return {}
-        peak = torch.cuda.max_memory_allocated()
+        peak = self.functions.max_memory_allocated()
         return {"peak_mib": peak / 2**20, "above_model_mib": (peak - self.before) / 2**20}
 
 

@@ -110,7 +110,7 @@ def squared(x: torch.Tensor) -> float:
 
 def backward(figures: Figures, way: str) -> bool:
     """FlexAttention has no backward pass on CPUs: there its log-probs are taken."""
-    return way != "flex" or figures.device == "cuda"
+    return way != "flex" or figures.device != "cpu"
 
 
 def tree_update(figures: Figures, shape: str, way: str, samples: int, prompt: int, new: int) -> dict[str, Any]:
@@ -205,12 +205,13 @@ def killed(figures: Figures) -> dict[str, Any]:
         "killed_after_step": done,
         "resume_s": time.monotonic() - start,
         "steps": len(other),
-        "equal_weights": [row["weights_crc"] for row in one] == [row["weights_crc"] for row in other],
+        "equal_weights": [row["weights_fingerprint"] for row in one] == [row["weights_fingerprint"] for row in other],
     }
 
 
 def command(figures: Figures, *words: Any) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return subprocess.Popen([sys.executable, "-m", "gxpo", *map(str, words)], env=environment, **quiet)
 
@@ -231,7 +232,7 @@ def vllm(figures: Figures) -> None:
     python = interpreter(os.environ.get("GXPO_VLLM_PYTHON"))
     program = (PROGRAM,)
     if figures.toy:
-        program = (str(ROOT / "tests" / "engines" / "fake_vllm.py"), PROGRAM)
+        program = (str(ROOT / "tests" / "sampling" / "engines" / "fake_vllm.py"), PROGRAM)
     elif not can_import(python):
         print(f"vllm: skipped: {python} has no vLLM; GXPO_VLLM_PYTHON names an interpreter that has", flush=True)
         return

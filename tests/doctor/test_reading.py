@@ -69,7 +69,7 @@ def test_missing_path_and_nothing_to_read(tmp_path):
 
 def test_a_run_after_a_resume_keeps_its_repeated_steps_in_order(tmp_path):
     seen_values = ((1, 0.5), (2, 0.25), (2, 0.75))
-    rows = [{"step": s, "reward_mean": r, "success_rate": r, "weights_crc": s} for s, r in seen_values]
+    rows = [{"step": s, "reward_mean": r, "success_rate": r, "weights_fingerprint": s} for s, r in seen_values]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     log = read(tmp_path)
     assert log.series["reward"].steps.tolist() == [1, 2, 2]

@@ -1,11 +1,11 @@
-"""What depends on the device: GXPO_TEST_DEVICE=cuda runs it there, and without it all of it runs on the CPU."""
+"""What depends on the device: on the one that GXPO_TEST_DEVICE names, such as cuda, else on the strict one."""
 
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 from tests.learning.llamas import VOCABULARY, random_forest, small_llama
+from tests.strict_device import DEVICE, device
 from tests.training.parity_reward import parity
 
 import gxpo
@@ -16,7 +16,7 @@ from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.training.train import resume
 
-DEVICE = os.environ.get("GXPO_TEST_DEVICE", "cpu")
+pytestmark = pytest.mark.usefixtures(device.__name__)
 NAMES = ("logprob", "entropy")
 
 
@@ -160,10 +160,10 @@ def test_a_resumed_run_goes_on_from_the_same_parameters(tmp_path):
             "sampling.max_new_tokens": 4, "trainer.checkpoint_every": 1, "sampling.engine": "torch"}  # fmt: skip
     stopped = gxpo.train("tiny:cold", "arithmetic", "grpo", 2, parity, out=tmp_path / "run", set=keys,
                          watch=lambda row: row["step"] == 1)  # fmt: skip
-    saved = stopped.trainer.learner.weights_crc()
+    saved = stopped.trainer.learner.fingerprint()
     crc = []
-    run = resume(stopped.path, reward=parity, watch=lambda row: crc.append(row["weights_crc"]))
-    assert [row["step"] for row in run.metrics] == [1, 2] and run.metrics[0]["weights_crc"] == saved
+    run = resume(stopped.path, reward=parity, watch=lambda row: crc.append(row["weights_fingerprint"]))
+    assert [row["step"] for row in run.metrics] == [1, 2] and run.metrics[0]["weights_fingerprint"] == saved
     assert crc[0] != saved and run.metrics[1]["grad_norm"] > 0
 
 

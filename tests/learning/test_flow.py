@@ -157,9 +157,9 @@ def test_a_step_raises_what_had_credit():
 def test_an_empty_step_changes_nothing():
     one = learner()
     one.step(ROWS, coupled, couples="step")
-    before, crc = one.tensors(), one.weights_crc()
+    before, crc = one.tensors(), one.fingerprint()
     assert one.step(ROWS, coupled, active=torch.zeros(ROWS.n_entries, dtype=torch.bool)).empty
-    assert all(torch.equal(before[n], x) for n, x in one.tensors().items()) and one.weights_crc() == crc
+    assert all(torch.equal(before[n], x) for n, x in one.tensors().items()) and one.fingerprint() == crc
 
 
 def test_the_reference_stays_and_snapshots_come_back():
@@ -182,22 +182,22 @@ def test_a_checkpoint_goes_on_bit_for_bit():
         one.step(ROWS, coupled, couples="step")
     two = other()
     two.load_tensors(one.tensors(), one.meta())
-    assert two.weights_crc() == one.weights_crc()
+    assert two.fingerprint() == one.fingerprint()
     three = learner()
     three.load_tensors(one.tensors(), one.meta())
     for x in (one, three):
         x.step(ROWS, coupled, couples="step")
-    assert one.weights_crc() == three.weights_crc()
+    assert one.fingerprint() == three.fingerprint()
     with pytest.raises(CheckpointError, match="steps None"):
         two.load_tensors(one.tensors(), {})
 
 
 def test_a_learner_beside_goes_its_own_way():
     one = learner()
-    two, crc = one.second_learner(lr=1e-2), one.weights_crc()
-    assert two.weights_crc() == crc
+    two, crc = one.second_learner(lr=1e-2), one.fingerprint()
+    assert two.fingerprint() == crc
     two.step(ROWS, coupled, couples="step")
-    assert one.weights_crc() == crc != two.weights_crc()
+    assert one.fingerprint() == crc != two.fingerprint()
 
 
 def test_what_a_flow_cannot_learn_from_is_said():

@@ -34,14 +34,14 @@ def allocator_fails(*_):
 @pytest.mark.parametrize("failure", [device_is_full, allocator_fails])
 @pytest.mark.parametrize("act", ["step", "gradient", "outputs"])
 def test_out_of_memory_names_the_setting_and_moves_nothing(learner, failure, act):
-    before = learner.weights_crc()
+    before = learner.fingerprint()
     hook = learner.model.model.rotary_emb.register_forward_pre_hook(failure)
     with pytest.raises(ModelError, match=r"learner\.tokens_per_microbatch \(now 8192\)") as caught:
         getattr(learner, act)(FOREST, *([loss] if act != "outputs" else []))
     assert "\n" not in str(caught.value)
     hook.remove()
-    assert learner.weights_crc() == before
-    assert not learner.step(FOREST, loss).empty and learner.weights_crc() != before
+    assert learner.fingerprint() == before
+    assert not learner.step(FOREST, loss).empty and learner.fingerprint() != before
 
 
 def test_other_errors_are_not_taken_for_it(learner):

@@ -70,7 +70,7 @@ def test_time_is_limited():
 
 def test_a_real_learner_is_left_as_it_was():
     learner = TorchLearner(tiny_model(hidden_size=32, intermediate_size=48, num_hidden_layers=1), lr=1e-3)
-    before = learner.weights_crc()
+    before = learner.fingerprint()
     assert measure.tokens_per_microbatch(learner, 5, 4, 3, seconds=0.0) in measure.SIZES
-    assert learner.weights_crc() == before and learner.tokens_per_microbatch == 8192
+    assert learner.fingerprint() == before and learner.tokens_per_microbatch == 8192
     assert all(p.grad is None for p in learner.model.parameters())

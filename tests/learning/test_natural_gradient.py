@@ -140,10 +140,10 @@ def test_ten_iterations_approach_the_natural_gradient():
 @given(st.integers(1, 30), st.sampled_from([1e-4, 0.01, 0.3]))
 def test_the_step_is_better_and_within_the_radius(seed, radius):
     learner = fresh()
-    crc = learner.weights_crc()
+    crc = learner.fingerprint()
     infos, held_value, kl, surrogate, plain = run(NaturalGradient(radius=radius, iterations=4), learner, seed=seed)
     assert len(infos) == 1 and not infos[0].empty
-    assert 0 < kl <= 1.5 * radius and surrogate < plain and learner.weights_crc() != crc
+    assert 0 < kl <= 1.5 * radius and surrogate < plain and learner.fingerprint() != crc
     assert held_value.metrics[0]["approx_kl"] > 0 and held_value.metrics[0]["on_policy"] == 0.0
     assert infos[0].loss == pytest.approx(plain) and infos[0].grad_norm > 0
 
@@ -165,20 +165,20 @@ def test_the_optimiser_is_not_used():
     }
     other = TorchLearner(clean_llama(**TINY), lr=1.0)
     run(NaturalGradient(), other)
-    assert other.weights_crc() == learner.weights_crc() and held_value.infos == infos
+    assert other.fingerprint() == learner.fingerprint() and held_value.infos == infos
 
 
 def test_nothing_to_learn_from_is_an_empty_step():
     learner = fresh()
-    crc = learner.weights_crc()
+    crc = learner.fingerprint()
     forest, held_value, credit, weight = bound(learner)
     infos = NaturalGradient().run(forest, 0 * credit, weight, held_value)
-    assert [i.empty for i in infos] == [True] == [i.empty for i in held_value.infos] and learner.weights_crc() == crc
+    assert [i.empty for i in infos] == [True] == [i.empty for i in held_value.infos] and learner.fingerprint() == crc
 
 
 def test_where_no_length_will_do_everything_stays():
     learner = fresh()
-    crc = learner.weights_crc()
+    crc = learner.fingerprint()
     forest, held_value, credit, weight = bound(learner)
     evaluate = held_value.evaluate
     calls = []
@@ -190,7 +190,7 @@ def test_where_no_length_will_do_everything_stays():
 
     held_value.evaluate = never_better
     infos = NaturalGradient(backtracks=3).run(forest, credit, weight, held_value)
-    assert learner.weights_crc() == crc and len(calls) == 5 and not infos[0].empty
+    assert learner.fingerprint() == crc and len(calls) == 5 and not infos[0].empty
     assert held_value.metrics[0]["approx_kl"] == pytest.approx(0, abs=1e-12)
 
 
@@ -223,7 +223,7 @@ def test_a_run_stopped_and_resumed_is_the_run_that_was_not():
     second.load_tensors(first.tensors(), first.meta())
     for seed in (2, 3):
         run(NaturalGradient(), second, seed=seed)
-    assert second.weights_crc() == full_fresh.weights_crc()
+    assert second.fingerprint() == full_fresh.fingerprint()
 
 
 def test_refusals():

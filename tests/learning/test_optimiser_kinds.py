@@ -339,7 +339,7 @@ def test_steps_repeat_to_the_bit_and_from_a_checkpoint():
     def run(policy, steps):
         for _ in range(steps):
             policy.step(forest, lambda x: -x["logprob"].mean())
-        return policy.weights_crc()
+        return policy.fingerprint()
 
     first = learner()
     run(first, 2)

@@ -297,7 +297,7 @@ def test_checkpoints_hold_all_adapters(tmp_path: Path) -> None:
     other.load_tensors(load_file(tmp_path / "learner.safetensors"), one.meta())
     for learner in (one, other):
         learner.step(forest, loss_of(forest, 9), names=NAMES)
-    assert one.weights_crc() == other.weights_crc()
+    assert one.fingerprint() == other.fingerprint()
     words = {word for name in one.snapshot() for word in name.split(".") if word.startswith("policy_")}
     assert words == {"policy_solver", "policy_verifier"}
     a, b = (parameters_of_policy(p, make().snapshot(), TWO) for p in TWO)
@@ -371,7 +371,7 @@ def goes_on(whole: Path, run: Path) -> set[str]:
 
     assert [r["step"] for r in lines(run)] == [1, 2]
     gxpo.resume(run)
-    assert lines(run) == lines(whole) and len({r["weights_crc"] for r in lines(run)}) == 3
+    assert lines(run) == lines(whole) and len({r["weights_fingerprint"] for r in lines(run)}) == 3
     one, other = (checkpoint.load(checkpoint.latest(path))[0] for path in (whole, run))
     assert one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
     return {w for name in one for w in re.findall(r"\.(default|policy_\w+)\.", name)}

@@ -75,7 +75,7 @@ def test_without_replayed_rollouts_it_is_one_plain_step() -> None:
     credit = m.advantages(forest, signals)
     bound = BoundLearner(plain, m, forest, signals, 1)
     m.update.run(forest, credit, m.token_weights(forest, credit, signals, 1), bound)
-    assert not info.empty and ours.weights_crc() == plain.weights_crc()
+    assert not info.empty and ours.fingerprint() == plain.fingerprint()
     assert Epochs(first="replay").optimiser_steps(5) == m.update.optimiser_steps(5) + 1 == 2
 
 

@@ -111,7 +111,7 @@ def test_alpha_one_is_plain_steps_bit_for_bit(k):
         infos, _ = run(SlowFast(inner_steps=k, alpha=1.0), ours, seed)
         run(Epochs(epochs=k + 1), plain, seed)
         assert len(infos) == k + 1
-    assert ours.weights_crc() == plain.weights_crc()
+    assert ours.fingerprint() == plain.fingerprint()
     assert all(torch.equal(x, plain.tensors()[name]) for name, x in ours.tensors().items())
 
 
@@ -126,7 +126,7 @@ def test_alpha_zero_undoes_the_way_but_not_what_adam_has_seen():
     assert any(not torch.equal(where[1][n], start[n]) for n in start)
     run(Epochs(), still, 1)
     assert learner.optimiser.steps == 3 and still.optimiser.steps == 1
-    assert learner.weights_crc() != still.weights_crc()
+    assert learner.fingerprint() != still.fingerprint()
 
 
 def test_the_ratio_is_over_the_policy_at_the_start_throughout():
@@ -158,7 +158,7 @@ def test_killed_and_resumed_is_the_run_that_was_never_stopped():
         second.load_state_dict(json.loads(saved))
         other.load_tensors(tensors, meta)
         assert begun + go(second, other, range(stop + 1, 8)) == counts
-        assert other.weights_crc() == learner.weights_crc() and second.state_dict() == full_part.state_dict()
+        assert other.fingerprint() == learner.fingerprint() and second.state_dict() == full_part.state_dict()
     assert set(counts) == {1, 3}  # the rule has acted on the way
 
 

@@ -28,20 +28,20 @@ def learner(**settings) -> TorchLearner:
 def test_an_empty_step_changes_nothing():
     one = learner()
     one.step(FOREST, loss)  # momentum and decay are at work
-    before, crc = one.tensors(), one.weights_crc()
+    before, crc = one.tensors(), one.fingerprint()
     info = one.step(FOREST, loss, active=torch.zeros(FOREST.n_entries, dtype=torch.bool))
     assert info.empty and info.microbatches == 0
     after = one.tensors()
     assert before.keys() == after.keys() and all(torch.equal(before[n], after[n]) for n in before)
-    assert one.weights_crc() == crc and one.meta() == {"steps": 1}
+    assert one.fingerprint() == crc and one.meta() == {"steps": 1}
 
 
 def test_a_gradient_of_zero_is_still_a_step():
     one = learner()
-    crc = one.weights_crc()
+    crc = one.fingerprint()
     info = one.step(FOREST, lambda x: (0.0 * x["logprob"]).sum())
     assert not info.empty and info.grad_norm == 0.0 and one.meta() == {"steps": 1}
-    assert one.weights_crc() != crc  # decay
+    assert one.fingerprint() != crc  # decay
 
 
 def test_adamw_by_hand():
@@ -71,7 +71,7 @@ def test_the_same_seed_twice_is_bit_identical():
     crcs = []
     for _ in range(2):
         one = learner()
-        crcs.append([(one.step(FOREST, loss).loss, one.weights_crc()) for _ in range(3)])
+        crcs.append([(one.step(FOREST, loss).loss, one.fingerprint()) for _ in range(3)])
     assert crcs[0] == crcs[1] and len({crc for _, crc in crcs[0]}) == 3
 
 
@@ -87,25 +87,25 @@ def test_a_checkpoint_continues_bit_for_bit(settings, tmp_path):
     save_file(one.tensors(), tmp_path / "learner.safetensors")
     other = learner(**settings)
     other.load_tensors(load_file(tmp_path / "learner.safetensors"), one.meta())
-    assert one.weights_crc() == other.weights_crc()
+    assert one.fingerprint() == other.fingerprint()
     for _ in range(2):
         one.step(FOREST, loss)
         other.step(FOREST, loss)
-    assert one.weights_crc() == other.weights_crc()
+    assert one.fingerprint() == other.fingerprint()
     assert all(torch.equal(x, other.tensors()[n]) for n, x in one.tensors().items())
 
 
 def test_a_checkpoint_before_the_first_step():
     one, other = learner(), TorchLearner(small_llama(seed=5), lr=1e-2)
     other.load_tensors(one.tensors(), one.meta())
-    assert one.weights_crc() == other.weights_crc()
+    assert one.fingerprint() == other.fingerprint()
 
 
 def test_damaged_checkpoints_are_refused_and_nothing_is_loaded():
     one = learner()
     one.step(FOREST, loss)
     other = learner()
-    crc, tensors = other.weights_crc(), one.tensors()
+    crc, tensors = other.fingerprint(), one.tensors()
     for bad in (
         {n: x for n, x in tensors.items() if n != "exp_avg/model.norm.weight"},
         {**tensors, "parameter/extra": torch.zeros(1)},
@@ -114,18 +114,18 @@ def test_damaged_checkpoints_are_refused_and_nothing_is_loaded():
     ):
         with pytest.raises(CheckpointError):
             other.load_tensors(bad, one.meta())
-        assert other.weights_crc() == crc and other.meta() == {"steps": 0}
+        assert other.fingerprint() == crc and other.meta() == {"steps": 0}
     with pytest.raises(CheckpointError, match="steps"):
         other.load_tensors(tensors, {})
 
 
 def test_snapshot_and_restore():
     one = learner()
-    snapshot, crc = one.snapshot(), one.weights_crc()
+    snapshot, crc = one.snapshot(), one.fingerprint()
     one.step(FOREST, loss)
-    assert one.weights_crc() != crc
+    assert one.fingerprint() != crc
     one.restore(snapshot)
-    assert one.weights_crc() == crc
+    assert one.fingerprint() == crc
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=4, alpha=64)])
@@ -151,7 +151,7 @@ def test_lora_trains_adapters_alone_and_keeps_the_random_state():
     state = torch.random.get_rng_state()
     one, two = learner(lora=LoraSettings(rank=2)), learner(lora=LoraSettings(rank=2))
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert one.weights_crc() == two.weights_crc() != learner(lora=LoraSettings(rank=2, seed=1)).weights_crc()
+    assert one.fingerprint() == two.fingerprint() != learner(lora=LoraSettings(rank=2, seed=1)).fingerprint()
     frozen = {n: p.clone() for n, p in one.model.named_parameters() if "lora_" not in n}
     one.step(FOREST, loss)
     assert all(torch.equal(p, frozen[n]) for n, p in one.model.named_parameters() if n in frozen)
@@ -189,7 +189,7 @@ def test_a_gradient_that_is_not_finite_takes_no_step(couples):
     assert all(p.grad is None for p in one.model.parameters())
     for each in (one, other):
         assert not each.step(FOREST, loss).nonfinite
-    assert one.weights_crc() == other.weights_crc()
+    assert one.fingerprint() == other.fingerprint()
 
 
 def test_a_clipped_gradient_whose_squares_overflow_is_followed():

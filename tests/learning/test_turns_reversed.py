@@ -178,7 +178,7 @@ def crc(update, forest):
     learner = fresh()
     _, held_value, credit, weight = bound(learner, forest)
     infos = update.run(forest, credit, weight, held_value)
-    return learner.weights_crc(), infos, held_value
+    return learner.fingerprint(), infos, held_value
 
 
 def test_with_one_turn_it_is_one_plain_step_bit_for_bit():
@@ -246,11 +246,11 @@ def test_the_loss_of_a_turn_is_a_mean_over_its_own_tokens():
 
 def test_equal_groups_move_nothing():
     learner = fresh()
-    before = learner.weights_crc()
+    before = learner.fingerprint()
     forest = battery(5, rewards=(0.1, 0.7, 1 / 3))
     _, held_value, credit, weight = bound(learner, forest)
     infos = TurnsReversed().run(forest, credit, weight, held_value)
-    assert all(i.empty for i in infos) and learner.weights_crc() == before
+    assert all(i.empty for i in infos) and learner.fingerprint() == before
 
 
 def test_the_method():

@@ -67,7 +67,7 @@ def test_the_head_has_its_own_rate_and_is_saved_with_the_policy():
         assert float(moved) == pytest.approx(1e-2 if learner is slow else 3e-2, rel=1e-5) and not info.empty
     again = TorchLearner(clean_llama(seed=1), lr=1e-2, value_heads=("value",))
     again.load_tensors(fast.tensors(), fast.meta())
-    assert again.weights_crc() == fast.weights_crc()
+    assert again.fingerprint() == fast.fingerprint()
 
 
 def test_a_value_is_refused_without_a_head():
@@ -81,9 +81,9 @@ def test_a_learner_beside_another_moves_by_itself():
     forest = Forest.from_completions([[3, 4]], [[[6, 7]]], [[1.0]])
     second = policy.second_learner(lr=1e-3)
     assert torch.equal(second.outputs(forest)["logprob"], policy.outputs(forest)["logprob"])
-    crc = policy.weights_crc()
+    crc = policy.fingerprint()
     second.step(forest, lambda x: x["logprob"].sum())
-    assert policy.weights_crc() == crc != second.weights_crc()
+    assert policy.fingerprint() == crc != second.fingerprint()
     assert second.optimiser.steps == 1 and policy.optimiser.steps == 0
 
 

@@ -73,7 +73,10 @@ def test_it_trains_and_a_resumed_run_finds_it_again(folder, monkeypatch, capsys)
     keys |= {"credit.width": 0.5}
     (folder / "parity.py").write_text("def parity(completion): return float(sum(map(ord, completion)) % 2)\n")
     run = gxpo.train("tiny:cold", "arithmetic", "my_method+dr_grpo", 2, "parity.py:parity", out="runs/it", set=keys)
-    assert run.metrics[0]["weights_crc"] != run.metrics[1]["weights_crc"] and run.metrics[1]["empty_steps"] == 0
+    assert (
+        run.metrics[0]["weights_fingerprint"] != run.metrics[1]["weights_fingerprint"]
+        and run.metrics[1]["empty_steps"] == 0
+    )
     typed("gxpo resume runs/it --steps 3", monkeypatch, capsys)
     rows = [json.loads(line) for line in (folder / "runs/it/metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows] == [1, 2, 3]

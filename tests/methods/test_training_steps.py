@@ -264,9 +264,11 @@ def test_every_method_trains_two_steps(name, tmp_path):
     rows = run.metrics
     assert [r["step"] for r in rows] == [1, 2]
     if name in UNTRAINED:
-        assert rows[0]["weights_crc"] == rows[1]["weights_crc"] and "reward_experiences" in rows[1]
+        assert rows[0]["weights_fingerprint"] == rows[1]["weights_fingerprint"] and "reward_experiences" in rows[1]
         return
-    assert (rows[0]["weights_crc"] == rows[1]["weights_crc"]) == (name in RETRAINED) and rows[-1]["empty_steps"] == 0
+    assert (rows[0]["weights_fingerprint"] == rows[1]["weights_fingerprint"]) == (name in RETRAINED) and rows[-1][
+        "empty_steps"
+    ] == 0
     for row in rows:
         assert row["grad_norm"] > 0 and all(v is None or isinstance(v, (int, float)) for v in row.values())
     assert all(bool(p.isfinite().all()) for p in run.trainer.learner.snapshot().values())
@@ -285,7 +287,9 @@ def test_equal_rewards_are_an_empty_step_of_the_trainer(tmp_path):
     always = lambda completion: {"correct": 1.0}  # noqa: E731  a closure on purpose: it runs in process
     run = gxpo.train("tiny:cold", "arithmetic", "grpo", 2, always, out=tmp_path / "run", set=keys)
     rows = run.metrics
-    assert [r["empty_steps"] for r in rows] == [1, 2] and rows[0]["weights_crc"] == rows[1]["weights_crc"]
+    assert [r["empty_steps"] for r in rows] == [1, 2] and rows[0]["weights_fingerprint"] == rows[1][
+        "weights_fingerprint"
+    ]
     assert rows[1]["zero_signal_groups"] == 1.0
     with pytest.raises(TaskError, match="none of"):
         gxpo.train("tiny:cold", "arithmetic", "dapo", 1, always, out=tmp_path / "dapo", set=keys)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.strict_device import strict
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -73,6 +74,25 @@ def test_parts_of_scale_write_their_figures(gpu, tmp_path, capfd):
     before = out.read_text()
     assert gpu.main(["trees", "--device", "cpu", "--toy", "--out", str(out)]) == 0
     assert out.read_text() == before
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+def test_each_part_runs_on_the_strict_device(gpu, tmp_path, monkeypatch):
+    """All but `fsdp`, whose collectives have no such device, and `verl`."""
+    out, root = tmp_path / "gpu.jsonl", SCRIPTS.parent
+    # programs that a part starts know the device too
+    start = ["from tests.strict_device import strict", "kept = strict()", "kept.__enter__()"]
+    (tmp_path / "sitecustomize.py").write_text("\n".join(start))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{root}")
+    parts = ("tests", "learn", "numerics", "speed", "peer", "trees", "lora", "vllm", "kill", "staleness")
+    with strict() as device:
+        for part in parts:
+            gpu.main([part, "--device", device, "--toy", "--out", str(out)])
+    actual = rows(out)
+    assert [name for name, row in actual.items() if "error" in row and not name.startswith("peer:trl")] == []
+    assert {name.partition(":")[0] for name in actual} == set(parts) and actual["trees:row/toy/64/flex"]["backward"]
+    assert {row["device"] for row in actual.values()} == {device} and "peak_mib" in actual["lora:toy"]
 
 
 @pytest.mark.thorough

@@ -88,7 +88,7 @@ def test_a_killed_and_resumed_run_keeps_and_stops_as_a_calm_one(tmp_path):
         train(tmp_path / "cut", 30, keys, watch=kill)
     cut = gxpo.resume(tmp_path / "cut")
     assert (cut.step, cut.best, cut.stopped) == (calm.step, calm.best, calm.stopped)
-    assert [row["weights_crc"] for row in cut.metrics] == [row["weights_crc"] for row in calm.metrics]
+    assert [row["weights_fingerprint"] for row in cut.metrics] == [row["weights_fingerprint"] for row in calm.metrics]
     ended = gxpo.resume(tmp_path / "cut")  # once more: it has ended
     assert ended.step == calm.step and ended.stopped == calm.stopped
     assert gxpo.resume(tmp_path / "cut", steps=31).step > calm.step  # who asks for more steps gets some

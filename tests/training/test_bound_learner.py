@@ -106,7 +106,7 @@ def test_minibatches_after_a_skipped_one_keep_the_same_start():
     single_value.proximal = learner.proximal
     for _ in range(2):
         single_value.step(forest, credit, weight, other)
-    assert learner.learner.weights_crc() == single_value.learner.weights_crc()
+    assert learner.learner.fingerprint() == single_value.learner.fingerprint()
 
 
 # ---------------------------------------------------------------- a run
@@ -130,7 +130,7 @@ def test_skipped_steps_are_counted_and_left_out_of_other_figures(never_stopped):
     assert [r["nonfinite_steps"] for r in rows] == [0, 2, 4, 6, 6, 6]
     assert [r["optimiser_steps"] for r in rows] == [2, 0, 0, 0, 2, 2]
     assert [r["loss"] is None and r["grad_norm"] is None for r in rows] == [False, True, True, True, False, False]
-    crcs = [r["weights_crc"] for r in rows]
+    crcs = [r["weights_fingerprint"] for r in rows]
     assert len(set(crcs[:4])) == 1 and len(set(crcs)) == 3
     assert rows[4]["lr"] == pytest.approx(0.01 * (1 - 2 / 12))  # the schedule counts steps that were taken
 

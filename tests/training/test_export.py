@@ -77,14 +77,14 @@ def test_full_training_gives_the_trained_weights_and_answers(full: gxpo.Run, tmp
 @pytest.mark.slow
 def test_lora_is_merged_and_the_live_model_is_left_alone(lora: gxpo.Run, tmp_path: Path) -> None:
     learner = lora.trainer.learner
-    before, crc = greedy(learner.model, lora.trainer.tokenizer), learner.weights_crc()
+    before, crc = greedy(learner.model, lora.trainer.tokenizer), learner.fingerprint()
     names = [name for name, _ in learner.model.named_modules()]
     directory = lora.save_pretrained(tmp_path / "model")
     other = loaded(directory)
     assert not any("lora" in name for name, _ in other.model.named_modules())
     assert not any(p.name.startswith("adapter") for p in directory.iterdir())
     assert greedy(other.model, other.tokenizer) == before
-    assert [name for name, _ in learner.model.named_modules()] == names and learner.weights_crc() == crc
+    assert [name for name, _ in learner.model.named_modules()] == names and learner.fingerprint() == crc
     assert greedy(learner.model, lora.trainer.tokenizer) == before
     # W + (alpha / rank) B A, by hand for one layer
     wrapped = learner.model.base_model.model.model.layers[0].mlp.down_proj

@@ -82,7 +82,7 @@ def halves(tmp_path: Path, keys: dict[str, Any]) -> list[dict[str, Any]]:
 def test_a_policy_is_distilled_from_a_checkpoint_and_resumed(checkpoint: Path, tmp_path: Path) -> None:
     rows = halves(tmp_path, {**DISTILS, "teacher.model": str(checkpoint), "optim.lr": 0.003})
     assert all(row["taught_share"] == 1.0 for row in rows) and rows[0]["teacher_divergence"] > 1e-3
-    assert rows[0]["weights_crc"] != rows[-1]["weights_crc"]
+    assert rows[0]["weights_fingerprint"] != rows[-1]["weights_fingerprint"]
 
 
 def test_a_teacher_that_is_the_policy_teaches_nothing(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_kept_optimiser_goes_on(tmp_path, reward):
     two = [{"method": "dpo", "steps": 2}, {"method": "dpo", "steps": 2, "optimiser": "keep"}]
     fresh = [{"method": "dpo", "steps": 2}, {"method": "dpo", "steps": 2}]
     a, b, c = (lines(train(tmp_path / str(i), reward, phases=p).path) for i, p in enumerate((one, two, fresh)))
-    crcs = [[row["weights_crc"] for row in rows] for rows in (a, b, c)]
+    crcs = [[row["weights_fingerprint"] for row in rows] for rows in (a, b, c)]
     assert crcs[0] == crcs[1] and crcs[0][:3] != crcs[2][:3] and crcs[0][:2] == crcs[2][:2]
 
 

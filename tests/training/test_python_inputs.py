@@ -33,7 +33,7 @@ def trained(out, **changes):
 
 
 def crc(run):
-    return [row["weights_crc"] for row in run.metrics]
+    return [row["weights_fingerprint"] for row in run.metrics]
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_a_run_that_has_ended_is_opened_by_its_path(whole):
 def test_tables_of_a_run(whole):
     run, *_ = whole
     metrics, samples = run.to_pandas(), run.to_pandas("samples")
-    assert list(metrics["step"]) == [1, 2, 3, 4] and list(metrics["weights_crc"]) == crc(run)
+    assert list(metrics["step"]) == [1, 2, 3, 4] and list(metrics["weights_fingerprint"]) == crc(run)
     assert list(run.to_pandas("evaluations")["step"]) == [0, 4]
     assert isinstance(samples, pandas.DataFrame) and sorted(set(samples["step"])) == [2, 4] and len(samples) == 8
     row = samples.iloc[0]

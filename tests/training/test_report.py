@@ -89,7 +89,8 @@ def whole_run(run: Path, steps: int = 30) -> None:
             "step": step, "reward_mean": 0.4 + 0.01 * step, "success_rate": 0.3 + 0.01 * step, "kl": None,
             "zero_signal_groups": 0.2, "entropy": 1 / step, "clip_fraction": 0.0, "length_mean": 20 + math.sin(step),
             "truncated_rate": 0.01, "grad_norm": float("nan") if step == 7 else 1.0, "unscored": step % 2,
-            "generated_tokens": 1000 * step, "discarded_rollouts": 3, "empty_steps": 1, "weights_crc": 123456789,
+            "generated_tokens": 1000 * step, "discarded_rollouts": 3, "empty_steps": 1,
+            "weights_fingerprint": 123456789,
             "time_step_s": 2.5, "time_sample_s": 1.5, "time_sample_tokens_per_s": 5e3, "time_update_tokens_per_s": 2e4,
         })  # fmt: skip
     for step in (10, 20, 30):
@@ -143,14 +144,14 @@ def test_summary_figures(tmp_path: Path) -> None:
     )
     assert figures["tokens generated"] == "30,000" and figures["rollouts unscored"] == "15"
     assert figures["time of all steps"] == "1 min 15 s" and figures["of it sampling"] == "45.0 s"
-    assert figures["CRC-32 of the weights"] == "123456789"
+    assert figures["fingerprint of the weights"] == "123456789"
 
 
 def test_hostile_text_is_only_text(tmp_path: Path) -> None:
     run = tmp_path / "<b>run & co"
     run.mkdir()
     (run / "config.yaml").write_text(f"model: {HOSTILE}\n")
-    MetricsFile(run / "metrics.jsonl").append({"step": 1, "weights_crc": HOSTILE})
+    MetricsFile(run / "metrics.jsonl").append({"step": 1, "weights_fingerprint": HOSTILE})
     turn = {"action": [1], "action_text": HOSTILE, "finish": "length"}
     write_records(run, 1, [record(0, 1.0, task=HOSTILE, prompt_text=HOSTILE, turns=[turn], rewards={HOSTILE: HOSTILE},
                                   info={"advantage": HOSTILE}),

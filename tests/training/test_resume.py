@@ -95,13 +95,13 @@ def test_the_same_seed_gives_the_same_run(never_stopped, reward, tmp_path):
     same(never_stopped, tmp_path / "again")
     rows = lines(never_stopped)
     assert [r["step"] for r in rows] == [1, 2, 3, 4, 5, 6]
-    assert len({r["weights_crc"] for r in rows}) == 6
+    assert len({r["weights_fingerprint"] for r in rows}) == 6
 
 
 @pytest.mark.slow
 def test_another_seed_gives_another_run(never_stopped, reward, tmp_path):
     gxpo.train("tiny:cold", "arithmetic", "grpo", 2, reward, out=tmp_path / "other", seed=1, set=KEYS)
-    assert lines(tmp_path / "other")[0]["weights_crc"] != lines(never_stopped)[0]["weights_crc"]
+    assert lines(tmp_path / "other")[0]["weights_fingerprint"] != lines(never_stopped)[0]["weights_fingerprint"]
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,9 @@ def test_the_reward_model_is_trained_beside_the_policy(tmp_path: Path) -> None:
     """In the first step it is the policy, so the step is GRPO's; afterwards it is not."""
     rows = run("oprl", tmp_path / "oprl", 2, **{"signal.implicit_reward.lr": 1e-3})
     plain = run("grpo", tmp_path / "grpo", 2)
-    assert rows[0]["weights_crc"] == plain[0]["weights_crc"] and rows[1]["weights_crc"] != plain[1]["weights_crc"]
+    assert (
+        rows[0]["weights_fingerprint"] == plain[0]["weights_fingerprint"]
+        and rows[1]["weights_fingerprint"] != plain[1]["weights_fingerprint"]
+    )
     assert rows[0]["prm_loss"] == pytest.approx(0.693147, abs=1e-5)
     assert rows[0]["prm_accuracy"] == pytest.approx(0.5)

@@ -51,7 +51,7 @@ def train(path, urls, steps=3, shared=None, **given):
 
 
 def told(run):
-    return [(row["weights_crc"], row["reward_mean"], row["generated_tokens"]) for row in run.metrics]
+    return [(row["weights_fingerprint"], row["reward_mean"], row["generated_tokens"]) for row in run.metrics]
 
 
 @pytest.fixture(scope="module")

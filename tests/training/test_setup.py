@@ -38,7 +38,7 @@ def test_a_run_is_sampled_by_the_weights_it_has(tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "VllmEngine", start)
     run = train(tmp_path, **{"sampling.engine": "vllm", "optim.lr": 0.01})
     assert [row["sampler_gap"] < 1e-4 for row in run.metrics] == [True, True]
-    assert run.metrics[0]["weights_crc"] != run.metrics[1]["weights_crc"]
+    assert run.metrics[0]["weights_fingerprint"] != run.metrics[1]["weights_fingerprint"]
     (sampler,) = built_vllm_engines
     assert sampler._stamp == 3 and sampler.policy_version == 2  # at the start, and after each of two steps
     sampler.close()

@@ -57,7 +57,7 @@ SETTINGS = [
 def test_a_run_with_this_setting_moves_and_stays_finite(tmp_path, reward, keys):
     rows = train(tmp_path, reward, **keys).metrics
     assert [r["step"] for r in rows] == [1, 2]
-    assert rows[0]["weights_crc"] != rows[1]["weights_crc"]
+    assert rows[0]["weights_fingerprint"] != rows[1]["weights_fingerprint"]
     assert all(r["grad_norm"] > 0 and r["sampler_gap"] < 0.1 for r in rows)
     if "objective.kl.coef" in keys and "objective.kl.place" not in keys:
         assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) and rows[1]["kl"] > 0  # the reference is the start
@@ -104,7 +104,7 @@ def test_shuffled_rewards_keep_the_batch_s_mean(tmp_path, reward):
     plain = train(tmp_path / "plain", reward, steps=1)
     shuffled = train(tmp_path / "shuffled", reward, steps=1, scoring__shuffle=True)
     assert plain.metrics[0]["reward_mean"] == shuffled.metrics[0]["reward_mean"]
-    assert plain.metrics[0]["weights_crc"] != shuffled.metrics[0]["weights_crc"]
+    assert plain.metrics[0]["weights_fingerprint"] != shuffled.metrics[0]["weights_fingerprint"]
     outcomes = [[r["reward"] for r in run.samples] for run in (plain, shuffled)]
     assert sorted(outcomes[0]) == sorted(outcomes[1]) and outcomes[0] != outcomes[1]
 

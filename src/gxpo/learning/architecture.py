@@ -39,6 +39,14 @@ class Padded:
     enter: Tensor
     leave: Tensor
 
+    def to(self, device: torch.device) -> Padded:
+        """The rows on another device, by one copy."""
+        if device == self.tokens.device:
+            return self
+        parts = (self.tokens, self.is_token, self.enter, self.leave, *self.position.view(-1, *self.tokens.shape))
+        tokens, is_token, enter, leave, *position = torch.stack([x.to(torch.int64) for x in parts]).to(device)
+        return Padded(tokens, torch.stack(position).view(self.position.shape), is_token.bool(), enter, leave)
+
 
 def padded(sheet: Sheet) -> Padded:
     """Pad the rows of a sheet on the right, for models that take a mask."""
@@ -62,9 +70,9 @@ def may_attend(rows: Padded) -> Tensor:
     """Tree attention mask [B, L, L] bool: the column's token is the row's or an ancestor; padding attends to itself."""
     begin, end = torch.where(rows.is_token, rows.enter, -1), torch.where(rows.is_token, rows.leave, -1)
     above = (begin[:, None, :] <= begin[:, :, None]) & (begin[:, :, None] < end[:, None, :])
-    order = torch.arange(begin.shape[1])
+    order = torch.arange(begin.shape[1], device=begin.device)
     above &= order[None, :] <= order[:, None]
-    return above | torch.eye(begin.shape[1], dtype=torch.bool)
+    return above | torch.eye(begin.shape[1], dtype=torch.bool, device=begin.device)
 
 
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
@@ -83,17 +91,20 @@ def states_after(readout: Readout, sheet: Sheet, layers: Sequence[int], *, block
     # found here and not in the backward pass, after the forward pass has run
     if blocks and torch.is_grad_enabled() and device.type in NO_FLEX_BACKWARD:
         raise ModelError(f"FlexAttention has no backward pass on {device.type}: set learner.attention=dense")
-    rows = padded(sheet)
-    position, is_token = rows.position.to(device), rows.is_token.to(device)
+    host_rows = padded(sheet)
+    # found on the host, so that it need not wait for the number of tokens
+    token_index = host_rows.is_token.flatten().nonzero().squeeze(1).to(device)
+    rows = host_rows.to(device)
     mask: Any
     if sheet.packing.layout == "flat":
-        mask = is_token.to(torch.int64)
+        mask = rows.is_token.to(torch.int64)
     elif blocks:
         ends = tree_ends(rows.enter, rows.leave, rows.is_token)
-        mask = masks_of(readout.causal.config.get_text_config(), ends.to(device), position)
+        mask = masks_of(readout.causal.config.get_text_config(), ends, rows.position)
     else:
-        mask = additive(may_attend(rows).to(device), parameter.dtype)
-    return [x[is_token] for x in readout.states_after(rows.tokens.to(device), mask, position, layers)]
+        mask = additive(may_attend(rows), parameter.dtype)
+    states = readout.states_after(rows.tokens, mask, rows.position, layers)
+    return [x.flatten(0, 1).index_select(0, token_index) for x in states]
 
 
 def why_flat(readout: Readout) -> str | None:

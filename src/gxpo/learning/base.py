@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from gxpo.forest.forest import Forest
 from gxpo.forest.grouped import dense
 from gxpo.learning.optimiser import Optimiser, local
 from gxpo.learning.packing import MicroBatch
+from gxpo.learning.parameter_checks import fingerprint
 from gxpo.parts.definition import show
 from gxpo.parts.functions import place_of
 from gxpo.parts.protocols import LossFunction, StepInfo, StepRunner
@@ -276,16 +276,11 @@ class InProcess:
 
     def checksum(self) -> dict[str, int]:
         """Checksum of the trainable parameters, for the step's line."""
-        return {"weights_crc": self.weights_crc()}
+        return {"weights_fingerprint": self.fingerprint()}
 
-    def weights_crc(self) -> int:
-        """CRC-32 of the trainable parameters, in order of names."""
-        crc = 0
-        for _, p in sorted(self.optimiser.parameter_by_name.items()):
-            # read in place: a copy of all weights would take as long as the sum
-            bits = p.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            crc = zlib.crc32(bits.numpy().data, crc)
-        return crc
+    def fingerprint(self) -> int:
+        """Fingerprint of the trainable parameters, computed on their device."""
+        return fingerprint(self.optimiser.parameter_by_name)
 
 
 # ---------------------------------------------------------------- several policies

@@ -19,7 +19,13 @@ COLUMNS = (256, 4096)  # least and most ids of a block
 def scaled(logits: Tensor, temperature: Tensor) -> Tensor:
     """[n, V] logits / temperature in float32 at least, in new memory."""
     z = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-    return z if bool((temperature == 1).all()) else z.div_(temperature[:, None].to(z))
+    return z if is_one(temperature) else z.div_(temperature[:, None].to(z))
+
+
+def is_one(temperature: Tensor) -> bool:
+    """True if all temperatures are known to be 1; asked of CPUs alone, as the host would wait for another device's
+    answer, and a division by 1 changes no bit."""
+    return temperature.device.type == "cpu" and bool((temperature == 1).all())
 
 
 class Chosen(Function):
@@ -64,7 +70,7 @@ class Chosen(Function):
             z.clamp_(min=NEVER).add_(entropy[:, None]).mul_(-by_entropy[:, None])
             g = p.mul_(z.add_(slope[:, None]))
         g.scatter_add_(1, target[:, None], -slope[:, None])
-        if not bool((temperature == 1).all()):
+        if not is_one(temperature):
             g.div_(temperature[:, None].to(g))
         return g.to(logits.dtype), None, None, None
 

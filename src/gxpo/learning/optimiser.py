@@ -241,16 +241,22 @@ class Optimiser:
 
     def _write_back(self) -> tuple[float, int]:
         """Round the float32 copies into the model's parameters; return how many changed, and of how many."""
+        changes: list[Tensor] = []
         changed = total = 0
         with torch.no_grad():
             for name, p in self.parameter_by_name.items():
                 full = self._master[name]
                 if full is not p:
                     rounded = full.to(p.dtype)
-                    changed += int(torch.count_nonzero(rounded.view(torch.int16) != p.view(torch.int16)))
+                    count = torch.count_nonzero(rounded.view(torch.int16) != p.view(torch.int16))
+                    if is_shard(full):
+                        changed += int(count)
+                    else:
+                        changes.append(count)
                     total += p.numel()
                     p.copy_(rounded)
-        return changed, total
+        # summed where they are: the host waits once
+        return changed + (int(torch.stack(changes).sum()) if changes else 0), total
 
     # ------------------------------------------------------------ saving
     def parameters(self) -> dict[str, Tensor]:

@@ -362,12 +362,12 @@ def read(
         values = {name: x for name, x in zip(heads, head(states).unbind(1), strict=True) if name in names}
     names = [name for name in names if name not in values]
     # tokens with and without a stored support go in chunks of their own, each of `logits_at_once` logits
-    has_free_support = (
-        torch.ones(n, dtype=torch.bool, device=target.device) if support is None else (support < 0).all(1)
-    )
     rows_per_chunk = max(1, logits_at_once // readout.vocabulary)
-    chunks = [(rows, None) for rows in has_free_support.nonzero().squeeze(1).split(rows_per_chunk)]
-    if support is not None:
+    if support is None:
+        chunks = [(rows, None) for rows in torch.arange(n, device=target.device).split(rows_per_chunk)]
+    else:
+        has_free_support = (support < 0).all(1)
+        chunks = [(rows, None) for rows in has_free_support.nonzero().squeeze(1).split(rows_per_chunk)]
         chunks += [(rows, support[rows]) for rows in (~has_free_support).nonzero().squeeze(1).split(rows_per_chunk)]
     chunks = [(rows, allowed) for rows, allowed in chunks if rows.numel()]
     if not chunks:

@@ -15,7 +15,6 @@ from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.learning.lora import Adapters
 from gxpo.learning.packing import MicroBatch
-from gxpo.learning.parameter_checks import fingerprint
 from gxpo.learning.readout import Readout
 from gxpo.learning.sampling_copy import SamplingCopy, alias
 from gxpo.learning.torch import TorchLearner
@@ -147,12 +146,6 @@ class ShardedLearner(TorchLearner):
         raise ConfigError("a part with a second model does not run on cluster.backend=fsdp: use cluster.backend=local")
 
     # ------------------------------------------------------------ state
-    def checksum(self) -> dict[str, int]:
-        return {"weights_fingerprint": fingerprint(self.optimiser.parameter_by_name)}
-
-    def weights_crc(self) -> int:
-        raise ConfigError("sharded parameters have no CRC of all bytes: use `checksum`")
-
     def save(self, path: Path) -> None:
         """Write parameters and moments below `path`, each process its shards, in safetensors files; all together."""
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter

@@ -27,6 +27,7 @@ from gxpo.learning.optimiser_kinds import Rule
 from gxpo.learning.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learning.readout import Readout, read
 from gxpo.learning.soft import WEIGHT, soft_inputs, with_densities
+from gxpo.learning.transfers import to_device, to_host
 from gxpo.models.decoder import measure
 from gxpo.models.decoder.choices import Sizes, Trial, kernel
 from gxpo.models.decoder.forward import Kernels, Products
@@ -374,10 +375,6 @@ class TorchLearner(InProcess):
         given: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Outputs [E] of a micro-batch's entries, float64, with gradient where it is enabled."""
-
-        def to_device(x: Tensor) -> Tensor:
-            return x.to(self.device)
-
         layers = readout.by_layer(names)
         soft = WEIGHT in batch.packing.forest.extras
         acting = nullcontext() if batch.policy is None else self.acting(batch.policy)
@@ -391,16 +388,17 @@ class TorchLearner(InProcess):
         if given:
             state_index, target, temperature = state_index[reading], target[reading], temperature[reading]
             support, reading = None if support is None else support[reading], torch.arange(len(reading))
-            given_rows = {name: to_device(x[batch.entries]) for name, x in given.items()}
+            given_rows = {name: x[batch.entries].to(self.device) for name, x in given.items()}
         out = {}
+        index_there, target_there, temperature_there = to_device((state_index, target, temperature), self.device)
         for (layer, normed), layer_states in zip(layers, states, strict=True):
-            rows = readout.normed(layer_states.index_select(0, to_device(state_index)), layer, normed)
+            rows = readout.normed(layer_states.index_select(0, index_there), layer, normed)
             outputs = read(
                 readout,
                 rows,
-                to_device(target),
-                to_device(temperature),
-                None if support is None else to_device(support),
+                target_there,
+                temperature_there,
+                None if support is None else support.to(self.device),
                 tuple(layers[layer, normed].values()),
                 head=self.value_head,
                 heads=self.value_heads,
@@ -409,9 +407,8 @@ class TorchLearner(InProcess):
             )
             if soft:
                 outputs = with_densities(outputs, batch, reading, readout, rows, temperature, self.logits_at_once)
-            out |= {
-                name: outputs[kind].to("cpu", torch.float64)[reading] for name, kind in layers[layer, normed].items()
-            }
+            layer_outputs = to_host({name: outputs[kind] for name, kind in layers[layer, normed].items()})
+            out |= {name: x[reading] for name, x in layer_outputs.items()}
         return out
 
     def _live(self, batch: MicroBatch, names: Sequence[str], *given: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -347,9 +347,8 @@ NAMES: dict[str, Metric] = {
     ),
     "tokens_forward": Metric("tokens through the learner's forward pass with gradient", "tokens", "the step"),
     "unique_token_ratio": Metric("tokens of the flattened rollouts per token of the forward pass", "ratio", "the step"),
-    "weights_crc": Metric("CRC-32 of the trained parameters after the step", "checksum", "trained parameters"),
     "weights_fingerprint": Metric(
-        "order-free checksum of sharded parameters after the step, equal for any number of processes",
+        "fingerprint of the trained parameters after the step, equal for equal bits in any number of processes",
         "checksum",
         "trained parameters",
     ),

@@ -105,10 +105,10 @@ def summary(rows: Sequence[Row], evaluations: Sequence[Row]) -> list[tuple[str, 
         ("rollouts discarded", "discarded_rollouts"),
         ("steps without an update", "empty_steps"),
         ("optimiser steps skipped, gradient not finite", "nonfinite_steps"),
-        ("CRC-32 of the weights", "weights_crc"),
+        ("fingerprint of the weights", "weights_fingerprint"),
     ):
         if end.get(name) is not None:
-            out.append((label, f"{end[name]:,}" if name != "weights_crc" else str(end[name])))
+            out.append((label, f"{end[name]:,}" if name != "weights_fingerprint" else str(end[name])))
     out.append(("rollouts unscored", f"{sum(r.get('unscored') or 0 for r in rows):,}"))
     for label, name in (("time of all steps", "time_step_s"), ("of it sampling", "time_sample_s"),
                         ("of it scoring", "time_score_s"), ("of it updating", "time_update_s")):  # fmt: skip

@@ -182,9 +182,9 @@ def test_the_gradient_is_that_of_the_loss_written_out() -> None:
 def test_a_step_without_pairs_trains_nothing() -> None:
     learner, forest = policy(), forest_of([[1.0, 1.0], [0.0, None]])
     part, tools = bound(learner)
-    before = part.model.weights_crc()
+    before = part.model.fingerprint()
     assert part.learn(forest, {"proximal_logprob": learner.outputs(forest)["logprob"]}, tools) == {"prm_pairs": 0.0}
-    assert part.model.weights_crc() == before
+    assert part.model.fingerprint() == before
 
 
 def test_a_restored_reward_model_goes_on_alike() -> None:
@@ -198,7 +198,7 @@ def test_a_restored_reward_model_goes_on_alike() -> None:
     other.load_state_dict(part.state_dict())
     for _ in range(2):
         assert part.learn(forest, signals, tools) == other.learn(forest, signals, tools)
-    assert part.model.weights_crc() == other.model.weights_crc()
+    assert part.model.fingerprint() == other.model.fingerprint()
 
 
 def test_while_the_two_models_are_one_it_is_grpo() -> None:

@@ -236,7 +236,7 @@ def test_two_steps_move_the_policy_and_the_teacher_after_it(name, tmp_path) -> N
     keys = {"tasks.per_step": 4, "rollout.group_size": 4, "sampling.max_new_tokens": 6, "eval.tasks": 4,
             "update.minibatches": 2}  # fmt: skip
     run = gxpo.train("tiny:cold", "arithmetic", name, 2, lambda completion: parity(completion), out=tmp_path, set=keys)
-    assert run.metrics[0]["weights_crc"] != run.metrics[1]["weights_crc"]
+    assert run.metrics[0]["weights_fingerprint"] != run.metrics[1]["weights_fingerprint"]
     for row in run.metrics:
         assert row["grad_norm"] > 0 and 0 < row["taught_share"] <= 1
         assert row["teacher_divergence"] > 0 and row["teacher_entropy"] > 0

@@ -207,7 +207,9 @@ def test_a_killed_run_that_replays_is_resumed_bit_for_bit(tmp_path):
     for name in ("whole", "killed"):
         rows = [json.loads(x) for x in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         actual.append([{k: v for k, v in r.items() if not k.startswith(("time_", "memory_"))} for r in rows])
-    assert actual[0] == actual[1] and len({r["weights_crc"] for r in actual[0]}) == len(actual[0]) == 4 and output
+    assert (
+        actual[0] == actual[1] and len({r["weights_fingerprint"] for r in actual[0]}) == len(actual[0]) == 4 and output
+    )
     for full_path in sorted((tmp_path / "whole" / "rollouts").glob("*.jsonl")):
         assert full_path.read_bytes() == (tmp_path / "killed" / "rollouts" / full_path.name).read_bytes()
 

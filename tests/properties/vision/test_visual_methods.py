@@ -30,7 +30,7 @@ def rows_of(run, task):
 
 def moved(run):
     """Two steps that were learnt from."""
-    return [r["step"] for r in run.metrics] == [1, 2] and len({r["weights_crc"] for r in run.metrics}) == 2
+    return [r["step"] for r in run.metrics] == [1, 2] and len({r["weights_fingerprint"] for r in run.metrics}) == 2
 
 
 @pytest.mark.slow

@@ -281,7 +281,7 @@ def train(method: str, out: Path, task: Any = str(PAIRS), steps: int = 2, **keys
 @pytest.mark.filterwarnings("ignore:.*held out")
 def test_pairs_train_and_nothing_is_sampled(tmp_path):
     rows = train("dpo", tmp_path / "run", steps=2, **ROWS)
-    assert rows[0]["weights_crc"] != rows[1]["weights_crc"] and rows[-1]["generated_tokens"] == 0
+    assert rows[0]["weights_fingerprint"] != rows[1]["weights_fingerprint"] and rows[-1]["generated_tokens"] == 0
     assert [r["pairs"] for r in rows] == [2.0, 2.0] and rows[0]["origin_logged"] == 1.0
     assert rows[0]["success_rate"] is None and rows[0]["staleness_mean"] is None  # not the policy's figures
     assert rows[0]["loss"] == pytest.approx(math.log(2))  # at the reference
@@ -307,7 +307,7 @@ def test_what_a_run_has_sampled_trains_another(tmp_path):
     file = {"rollout": "logged", "rollout.file": str(tmp_path / "first" / "rollouts")}
     for method, more in (("dpo", {}), ("grpo", {"objective.ratio_over": "behaviour"}), ("kto", {})):
         rows = train(method, tmp_path / method, "arithmetic", **file, **more)
-        assert rows[0]["weights_crc"] != rows[1]["weights_crc"] and rows[0]["sampler_gap"] is None
+        assert rows[0]["weights_fingerprint"] != rows[1]["weights_fingerprint"] and rows[0]["sampler_gap"] is None
     with pytest.raises(TaskError, match="has no answers"):
         train("dpo", tmp_path / "none", "arithmetic", rollout="logged")
 

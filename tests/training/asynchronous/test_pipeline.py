@@ -62,7 +62,7 @@ def test_the_first_step_is_that_of_a_synchronous_run(tmp_path: Path) -> None:
     assert not set(OWN) & set(sync[0]) and set(ahead[0]) == {*sync[0], *OWN}
     for name, value in sync[0].items():
         close = pytest.approx(value, rel=1e-5, abs=1e-9) if isinstance(value, float) else value
-        assert ahead[0][name] == close or name == "weights_crc", name
+        assert ahead[0][name] == close or name == "weights_fingerprint", name
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_the_clock_changes_nothing_in_order_of_dispatch(tmp_path: Path, monkeypa
     monkeypatch.setattr(Pipeline, "drain", lambda self: None)  # nothing would come while the learner saves
     monkeypatch.setattr(Pipeline, "close", lambda self: (expected.set(), close(self)))
     other = train(tmp_path / "late", **(keys | {"eval__every": 0}))
-    assert one[-1]["weights_crc"] == other[-1]["weights_crc"] and len(one) == 4
+    assert one[-1]["weights_fingerprint"] == other[-1]["weights_fingerprint"] and len(one) == 4
     assert all({k: v for k, v in a.items() if not k.startswith("eval_")} == {k: b[k] for k in b if "eval_" not in k}
                for a, b in zip(one, other, strict=True))  # fmt: skip
 

@@ -178,7 +178,7 @@ def _read_events(path: Path) -> Table:
                 if figure is not None:
                     row_by_step.setdefault(event.step, {})[value.tag] = figure
     table.rows = [(float(step), row) for step, row in row_by_step.items()]
-    if any("rollouts/zero_signal_groups" in row or "update/weights_crc" in row for row in row_by_step.values()):
+    if any("rollouts/zero_signal_groups" in row or "update/weights_fingerprint" in row for row in row_by_step.values()):
         # gxpo's own files: names behind the word that TensorBoard groups them by
         table.rows = [(step, {key.partition("/")[2]: v for key, v in row.items()}) for step, row in table.rows]
     elif any("zero/signal_groups" in row or "weights/crc" in row for row in row_by_step.values()):

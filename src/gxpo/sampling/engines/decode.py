@@ -10,18 +10,17 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gxpo.base.errors import ModelError
 from gxpo.models.decoder.attention import Chain
 from gxpo.models.decoder.forward import Decoder
 from gxpo.models.decoder.sampling import Prompts
 from gxpo.parts.protocols import Completion, Sampling, StreamKey
 from gxpo.sampling.engines.cache import Layers
+from gxpo.sampling.engines.stopping import Stopping
 
 
 # ---------------------------------------------------------------- prompts and prefix caches
@@ -237,8 +236,9 @@ def support_of(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
         p = top_logits.softmax(-1)
         ids = ids.masked_fill(p.cumsum(-1) - p >= top_p, size)
     ids = ids.sort(-1).values
-    width = int((ids < size).sum(-1).max()) if n else 0
-    ids = ids[:, :width]
+    # columns that no row uses are cut off, except where the host would wait for a device to save few of them
+    if top_k == 0 or scaled.device.type == "cpu":
+        ids = ids[:, : int((ids < size).sum(-1).max()) if n else 0]
     return ids.masked_fill(ids == size, -1)
 
 
@@ -292,78 +292,7 @@ def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
     return torch.minimum(torch.searchsorted(cumulative, target, right=True), last)
 
 
-MARKERS = {"\u2581": " ", "\u0120": " ", "\u010a": "\n"}  # SentencePiece's and byte-level BPE's signs for blanks
-REPLACEMENT = "\ufffd"  # decoded text of a piece that is not whole UTF-8
-
-
-_TOKEN_TEXTS: WeakKeyDictionary[Any, dict[tuple[int, int], list[set[str]]]] = WeakKeyDictionary()
-
-
-def token_texts(tokenizer: Any, vocabulary: int) -> list[set[str]]:
-    """Texts of each token: as decoded, and as written in the vocabulary. Cached per tokenizer."""
-    texts_by_size, key = _TOKEN_TEXTS.setdefault(tokenizer, {}), (vocabulary, len(tokenizer))
-    if key not in texts_by_size:
-        texts = []
-        for token in range(vocabulary):
-            vocabulary_text = tokenizer.convert_ids_to_tokens(token) or ""
-            for marker, blank in MARKERS.items():
-                vocabulary_text = vocabulary_text.replace(marker, blank)
-            decoded = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            texts.append({decoded, vocabulary_text})
-        texts_by_size[key] = texts
-    return texts_by_size[key]
-
-
-class Stopping:
-    """Stop conditions by token ids and by strings; only tokens that could complete a stop string are decoded."""
-
-    def __init__(self, ids: Sequence[int], strings: Sequence[str], tokenizer: Any, vocabulary: int) -> None:
-        if "" in strings:
-            raise ModelError("sampling.stop has an empty string, which would end every action: remove it")
-        if strings and tokenizer is None:
-            raise ModelError("stop strings need a tokenizer: give the engine one, or use sampling.stop_ids")
-        self.ids = torch.tensor(sorted(set(ids)), dtype=torch.int64)
-        self.strings, self.tokenizer = tuple(strings), tokenizer
-        self.may_complete = self._completing_tokens(vocabulary) if strings else None
-
-    @property
-    def is_never(self) -> bool:
-        """True if nothing ends a sample but its length."""
-        return not self.strings and not self.ids.numel()
-
-    def done(self, token: Tensor, history: Tensor) -> Tensor:
-        """Finished rows [n] bool. token [n]: the newest; history [n, k]: the action so far, `token` included."""
-        if self.may_complete is None and self.ids.numel() == 1:
-            return token == self.ids
-        finished = (token[:, None] == self.ids).any(1)
-        if self.may_complete is not None:
-            for row in (self.may_complete[token] & ~finished).nonzero().squeeze(1).tolist():
-                text = self._text(history[row].tolist())
-                finished[row] = any(s in text for s in self.strings)
-        return finished
-
-    def _text(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-    def _completing_tokens(self, vocabulary: int) -> Tensor:
-        """Flags [vocabulary], False only for tokens within whose text no stop string can end."""
-        suffixes = frozenset(s[i:] for s in self.strings for i in range(len(s)))
-        first_characters = frozenset(end[0] for end in suffixes)
-        shortest, longest = min(map(len, self.strings)), max(map(len, self.strings))
-
-        def may_end_stop_string(text: str) -> bool:
-            # Half a character decodes to the replacement sign, and the next token may complete it to anything.
-            if text == "" or REPLACEMENT in text:
-                return True
-            if len(text) >= shortest and any(s in text for s in self.strings):
-                return True
-            return text[0] in first_characters and any(
-                text[:n] in suffixes for n in range(1, min(len(text), longest) + 1)
-            )
-
-        return torch.tensor([any(map(may_end_stop_string, texts)) for texts in token_texts(self.tokenizer, vocabulary)])
-
-
+TOKENS_AT_ONCE = 8  # tokens that another device than a CPU draws before the host reads them
 KEEP_UNTIL = 7 / 8  # share of the batch's rows still running, at or below which finished rows are removed
 
 
@@ -443,44 +372,69 @@ def decode(
     """Sample until every row is done or out of uniforms; streams [n, longest] float64.
 
     `on_done` is called once for every sample, when it is done and before its row leaves the batch. The cache then holds
-    at least all but the last token of its action. `interrupted` is called after every token; if it returns True,
-    decoding ends and the rows still running count as interrupted.
+    at least all but the last token of its action. `interrupted` is called whenever tokens have been read; if it returns
+    True, decoding ends and the rows still running count as interrupted. Tokens are read one by one on a CPU and
+    `TOKENS_AT_ONCE` together on another device, which the host waits for each time.
     """
     (n, longest), device = streams.shape, state.logits.device
     uniform = torch.from_numpy(streams.T.copy()).to(device).unbind()
     actions = Actions.empty(n, longest)
-    # which sample each row of the batch is: None, all of them, until some have been removed
+    # which sample each row of the batch is, on the device: None, all of them, until some have been removed
     rows: Tensor | None = None
     samples, running, step = torch.arange(n), torch.ones(n, dtype=torch.bool), 0
-    for step in range(longest):
+    at_once = 1 if device.type == "cpu" else TOKENS_AT_ONCE
+    unread: list[Draws] = []
+    for draw_step in range(longest):
         # Finished rows are sampled along until they are removed; `length` keeps what they draw out of their actions.
-        draws = draw(state.logits, uniform[step] if rows is None else uniform[step][rows], sampling)
-        token, at = draws.token.cpu(), slice(None) if rows is None else rows
-        actions.tokens[at, step], actions.logprobs[at, step] = token, draws.logprob.cpu()
-        if draws.support is not None:
-            actions.supports.append((samples, draws.support.cpu()))
-        ended = None if stopping.is_never else stopping.done(token, actions.tokens[at, : step + 1])
-        has_ended = False
-        if ended is not None:
-            ended.logical_and_(running)
-            has_ended = bool(ended.any())
-            if has_ended:
+        draws = draw(state.logits, uniform[draw_step] if rows is None else uniform[draw_step][rows], sampling)
+        token = draws.token
+        unread.append(draws)
+        if len(unread) < at_once and draw_step + 1 < longest:
+            state = state.advance(token)
+            continue
+        at, has_ended, is_over = slice(None) if rows is None else samples, False, draw_step + 1 == longest
+        for step, (host_token, logprob, support) in enumerate(_on_host(unread), draw_step + 1 - len(unread)):
+            actions.tokens[at, step], actions.logprobs[at, step] = host_token, logprob
+            if support is not None:
+                actions.supports.append((samples, support))
+            ended = None if stopping.is_never else stopping.done(host_token, actions.tokens[at, : step + 1])
+            if ended is not None and bool(ended.logical_and_(running).any()):
+                has_ended = True
                 actions.length[samples[ended]], actions.stopped[samples[ended]] = step + 1, True
                 running = running & ~ended
-        is_over = step + 1 == longest or (has_ended and not bool(running.any()))
+                if not bool(running.any()):
+                    is_over = True
+                    break
+        unread = []
         if is_over or (interrupted is not None and interrupted()):
             break
         # Remove finished rows in bulk: selecting rows copies the caches.
         if has_ended and int(running.sum()) <= KEEP_UNTIL * samples.numel():
             _report_done(actions, samples, ~running, state, on_done)
             running_rows = running.nonzero().squeeze(1)
-            rows = samples = samples[running_rows]
-            token, state = token[running_rows], state.select(running_rows.to(device))
+            samples, device_rows = samples[running_rows], running_rows.to(device)
+            rows, token, state = samples.to(device), token[device_rows], state.select(device_rows)
             running = torch.ones_like(samples, dtype=torch.bool)
-        state = state.advance(token.to(device))
+        state = state.advance(token)
     actions.length[samples[running]] = step + 1
     _report_done(actions, samples, torch.ones_like(samples, dtype=torch.bool), state, on_done)
     return actions
+
+
+def _on_host(unread: Sequence[Draws]) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Tokens, log-probs and supports of several draws of the same rows, brought to the host by one copy, and one of the
+    supports of equal width."""
+    if len(unread) == 1:
+        token, logprob, support = unread[0]
+        yield token.cpu(), logprob.cpu(), None if support is None else support.cpu()
+        return
+    # log-probs travel as the bits of integers
+    bits = torch.stack([x for draws in unread for x in (draws.token, draws.logprob.view(torch.int64))]).cpu()
+    supports = [draws.support for draws in unread if draws.support is not None]
+    if len({x.shape for x in supports}) == 1:
+        supports = list(torch.stack(supports).cpu())
+    for i in range(len(unread)):
+        yield bits[2 * i], bits[2 * i + 1].view(torch.float64), supports[i].cpu() if supports else None
 
 
 def _report_done(actions: Actions, samples: Tensor, done_rows: Tensor, state: Batch, on_done: OnDone) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gxpo.base.errors import ModelError
-from gxpo.models.decoder.architecture import positions, rope_settings
+from gxpo.models.decoder.architecture import FULL, positions, rope_settings
 from gxpo.models.decoder.forward import Decoder, Kernels, Products, near
 from gxpo.models.decoder.vision import triples_of, vision_of
 from gxpo.sampling.engines.cache import Layers, Layout, check_rows, columns_of, rows_of, spread
@@ -26,7 +26,8 @@ class State:
     """Batch state between two tokens: next-token logits [n, V], cache, attention mask [n, columns], prompt columns.
 
     A row's tokens are its last columns, without a gap, so positions and windows are those of the row alone. `ahead`
-    [n]: next position minus number of tokens, which differ behind pictures (None: they are equal).
+    [n]: next position minus number of tokens, which differ behind pictures (None: they are equal). `is_even`: all rows
+    have as many tokens, so that nothing is masked.
     """
 
     network: Network
@@ -35,6 +36,7 @@ class State:
     mask: Tensor
     prompts: int
     ahead: Tensor | None = None
+    is_even: bool = False
 
     def next_positions(self) -> Tensor | None:
         """Positions [n] of the next tokens; None if they are the numbers of tokens."""
@@ -45,15 +47,16 @@ class State:
         mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
         position = mask.sum(1, keepdim=True) - 1
         position = position if self.ahead is None else position + self.ahead[:, None]
-        logits, cache = self.network(token[:, None], mask, position, self.cache)
-        return State(self.network, logits, cache, mask, self.prompts, self.ahead)
+        given_mask = self.network.mask_of_one(mask, self.is_even)
+        logits, cache = self.network(token[:, None], given_mask, position, self.cache)
+        return State(self.network, logits, cache, mask, self.prompts, self.ahead, self.is_even)
 
     def select(self, rows: Tensor) -> State:
         return self._rows(rows, rows_of(self.cache, rows))
 
     def _rows(self, rows: Tensor, cache: Any) -> State:
         ahead = None if self.ahead is None else self.ahead[rows]
-        return State(self.network, self.logits[rows], cache, self.mask[rows], self.prompts, ahead)
+        return State(self.network, self.logits[rows], cache, self.mask[rows], self.prompts, ahead, self.is_even)
 
     def columns(self, row: int, prompt: int, tokens: int) -> Layers:
         """Copy keys and values [heads, tokens, size] of a row, from the first of its `prompt` tokens on."""
@@ -126,7 +129,20 @@ class Network:
         finally:
             self.model.train(was_training)
 
-    def __call__(self, tokens: Tensor, mask: Tensor, position: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    def mask_of_one(self, mask: Tensor, is_even: bool) -> Tensor | None:
+        """Mask of one new token a row, as the model takes it from [n, columns].
+
+        transformers asks for every token whether a mask of [n, columns] hides anything, and the host waits for the
+        answer of a device: there the mask is None where nothing is hidden, else that of all heads.
+        """
+        config = self.causal.config.get_text_config()
+        kinds = {*(getattr(config, "layer_types", None) or [FULL])}
+        is_plain = kinds == {FULL} and not getattr(config, "sliding_window", None)
+        if self.device.type == "cpu" or not is_plain or "sdpa" not in str(config._attn_implementation):
+            return mask
+        return None if is_even else mask[:, None, None].bool()
+
+    def __call__(self, tokens: Tensor, mask: Tensor | None, position: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Run `tokens` [n, new]; return the logits after the last of them and the cache that includes them.
 
         mask [n, columns]: 1 where a column of cache and new tokens counts; position [n, new]: how many count before it,
@@ -182,9 +198,10 @@ def prefill(network: Network, contexts: Sequence[Context], room: int, tokens: in
     columns = max(len(c.prompt) for c in contexts)
     mask = right_aligned([len(c.prompt) for c in contexts], columns, network.device)
     position, ahead = _positions(network, contexts, mask)
+    is_even = all(len(c.prompt) == columns for c in contexts)
     if layout is None:
         logits, cache = network(_padded(contexts, columns, network.device), mask, position, None)
-        return State(network, logits, cache, mask, columns, ahead)
+        return State(network, logits, cache, mask, columns, ahead, is_even)
     # Cached prefixes are copied to their columns first; the forward passes then write the new tokens behind them.
     buffers = layout.buffers(len(contexts), columns + room)
     for row, context in enumerate(contexts):
@@ -193,7 +210,7 @@ def prefill(network: Network, contexts: Sequence[Context], room: int, tokens: in
         _prefill_chunk(network, layout, contexts[a:b], [(k[a:b, :, :columns], v[a:b, :, :columns]) for k, v in buffers])
         for a, b in _chunks([len(c.new_tokens) for c in contexts], tokens)
     ]
-    return State(network, torch.cat(logits), layout.cache(buffers, columns), mask, columns, ahead)
+    return State(network, torch.cat(logits), layout.cache(buffers, columns), mask, columns, ahead, is_even)
 
 
 def _prefill_chunk(network: Network, layout: Layout, contexts: Sequence[Context], buffers: Layers) -> Tensor:

@@ -28,7 +28,6 @@ from gxpo.sampling.engines.decode import (
     CachedPrefix,
     Context,
     PrefixCaches,
-    Stopping,
     decode,
     draw,
     parameter_version,
@@ -37,6 +36,7 @@ from gxpo.sampling.engines.decode import (
     uniforms,
 )
 from gxpo.sampling.engines.network import Network, prefill
+from gxpo.sampling.engines.stopping import Stopping
 
 
 # ---------------------------------------------------------------- soft
@@ -173,7 +173,7 @@ class TorchEngine:
     acting          context manager that makes the model the policy of a request; None: there is one policy, "main"
     kernels, products, choices  as of the learner (`gxpo.learning.torch.TorchLearner`)
     policy_version  stamped on every completion; the trainer counts it up
-    interrupted     called after every token: True ends all samples where they are, with finish "interrupted"
+    interrupted     called whenever tokens are read: True ends all samples where they are, with finish "interrupted"
 
     Every distinct prompt is run through the model once per call; all its samples share the cache. A sample with a name
     (`Request.keep`) leaves its cache behind: when the name comes back with a prompt that begins with the tokens of its
