@@ -11,7 +11,8 @@ from gxpo.models.chat.messages import prompt_messages
 from gxpo.parts.protocols import EpisodeRules, Task
 from gxpo.sampling.rollouts.context import Context
 from gxpo.sampling.rollouts.graph import Graph, Role
-from gxpo.sampling.rollouts.team import TeamPolicies, Walk
+from gxpo.sampling.rollouts.team import Walk
+from gxpo.sampling.rollouts.team_policies import TeamPolicies
 from gxpo.training.models import character_tokenizer
 
 TOKENIZER = character_tokenizer("<image>")

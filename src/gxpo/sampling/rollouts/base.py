@@ -43,7 +43,8 @@ from gxpo.sampling.rollouts.build import Count
 from gxpo.sampling.rollouts.episodes import Play
 from gxpo.sampling.rollouts.graph import graph
 from gxpo.sampling.rollouts.rounds import Round, Rounds
-from gxpo.sampling.rollouts.team import Team, TeamPlay, TeamPolicies
+from gxpo.sampling.rollouts.team import Team, TeamPlay
+from gxpo.sampling.rollouts.team_policies import TeamPolicies
 
 __all__ = ["Attempts", "Count", "Draw", "Episode", "Fork", "Play", "Rollout", "Round", "Rounds"]
 

@@ -15,7 +15,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gxpo.base import media
-from gxpo.base.errors import ConfigError, GxpoError, did_you_mean
+from gxpo.base.errors import ConfigError, GxpoError
 from gxpo.forest.forest import Forest
 from gxpo.parts.protocols import Completion, ContextUpdate, EpisodeRules, Request, Sampling, Session, StreamKey, Task
 from gxpo.parts.registry import part
@@ -23,69 +23,8 @@ from gxpo.sampling.rollouts.attempts import Attempts, Fork
 from gxpo.sampling.rollouts.build import Count, RolloutPart, action, dotted, keyed, record
 from gxpo.sampling.rollouts.context import Context, marked
 from gxpo.sampling.rollouts.episodes import Play
-from gxpo.sampling.rollouts.graph import REQUEST, SHARED, TASK, Call, Graph, Role, Texts, filled, graph
-
-
-@dataclass(frozen=True)
-class TeamPolicies:
-    """Assignment of policies to the roles of a team.
-
-    policy   "shared": one policy, SHARED, for all trained roles; "per_role": one for each, named as the role
-    frozen   roles that are not trained; each has a policy of its own name, the model that the run starts from
-    resting  roles that are not trained and keep the weights that their policy has
-    models   roles that other checkpoints play: policies of their own names, which are not the learner's
-    traitor_rate, traitor_prompt, traitor   see `Team`
-    """
-
-    graph: Graph
-    policy: str
-    frozen: tuple[str, ...]
-    resting: tuple[str, ...] = ()
-    traitor_rate: float = 0.0
-    traitor_prompt: str = "{prompt}"
-    traitor: str = "prompted"
-    models: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        untrained = {"frozen": self.frozen, "resting": self.resting, "models": self.models}
-        for option, names in untrained.items():
-            for name in names:
-                if name not in self.graph.names:
-                    raise ConfigError(
-                        f"rollout.{option}: the team has no role {name!r}{did_you_mean(name, self.graph.names)}; it "
-                        f"has {', '.join(self.graph.names)}"
-                    )
-        if set(self.graph.names) <= set(self.untrained):
-            options = " with ".join(f"rollout.{option}" for option, names in untrained.items() if names)
-            raise ConfigError(f"{options} names every role of the team: leave out one, which is trained")
-        weights = {"frozen": "the model that the run starts from", "resting": "what it has learned"}
-        for one, other in (("frozen", "resting"), ("frozen", "models"), ("resting", "models")):
-            if both := set(untrained[one]) & set(untrained[other]):
-                what = weights.get(other, "another checkpoint")
-                raise ConfigError(
-                    f"rollout.{other}: {min(both)!r} is in rollout.{one}, too: {one} has {weights[one]}, {other} {what}"
-                )
-
-    @property
-    def untrained(self) -> tuple[str, ...]:
-        """Roles whose tokens are not trained."""
-        return (*self.frozen, *self.resting, *self.models)
-
-    def of(self, role: Role) -> str:
-        """Return the name of a role's policy."""
-        return SHARED if self.policy == "shared" and role.name not in (*self.frozen, *self.models) else role.name
-
-    @property
-    def policies(self) -> dict[str, str]:
-        """Policy name -> "trained" or "frozen", the trained ones first; those of the learner."""
-        trained_by_policy = {
-            self.of(role): "frozen" if role.name in self.frozen else "trained"
-            for role in self.graph.members
-            if role.name not in self.models
-        }
-        if len(trained_by_policy) > 1:  # where each reads its own tokens, somebody has to read theirs: the bare model
-            trained_by_policy |= dict.fromkeys(self.models, "frozen")
-        return dict(sorted(trained_by_policy.items(), key=lambda item: item[1] != "trained"))
+from gxpo.sampling.rollouts.graph import REQUEST, TASK, Call, Graph, Role, Texts, filled, graph
+from gxpo.sampling.rollouts.team_policies import TeamPolicies
 
 
 @dataclass(frozen=True)
@@ -464,7 +403,7 @@ class Teamwork(RolloutPart):
 
     def evaluation(self, samples: int) -> Team:
         """Return the rollout for held-out tasks: the team, with one sample a turn."""
-        return Team(samples, self.graph, self.policy, self.frozen, resting=self.resting, models=self.models)
+        return Team(samples, self.graph, self.policy, self.frozen, resting=self.resting, models=dict(self.models))
 
 
 @part("team", stage="rollout")

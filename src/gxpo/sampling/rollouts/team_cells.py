@@ -15,7 +15,8 @@ from gxpo.parts.protocols import Completion, Request, Session, Task
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.build import Count, first_best, group_of, name_draws, stream
 from gxpo.sampling.rollouts.graph import Graph
-from gxpo.sampling.rollouts.team import TeamPolicies, Teamwork, Walk
+from gxpo.sampling.rollouts.team import Teamwork, Walk
+from gxpo.sampling.rollouts.team_policies import TeamPolicies
 
 
 def mixed(team: Tensor, local: Tensor, alpha: float = 1.0) -> Tensor:

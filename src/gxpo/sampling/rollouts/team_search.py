@@ -13,7 +13,8 @@ from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.graph import Graph
 from gxpo.sampling.rollouts.search import Searching
 from gxpo.sampling.rollouts.search_nodes import Grower, Node, SearchTree
-from gxpo.sampling.rollouts.team import TeamPolicies, Teamwork, Walk
+from gxpo.sampling.rollouts.team import Teamwork, Walk
+from gxpo.sampling.rollouts.team_policies import TeamPolicies
 
 
 class _Branch(Walk):
