@@ -7,7 +7,7 @@ import torch
 from tests.naive import view
 from tests.sampling.rollouts.flow_session import TASKS, FlowSession, grown, renamed, small_flow
 
-from gxpo.algorithms.weighting.token_curves import equal_segments
+from gxpo.algorithms.weighting.token_curves import equal_values
 from gxpo.base.errors import ConfigError
 from gxpo.environments.tasks.points import final_latents
 from gxpo.forest import records
@@ -175,7 +175,7 @@ def test_chunks_of_denoising_steps_are_segments() -> None:
     session = FlowSession(small_flow(5))
     forest = grown(Denoise(2, [1, 3]), TASKS[:1], session)
     assert forest.segment[forest.path_token].tolist() == [0, 1, 2, 2, 2, 3] * 2
-    weight = equal_segments(torch.tensor([1, 2, 2, 2]), torch.zeros(4).long())
+    weight = equal_values(torch.tensor([1, 2, 2, 2]), torch.zeros(4).long(), torch.ones(4).bool())
     assert weight.tolist() == pytest.approx([2.0, 2 / 3, 2 / 3, 2 / 3])  # two chunks of four steps: 2 = 4 / (2 * 1)
     with pytest.raises(ConfigError, match=r"chunks=\[1, 2\] adds up to 3 denoising steps, and 4 are trained"):
         grown(Denoise(2, [1, 2]), TASKS[:1], session)

@@ -54,7 +54,9 @@ def directory(tmp_path_factory):
     from transformers import BertConfig, BertForMaskedLM
 
     torch.manual_seed(0)
-    BertForMaskedLM(BertConfig(**{**SETTINGS, "vocab_size": len(words)})).save_pretrained(folder)
+    BertForMaskedLM(BertConfig(**{**SETTINGS, "vocab_size": len(words), "initializer_range": 0.02})).save_pretrained(
+        folder
+    )
     return folder
 
 

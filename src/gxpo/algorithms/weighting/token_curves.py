@@ -472,31 +472,14 @@ def u_shape(x: Tensor, *, strength: Factor = 0.3) -> Tensor:
     return 1 + strength * (2 * x - 1).square()
 
 
-def equal_segments(x: Tensor, trajectory: Tensor) -> Tensor:
-    """Weight of tokens by which all segments of a trajectory count alike, whatever their lengths; by "segment".
-
-    w = (mean tokens of the trajectory's segments) / (tokens of this one), 1 on average; Chunk-GRPO, arXiv 2510.21583.
-    >>> equal_segments(torch.tensor([0, 1, 1, 1]), torch.zeros(4).long()).round(decimals=6).tolist()
-    [2.0, 0.666667, 0.666667, 0.666667]
-    """
-    segment = grouped.dense(trajectory * (int(x.max()) + 2) + x + 1) if len(x) else x
-    share = 1 / grouped.count(segment)
-    return share / grouped.mean(share, trajectory)
-
-
 def equal_values(x: Tensor, scope: Tensor, counts: Tensor) -> Tensor:
-    """Weight of tokens by which all values of the score count alike in the scope, however many tokens have each.
+    """Weight by which all values of the score count alike in the scope, however many tokens have each; 1 on average.
 
-    w = (tokens of the scope / distinct values) / (tokens of this value), 1 on average. By "unmasked_at", the step of
-    the decoder in which a masked model unmasked a token: CJ-GRPO, arXiv 2509.23924, over the batch.
-
-    >>> one = torch.zeros(3, dtype=torch.int64)
-    >>> equal_values(torch.tensor([0, 0, 1]), one, one == 0).tolist()
+    By "segment" in a trajectory: Chunk-GRPO, arXiv 2510.21583. By "unmasked_at": CJ-GRPO, arXiv 2509.23924.
+    >>> equal_values(torch.tensor([0, 0, 1]), torch.zeros(3).long(), torch.ones(3).bool()).tolist()
     [0.75, 0.75, 1.5]
     """
-    if not len(x):
-        return x.to(torch.float64)
-    value = grouped.dense(scope * (int(x.max()) + 1) + x.to(torch.int64))
+    value = grouped.dense(scope * (int(x.max()) + 2) + x.to(torch.int64) + 1) if len(x) else scope
     share = torch.where(counts, 1 / grouped.count(value, counts).clamp_min(1), 0.0)
     return torch.where(counts, share * grouped.count(scope, counts) / grouped.sum(share, scope, counts), 1.0)
 

@@ -56,8 +56,7 @@ class Recipe:
 
     options                   options of the task
     dimensions                dimensions of the model, over `gxpo.models.tiny.DIMENSIONS`
-    sees                      True: a model that reads pictures (`gxpo.models.tiny`), with its own dimensions
-    masked                    True: a masked model, trained by hiding random sets of the answer's tokens
+    sees, masked              True: a model that reads pictures; one trained by hiding random sets of an answer's tokens
     expert                    in a world: share of demonstrated actions that are the expert's (see `Demonstrations`)
     habits, habitual, slips   the author: share of questions with a habit, probability of the habitual answer, and
                               probability of a chance error on other questions
@@ -194,7 +193,6 @@ WARMUPS: dict[str, Recipe] = {
         max_steps=500,
         max_new_tokens=20,
     ),
-    # Weaker than the others: hidden tokens teach less than a text from left to right, and need more steps.
     "arithmetic-masked": Recipe(
         task="arithmetic",
         masked=True,
