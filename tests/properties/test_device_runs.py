@@ -25,7 +25,10 @@ KINDS = {
     "teams": ("dr_mas", {"rollout.graph": "second_opinion"}),
     "trees": ("tree_grpo", {"rollout.delimiter": ","}),
     "vision": ("grpo", {"model": "tiny-vision:cold", "task": "shapes"}),
-    "flow": ("flow_grpo", {"model": "flow", "task": "points", "sampling.max_new_tokens": 9}),
+    "flow": (
+        "flow_grpo",
+        {"model": "flow", "task": "points", "tasks.options": {"radius": 1.0}, "sampling.max_new_tokens": 9},
+    ),
     "lora": ("grpo", {"learner.lora_rank": 4, "objective.kl.coef": 0.1}),
     "value heads": ("gae", {}),
     "preferences": (

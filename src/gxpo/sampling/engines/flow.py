@@ -137,6 +137,7 @@ class FlowEngine:
         length = (len(sigmas) - n_prompt_latents).clamp_max(longest).tolist()
         reaches_end = (n_prompt_latents + longest >= len(sigmas)).tolist()
         host = {name: x.cpu().numpy() for name, x in out.items()}
+        logprob = logprob.cpu()  # together: each sample's own copy would wait for the device
         return [
             Completion(
                 tokens=[LATENT] * length[i],
