@@ -20,8 +20,11 @@ import torch
 import typer.main
 from _pytest.assertion.rewrite import AssertionRewritingHook
 from hypothesis import HealthCheck, settings
+from tests import strict_device
 
 torch.set_num_threads(1)
+if strict_device.DEVICE == strict_device.NAME:
+    strict_device.install()
 typer.main.get_command = functools.cache(typer.main.get_command)  # else each `gxpo ...` makes all commands anew
 
 # GXPO_HYPOTHESIS=search looks for new counterexamples: other examples each time, and many more of them.

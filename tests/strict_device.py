@@ -249,8 +249,9 @@ _generators: WeakValueDictionary[int, Generator] = WeakValueDictionary()  # thos
 
 
 @cache
-def _install() -> torch.library.Library:
-    """Make the device known to torch in this process."""
+def install() -> torch.library.Library:
+    """Make the device known to torch in this process, before its first backward pass: autograd starts a thread for each
+    device that it knows then."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     library = torch.library.Library("_", "IMPL")
     library.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), "PrivateUse1")
@@ -290,7 +291,7 @@ def strict() -> Iterator[str]:
     """Context manager: the device exists; gives its name."""
     from gxpo.learning import block_mask
 
-    _install()
+    install()
     patches = [(torch, name, _builds(getattr(torch, name))) for name in ("tensor", "as_tensor", "asarray")]
     patches += [(torch, "Generator", Generator), (torch.Tensor, "pin_memory", lambda self, device=None: self)]
     patches += [(block_mask, "flex_attention", _dense_attention)]

@@ -15,14 +15,20 @@ import gxpo
 __all__ = ["device"]
 SMALL = {"tasks.per_step": 2, "rollout.group_size": 4, "sampling.max_new_tokens": 6, "eval.tasks": 2, "eval.every": 0}
 PAIRS = str(Path(__file__).parents[1] / "pairs.jsonl")
-PHASES = [{"method": "dpo", "steps": 1}, {"method": "grpo", "steps": 1, "reference": "previous"}]
+PHASES = [
+    {"method": "dpo", "steps": 1},
+    {"method": "grpo", "steps": 1, "reference": "previous", "objective.kl.coef": 0.1},
+]
 KINDS = {
     "prompts": ("grpo", {}),
     "episodes": ("gigpo", LAKE),
     "teams": ("dr_mas", {"rollout.graph": "second_opinion"}),
     "trees": ("tree_grpo", {"rollout.delimiter": ","}),
     "vision": ("grpo", {"model": "tiny-vision:cold", "task": "shapes"}),
-    "flow": ("flow_grpo", {"model": "flow", "task": "points", "sampling.max_new_tokens": 9}),
+    "flow": (
+        "flow_grpo",
+        {"model": "flow", "task": "points", "tasks.options": {"radius": 1.0}, "sampling.max_new_tokens": 9},
+    ),
     "lora": ("grpo", {"learner.lora_rank": 4, "objective.kl.coef": 0.1}),
     "value heads": ("gae", {}),
     "preferences": (
@@ -35,14 +41,14 @@ KINDS = {
 }
 
 
-def trained(method, device, folder, reward=parity, **keys):
+def trained(method, device, folder, scorer, **keys):
     """A run of two steps of a model that has learnt nothing."""
     keys = {**SMALL, "learner.device": device, **keys}
     if keys.get("rollout") == "logged" or "rollout.group_size" not in gxpo.method(method).keys:
         keys.pop("rollout.group_size", None)
     model, task = keys.pop("model", "tiny:cold"), keys.pop("task", "arithmetic")
     steps = None if "phases" in keys else 2
-    return gxpo.train(model, task, method, steps, reward, out=folder / "run", set=keys)
+    return gxpo.train(model, task, method, steps, scorer, out=folder / "run", set=keys)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -170,7 +170,7 @@ class Blocks(Function):
 
 def _factor(scale: float, temperature: Tensor, dtype: torch.dtype) -> Tensor | None:
     """[n, 1] factor of the logits; None: 1."""
-    if scale == 1.0 and bool((temperature == 1).all()):
+    if scale == 1.0 and is_one(temperature):
         return None
     return (scale / temperature.to(dtype))[:, None]
 

@@ -171,6 +171,7 @@ class FlowEngine:
             for i, pixels in zip(done, model.pictures(latent[done]), strict=True):
                 refs[i] = PICTURES.put(pixels)
         host = {name: x.cpu().numpy() for name, x in out.items()}
+        logprob = logprob.cpu()  # together: each sample's own copy would wait for the device
         return [
             Completion(
                 tokens=[LATENT] * length[i],
