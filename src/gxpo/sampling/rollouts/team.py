@@ -448,7 +448,7 @@ class Teamwork(RolloutPart):
 
     def evaluation(self, samples: int) -> Team:
         """Return the rollout for held-out tasks: the team, with one sample a turn."""
-        return Team(samples, self.graph, self.policy, self.frozen, resting=self.resting, models=self.models)
+        return Team(samples, self.graph, self.policy, self.frozen, resting=self.resting, models=dict(self.models))
 
 
 @part("team", stage="rollout")
