@@ -92,7 +92,8 @@ def test_agents_of_the_parallel_api_act_at_once():
 def test_agents_of_the_aec_api_act_in_turns():
     world = Joint(PettingZoo("own_zoo", api="aec"))
     assert world.reset(0).info["acting"] == ["x"]
-    assert world.step("0").info["acting"] == ["y"]
+    step = world.step("0").info
+    assert step["acting"] == ["y"] and step["agents"]["x"]["observation"] == ""  # it reads at its next turn
     end = world.step("1").info["agents"]
     assert {a: fields["reward"] for a, fields in end.items()} == {"x": -1.0, "y": 1.0}
     assert {a: fields["success"] for a, fields in end.items()} == {"x": False, "y": True}

@@ -138,7 +138,8 @@ class PettingZoo:
 
     def _news(self, agent: str, error: str | None = None, **fields: Any) -> TimeStep:
         observation = self._observations[agent] if self._is_parallel else self._world.observe(agent)
-        text = as_text(observation, self.digits) if self._is_parallel or self._is_next(agent) or fields else ""
+        reads = self._is_parallel or self._is_next(agent) or fields.get("done")  # not between its turns
+        text = as_text(observation, self.digits) if reads else ""
         return TimeStep(text, digest(text, self._turn), action_error=error, **fields)
 
     def _is_next(self, agent: str) -> bool:
