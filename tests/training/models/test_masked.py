@@ -45,12 +45,16 @@ def test_equal_seeds_give_equal_masked_models():
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     """A random BERT of transformers with a tokenizer that ends texts with a separator."""
-    from transformers import BertTokenizerFast
+    from tokenizers import Regex, Tokenizer, pre_tokenizers
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
 
     folder = tmp_path_factory.mktemp("bert")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"0123456789+="]
-    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
-    BertTokenizerFast(vocab_file=str(folder / "vocab.txt")).save_pretrained(folder)
+    backend = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    named = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **named).save_pretrained(folder)
     from transformers import BertConfig, BertForMaskedLM
 
     torch.manual_seed(0)
