@@ -110,6 +110,15 @@ class StrictTensor(torch.Tensor):
     def new_tensor(self, data: Any, **options: Any) -> torch.Tensor:
         return torch.tensor(data, **{"dtype": self.dtype, "device": self.device, **options})
 
+    @property
+    def data(self) -> torch.Tensor:
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, value: StrictTensor) -> None:
+        torch.Tensor.data.__set__(self, value)
+        self.there = value.there
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})

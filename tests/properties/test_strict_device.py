@@ -43,6 +43,9 @@ def test_tensors_are_made_read_and_viewed_there():
     assert torch.tensor([1, 2], device=NAME).device.type == torch.zeros(2, device=NAME).device.type == NAME
     assert there(2).view(torch.int32).tolist() == [0x3F800000, 0x40000000]
     assert there(2).new_tensor([3]).device.type == NAME and there(2).pin_memory().tolist() == [1.0, 2.0]
+    weight = torch.nn.Parameter(there(2))
+    weight.data = weight.data.to(torch.bfloat16)
+    assert (weight.view(torch.int16).tolist(), weight.dtype) == ([0x3F80, 0x4000], torch.bfloat16)
     drawn = [torch.rand(2, device=NAME, generator=torch.Generator(NAME).manual_seed(5)).tolist() for _ in range(2)]
     assert drawn[0] == drawn[1]
     with torch.autocast(NAME, dtype=torch.bfloat16):
