@@ -280,9 +280,9 @@ def test_adapters_take_a_step(kind):
     rule = Rule(caution="plus_one") if kind in ("adamw", "lion") else Rule()
     learner = TorchLearner(clean_llama(), lr=1e-2, optimiser=kind, rule=rule, lora=LORA)
     forest = Forest.from_completions([[3, 4]], [[[6, 7], [8]]], [[1.0, 0.0]])
-    before = learner.weights_crc()
+    before = learner.fingerprint()
     learner.step(forest, lambda x: -x["logprob"].mean())
-    assert learner.weights_crc() != before
+    assert learner.fingerprint() != before
 
 
 # ---------------------------------------------------------------- AdamW with stochastic rounding

@@ -100,6 +100,11 @@ def parts_of(method: Method) -> Iterator[tuple[str, Any]]:
         yield ("objective" if name == "policy" else f"objective.{name}"), term
 
 
+def causal_only(method: Method, trainer: str) -> str:
+    """Return the reason why an objective on a masked model's likelihood can't be used."""
+    return f"likelihood={show(method.likelihood)}: {trainer} reads log-probs of causal models, from left to right"
+
+
 def update_refusals(method: Method, trainer: str, fields: Sequence[str]) -> list[str]:
     """Return reasons why the trainer can't take the method's optimiser steps, each with the key that avoids it.
 
@@ -176,6 +181,8 @@ def declared_refusals(
         reasons.append(f"phases: {trainer} runs one method; train with those of the phases one after the other")
     if (optimiser := method.run_keys.get("learner.optimiser")) is not None:
         reasons.append(f"learner.optimiser={optimiser.value}: {trainer} steps with its own optimiser; choose it there")
+    if objective and method.likelihood is not None:
+        reasons.append(causal_only(method, trainer))
     if method.sampler is not None:
         reasons.append(f"tasks.sampler={show(method.sampler)}: {trainer} draws the tasks itself")
     # what each part declares to need, against what the trainer gives. A KL in the reward counts with the advantages.

@@ -37,7 +37,7 @@ def test_a_pipeline_trains_shows_and_comes_back(name, pipeline, tmp_path):
         f"diffusers:{pipeline}", "pictures", name, 2, f"{tmp_path / 'light.py'}:light", out=run, set=keys
     )
     rows = trained.metrics
-    assert rows[0]["weights_crc"] != rows[1]["weights_crc"] and rows[-1]["empty_steps"] == 0
+    assert rows[0]["weights_fingerprint"] != rows[1]["weights_fingerprint"] and rows[-1]["empty_steps"] == 0
     record = json.loads((run / "rollouts" / "step-000002.jsonl").read_text().splitlines()[0])
     assert (run / "rollouts" / "media" / f"{record['info']['picture'].split(':')[1]}").is_file()
     assert "Pictures by prompt, before and after" in (run / "report.html").read_text()
