@@ -2,8 +2,7 @@
 
 Reinforcement learning needs a policy that sometimes succeeds. The accuracy of a warm-up depends strongly on its seed,
 so the warm-up has its own seed, is checked on held-out tasks while it runs, and stops at the first check inside its
-band; every method and every RL seed then starts from the same files. A warm-up that misses the band raises
-`ModelError`.
+band; every method and every RL seed then starts from the same files. One that misses the band raises `ModelError`.
 
 The examples are by an author with bad habits (`Habits`): the form of the working is always right, but for a share of
 the small questions inside it (`7+8`) the author usually writes one and the same wrong number. A policy that imitates
