@@ -53,13 +53,13 @@ def make(
     given    the task source itself, an object of the user's that is called `name`
     corruption  of the observations of an environment; ConfigError where tasks are prompts
     """
-    world = _made(name, seed, options, per_step, workers, timeout, concurrency, given, corruption)
+    world = _make_world(name, seed, options, per_step, workers, timeout, concurrency, given, corruption)
     if corruption is not None and world.envs is None:
         raise ConfigError(f"env.corrupt changes observations of an environment, and task {name!r} is none")
     return world
 
 
-def _made(
+def _make_world(
     name: str,
     seed: int,
     options: Mapping[str, Any] | None,

@@ -97,19 +97,19 @@ def prospect(better: Tensor, worse: Tensor, beta: float | Tensor = 0.1) -> Tenso
     return torch.sigmoid(-beta * (better - worse))
 
 
-def held(better: Tensor, worse: Tensor, beta: float | Tensor = 0.1, *, clip: float = 0.1) -> Tensor:
+def clamped(better: Tensor, worse: Tensor, beta: float | Tensor = 0.1, *, clip: float = 0.1) -> Tensor:
     """-log sigmoid(beta h) of scores held in [log(1 - clip), log(1 + clip)]: no gradient beyond, whatever the order.
 
     SPO of diffusion models, arXiv 2406.04314: scores are log policy / reference of one denoising step.
 
-    >>> held(torch.tensor([0.05]), torch.tensor([-0.2]), 10.0, clip=0.1).item()
+    >>> clamped(torch.tensor([0.05]), torch.tensor([-0.2]), 10.0, clip=0.1).item()
     0.19184620678424835
     """
     above, below = (x.clamp(math.log1p(-clip), math.log1p(clip)) for x in (better, worse))
     return -logsigmoid(beta * (above - below))
 
 
-FORMS: Mapping[str, Callable[..., Tensor]] = {f.__name__: f for f in (sigmoid, ipo, hinge, odds, prospect, held)}
+FORMS: Mapping[str, Callable[..., Tensor]] = {f.__name__: f for f in (sigmoid, ipo, hinge, odds, prospect, clamped)}
 
 
 def options_of(form: str) -> frozenset[str]:
@@ -199,7 +199,7 @@ class PreferencePairs(LabelTerm):
 
     pairs: Literal["verdict", "outcome", "ordered", "none"] = "verdict"
     beta: Positive = 0.1
-    form: Literal["sigmoid", "ipo", "hinge", "odds", "prospect", "held"] = "sigmoid"
+    form: Literal["sigmoid", "ipo", "hinge", "odds", "prospect", "clamped"] = "sigmoid"
     label_smoothing: Annotated[float, Interval(ge=0, lt=0.5)] = 0.0
     length_mean: bool = False
     success_at: float | None = None

@@ -220,13 +220,13 @@ class EnvPool:
     def _as_steps(self, values: Mapping[str, Any]) -> dict[str, TimeStep | EnvFailure]:
         steps: dict[str, TimeStep | EnvFailure] = {}
         for name, value in values.items():
-            steps[name] = value if isinstance(value, EnvFailure) else self._seen(from_fields(value))
+            steps[name] = value if isinstance(value, EnvFailure) else self._corrupt(from_fields(value))
             # an instance is closed as soon as its episode is over
             if isinstance(value, dict) and value["done"]:
                 self._forget(name)
         return steps
 
-    def _seen(self, step: TimeStep) -> TimeStep:
+    def _corrupt(self, step: TimeStep) -> TimeStep:
         return step if self.corruption is None else self.corruption(step)
 
     def _ask(self, operation: str, needs: str, names: Sequence[str]) -> dict[str, Any]:

@@ -234,7 +234,7 @@ spo_diffusion = Definition(
         "rollout.noise": "ddim_eta",
         "objective": "preference_pairs",
         "objective.pairs": "outcome",
-        "objective.form": "held",
+        "objective.form": "clamped",
         "objective.beta": 10.0,
         "objective.least_gap": 0.619,
     },

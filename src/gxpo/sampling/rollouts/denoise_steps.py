@@ -93,7 +93,7 @@ class DenoiseSteps(RolloutPart):
                             tasks[g],
                             group,
                             f"{sample}.{k}.{b % n}",
-                            [_given(cut(path, len(path.tokens) - 1, len(path.tokens))), y, end],
+                            [_fixed_latent(cut(path, len(path.tokens) - 1, len(path.tokens))), y, end],
                             prompt=list(prompts[g]),
                             info={"sample": sample, "denoising_step": k},
                         )
@@ -106,7 +106,7 @@ class DenoiseSteps(RolloutPart):
         return Forest.from_records(records)
 
 
-def _given(latent: Completion) -> Completion:
+def _fixed_latent(latent: Completion) -> Completion:
     """Return a latent as something that nobody drew: nothing of it is trained."""
     zero = np.zeros(1)
     return dataclasses.replace(latent, logprobs=[0.0], extras={**latent.extras, "noise_scale": zero})

@@ -76,8 +76,8 @@ def _messages(value: Any) -> list[dict[str, Any]]:
                 raise Refused(f"{at} has the type {short_repr(kind)}, which can't be read here in the {role}'s message")
         messages += results
         if role == "assistant":
-            own = {"role": role, "content": "\n".join(texts)}
-            messages.append({**own, "tool_calls": calls} if calls else own)
+            entry = {"role": role, "content": "\n".join(texts)}
+            messages.append({**entry, "tool_calls": calls} if calls else entry)
         elif texts or not results:
             messages.append({"role": role, "content": "\n".join(texts)})
     return messages
@@ -146,20 +146,20 @@ def body(call: CallRequest, choices: Sequence[Choice], decode: Any) -> dict[str,
 
 def events(call: CallRequest, choices: Sequence[Choice], decode: Any) -> Iterator[str]:
     """Server-sent events of a reply; sampling is complete by then, so each block comes in one piece."""
-    whole = body(call, choices, decode)
+    reply = body(call, choices, decode)
 
     def event(kind: str, **fields: Any) -> str:
         return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n"
 
     begun = {
-        **whole,
+        **reply,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": {**whole["usage"], "output_tokens": 0},
+        "usage": {**reply["usage"], "output_tokens": 0},
     }
     yield event("message_start", message=begun)
-    for i, block in enumerate(whole["content"]):
+    for i, block in enumerate(reply["content"]):
         kind = block["type"]
         if kind == "text":
             empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
@@ -171,8 +171,8 @@ def events(call: CallRequest, choices: Sequence[Choice], decode: Any) -> Iterato
         yield event("content_block_start", index=i, content_block=empty)
         yield event("content_block_delta", index=i, delta=delta)
         yield event("content_block_stop", index=i)
-    usage = {"output_tokens": whole["usage"]["output_tokens"]}
-    yield event("message_delta", delta={k: whole[k] for k in ("stop_reason", "stop_sequence")}, usage=usage)
+    usage = {"output_tokens": reply["usage"]["output_tokens"]}
+    yield event("message_delta", delta={k: reply[k] for k in ("stop_reason", "stop_sequence")}, usage=usage)
     yield event("message_stop")
 
 

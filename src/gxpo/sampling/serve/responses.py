@@ -208,8 +208,8 @@ def _name(kind: str) -> str:
 
 def events(call: CallRequest, choices: Sequence[Choice], decode: Any) -> Iterator[str]:
     """Server-sent events of a response; sampling is complete by then, so each item comes in one piece."""
-    whole, number = body(call, choices, decode), 0
-    begun = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    response, number = body(call, choices, decode), 0
+    begun = {**response, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
 
     def event(kind: str, **fields: Any) -> str:
         nonlocal number
@@ -219,7 +219,7 @@ def events(call: CallRequest, choices: Sequence[Choice], decode: Any) -> Iterato
 
     yield event("created", response=begun)
     yield event("in_progress", response=begun)
-    for i, item in enumerate(whole["output"]):
+    for i, item in enumerate(response["output"]):
         at = {"output_index": i, "item_id": item["id"]}
         if item["type"] == "message":
             (part,) = item["content"]
@@ -242,4 +242,4 @@ def events(call: CallRequest, choices: Sequence[Choice], decode: Any) -> Iterato
             yield event("reasoning_summary_text.done", **inside, text=part["text"])
             yield event("reasoning_summary_part.done", **inside, part=part)
         yield event("output_item.done", output_index=i, item=item)
-    yield event(whole["status"], response=whole)
+    yield event(response["status"], response=response)
