@@ -61,6 +61,15 @@ def test_a_cause_stands_instead_of_no_gain() -> None:
             },
             ("length_hack", "truncation"),
         ),
+        (
+            {"reward": rise(0.4, 0.6) + noise(0.01), "component__ndcg": rise(0.3, 0.1), "component__bonus": None}
+            | {"component__bonus": rise(0.4, 0.6) + noise(0.01) - rise(0.3, 0.1)},
+            ("component_dominates", "judge_hacked"),
+        ),
+        (
+            {"reward": rise(0.08, 0.16) + noise(0.01), "eval__reward": [0.06, 0.1, 0.1, 0.109, 0.1, 0.1, 0.1]},
+            ("all_wrong", "component_dominates", "memorising"),
+        ),
     ],
 )
 def test_a_sign_against_health_is_a_finding(figures: dict[str, Any], ids: tuple[str, ...]) -> None:

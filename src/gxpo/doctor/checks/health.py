@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -114,7 +115,33 @@ def _is_far_off(log: RunLog) -> bool:
         return False
     size = np.abs(log.values("kl"))
     fifth = max(3, len(size) // 5)
-    return len(size) >= 10 and float(np.median(size[-fifth:])) > max(0.5, 10 * float(np.median(size[: min(fifth, 10)])))
+    return len(size) >= 10 and float(np.median(size[-fifth:])) > max(0.5, 10 * float(np.median(size[:3])))
+
+
+def _is_held_out_level(log: RunLog) -> bool:
+    """True if five and more evaluations after the first are all alike, far from the top of a score of at most 1."""
+    held_out = log.values(log.evaluation)[1:] if log.evaluation is not None else np.empty(0)
+    is_level = len(held_out) >= 5 and log.top_reward <= 1.05 and float(np.ptp(held_out)) < 0.02
+    return is_level and 0 < float(held_out.max()) < 0.3
+
+
+def _pays_other(log: RunLog) -> bool:
+    """True if a part of the reward falls as another, from which most of it comes at last, grows: two columns that sum
+    to the reward in every row."""
+    reward = log.values("reward")
+    columns = {k: s.column.values for k, s in (log.series | log.raw).items() if len(s.column) == len(reward) >= 10}
+    of_sum = [c for k, c in columns.items() if k != "reward" and float(c.min()) >= 0 and c.any()]
+    for one, other in itertools.permutations(of_sum, 2):
+        if np.allclose(one + other, reward, atol=1e-4) and (line := trend(one)) is not None:
+            falls = line.change < -GAIN * line.error and line.last < 0.9 * line.first
+            if (
+                line.first > 0.25 * log.first("reward")
+                and falls
+                and log.rises("reward")
+                and line.last < 0.3 * log.last("reward")
+            ):
+                return True
+    return False
 
 
 def _is_longer(log: RunLog) -> float:
@@ -177,6 +204,8 @@ MOVES = "the policy moves by 0.3 nats a token and more within a step"
 OLD = "rollouts are more than sixteen updates old"
 TOKEN = "completions are a token long"
 WORSE = "held-out answers get worse"
+PART = "one part of the reward grows, and the other falls"
+LEVEL = "held-out answers score as at first, far from the top"
 PAST = "both training and held-out answers are past their best"
 # What speaks against health whatever the reward does: the ids that fit, the condition, words, series to quote.
 AGAINST: tuple[tuple[str, Condition, str, str], ...] = (
@@ -198,6 +227,8 @@ AGAINST: tuple[tuple[str, Condition, str, str], ...] = (
         "length",
     ),
     ("memorising lr_too_high component_dominates", lambda log: log.evaluation_gain < 0, WORSE, ""),
+    ("component_dominates judge_hacked", _pays_other, PART, "kl"),
+    ("all_wrong component_dominates memorising", _is_held_out_level, LEVEL, "reward_max"),
     ("lr_too_high entropy_collapse memorising", lambda log: log.is_past_best, PAST, "entropy kl lr"),
     ("length_hack", lambda log: _is_longer(log) > 3, OTHER_LENGTH, "length truncated"),
     ("length_collapse", lambda log: _is_longer(log) < 1 / 3, OTHER_LENGTH, "length entropy"),
