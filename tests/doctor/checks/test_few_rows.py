@@ -263,7 +263,7 @@ def test_a_first_update_that_leaves_nothing() -> None:
             ("entropy_collapse", "no_diversity"),
         ),
         (
-            "| calls | proxy RM | strict acc |\n|---|---|---|\n| 0-14 | 1.85 | 0.90 |\n| 75-89 | 3.5 | 0.22 |\n",
+            "| calls | proxy RM | strict acc |\n|---|---|---|\n| 0-14 | 1.9 | .9 |\n| 30-44 | 3.8 | .5 |\n| 75-89 | 3.5 | .2 |\n",
             ("judge_hacked", "component_dominates"),
         ),
         (

@@ -139,6 +139,7 @@ def _turned(header: list[str], lines: list[str]) -> Table | None:
     while len(steps) > 3 and steps[-1] is None:
         steps.pop()  # remarks
     is_two = (len(steps) < 3 or None in steps) and 2 < len(header) < 6 and _are_ends(header[1], header[2])
+    is_two = is_two and not keys.is_metric(header[0])  # a row of a table with other heads
     steps = [1.0, 2.0] if is_two else steps
     # a table of keys and one figure each is a row
     is_one = len(header) == 2 or (len(header) == 3 and not is_two and len(steps) == 2 and steps[1] is None)
