@@ -263,7 +263,8 @@ def test_a_first_update_that_leaves_nothing() -> None:
             ("entropy_collapse", "no_diversity"),
         ),
         (
-            "| calls | proxy RM | strict acc |\n|---|---|---|\n| 0-14 | 1.9 | .9 |\n| 30-44 | 3.8 | .5 |\n| 75-89 | 3.5 | .2 |\n",
+            "| calls | proxy RM | strict acc |\n|---|---|---|\n"
+            "| 0-14 | 1.9 | 0.9 |\n| 30-44 | 3.8 | 0.5 |\n| 75-89 | 3.5 | 0.2 |\n",
             ("judge_hacked", "component_dominates"),
         ),
         (

@@ -77,6 +77,8 @@ def doubt(log: RunLog) -> str:
         return f"{log.key(log.evaluation or '')} is 0 in all {len(held_out)} evaluations, whatever {name} does"
     if _is_charge(log, name):
         return f"{level}: never above 0, so that it rises with fewer charges, and with a flipped sign"
+    if unpaid := _unpaid(log):
+        return f"{level}: {unpaid} is logged beside it, but not paid, and stays near 0"
     return "" if _is_good(log) else f"{level}: no clear gain, and not near its largest possible value"
 
 
@@ -94,6 +96,16 @@ def _is_charge(log: RunLog, name: str) -> bool:
     right answers are, if its sign is wrong."""
     is_charge = name == "reward" and log.largest(name) <= 0 and log.values(name).min() < 0
     return is_charge and log.correctness is None and log.evaluation_gain <= 0
+
+
+def _unpaid(log: RunLog) -> str:
+    """Key of a component that is above 0 now and then, but never above a twentieth, where another one is all of the
+    reward; "" without one."""
+    parts = [f"component/{part}" for part in log.components()]
+    if log.correctness is not None or log.evaluation_gain > 0 or not any(map(log.is_total, parts)):
+        return ""
+    rare = [name for name in parts if 0 < log.largest(name) < 0.05 * log.top_reward]
+    return log.key(rare[0]) if rare else ""
 
 
 def _end(log: RunLog, name: str) -> float:

@@ -409,13 +409,9 @@ def non_finite(log: RunLog) -> Finding | None:
     for series in log.raw.values():
         is_silent = log.source == "gxpo" or not LOSSES.search(series.key)
         if not is_silent and len(series) and not np.isfinite(series.values).any():
-            return finding(
-                "non_finite",
-                "critical",
-                "proved",
-                f"{series.key} is not finite in any of {len(series)} rows",
-                *(log.quote(n) for n in ("loss", "grad_norm", "reward") if log.has(n)),
-            )
+            quotes = [log.quote(n) for n in ("loss", "grad_norm", "reward") if log.has(n)]
+            title = f"{series.key} is not finite in any of {len(series)} logged steps"
+            return finding("non_finite", "critical", "proved", title, *quotes)
     # a KL that is in no row a number
     kl = log.series.get("kl")
     if kl is not None and len(kl) >= 3 and not np.isfinite(kl.values).any():

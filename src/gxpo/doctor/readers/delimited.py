@@ -138,8 +138,9 @@ def _turned(header: list[str], lines: list[str]) -> Table | None:
     steps: list[float | None] = [_step_number(h) if not h.isdigit() or is_named else None for h in header[1:]]
     while len(steps) > 3 and steps[-1] is None:
         steps.pop()  # remarks
-    is_two = (len(steps) < 3 or None in steps) and 2 < len(header) < 6 and _are_ends(header[1], header[2])
-    is_two = is_two and not keys.is_metric(header[0])  # a row of a table with other heads
+    # a row of figures is no head
+    is_two = (len(steps) < 3 or None in steps) and 2 < len(header) < 6 and not keys.is_metric(header[0])
+    is_two = is_two and _are_ends(header[1], header[2])
     steps = [1.0, 2.0] if is_two else steps
     # a table of keys and one figure each is a row
     is_one = len(header) == 2 or (len(header) == 3 and not is_two and len(steps) == 2 and steps[1] is None)
@@ -168,10 +169,7 @@ def _turned(header: list[str], lines: list[str]) -> Table | None:
 def _single(lines: list[str], width: int) -> Table | None:
     """Read a table of keys and one figure each, with or without a remark, as a row; None for any other."""
     row: dict[str, float | None] = {}
-    for line in lines:
-        cells = _cells(line, "|")
-        if _RULE.match(line) and line.strip():
-            continue
+    for cells in (_cells(line, "|") for line in lines if not line.strip() or not _RULE.match(line)):
         if len(cells) != width or any(number(cell) is not None for cell in cells[2:]):
             break
         row[cells[0]] = number(cells[1])
