@@ -134,7 +134,7 @@ def _is_held_out_level(log: RunLog) -> bool:
     """True if five and more evaluations after the first are all alike, far from the top of a score of at most 1."""
     held_out = log.values(log.evaluation)[1:] if log.evaluation is not None else np.empty(0)
     is_level = len(held_out) >= 5 and log.top_reward <= 1.05 and float(np.ptp(held_out)) < 0.02
-    return is_level and 0 < float(held_out.max()) < 0.3
+    return bool(is_level and 0 < float(held_out.max()) < 0.3)
 
 
 def _pays_other(log: RunLog) -> bool:
