@@ -186,7 +186,7 @@ def _are_silent(log: RunLog) -> bool:
     """True if four fifths of the groups give no signal over the whole run, and not because most are right."""
     silent = max(log.mean(name) if log.has(name) else 0.0 for name in ("zero_signal", "zero_wrong"))
     has_begun = np.array_split(log.values(_score(log)), 2)[0].any()  # right answers that begin late are a beginning
-    return silent > 0.8 and has_begun and not log.has_critic and not _is_near_top(log, _score(log))
+    return bool(silent > 0.8 and has_begun and not log.has_critic and not _is_near_top(log, _score(log)))
 
 
 def _is_clipped(log: RunLog) -> bool:
