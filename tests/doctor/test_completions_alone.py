@@ -78,3 +78,15 @@ def test_metrics_are_before_curves_of_the_completions(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     log = read(tmp_path)
     assert log.key("reward") == "critic/score/mean" and len(log.values("reward")) == 3 and "success" not in log
+
+
+def test_reward_functions_and_lengths_of_completions_have_curves(tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "completions").mkdir()
+    for step in range(1, 13):
+        table = {"step": [step] * 8, "prompt": [f"q{step}"] * 8, "completion": ["a" * (10 * step)] * 8}
+        table |= {"accuracy_reward": [1.0, 0.0] * 4, "style_reward": [step / 12] * 8, "advantage": [0.5, -0.5] * 4}
+        parquet.write_table(pa.table(table), tmp_path / "completions" / f"completions_{step:05d}.parquet")
+    run = read(tmp_path)
+    assert run.values("component/accuracy_reward").tolist() == [0.5] * 12
+    assert run.values("length").tolist() == [10.0 * step for step in range(1, 13)]

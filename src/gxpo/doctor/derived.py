@@ -58,7 +58,8 @@ def _drop_empty_verdicts(log: RunLog) -> None:
 
 
 def add_curves(log: RunLog) -> None:
-    """Add curves of reward, success, length and cut answers from the completions, where no file has the first two.
+    """Add curves of reward, its components, success, length and cut answers from the completions, where no file has
+    reward or success.
 
     A run that has saved no metrics yet may have its completions: TRL saves the former every 500 steps.
     """
@@ -66,8 +67,12 @@ def add_curves(log: RunLog) -> None:
     if rollouts is None or "reward" in log.series or "success" in log.series:
         return
     columns = {"reward": "score", "success": "success", "length": "tokens", "truncated": "truncated"}
-    for name, column in columns.items():
-        values = getattr(rollouts, column)
+    curves = {name: (getattr(rollouts, column), column) for name, column in columns.items()}
+    if len(rollouts.components) > 1:
+        curves |= {f"component/{name}": (values, name) for name, values in rollouts.components.items()}
+    if not np.isfinite(rollouts.tokens).any():
+        curves["length"] = np.array([len(text) for text in rollouts.completion], dtype=float), "number of characters"
+    for name, (values, column) in curves.items():
         usable = np.isfinite(values) & (rollouts.step >= 0)
         if name in log.series or not usable.any():
             continue

@@ -71,7 +71,7 @@ def diagnose(
     """
     if not log.series and log.rollouts is None:
         notes = [*log.notes, *(f"the console says: {m}" for m in log.messages[-5:])]
-        return Diagnosis(log.source, list(log.read) if log.raw else [], notes=notes, **_evidence(log))
+        return Diagnosis(log.source, list(log.read) if log.raw else [], few_rows(log), notes=notes, **_evidence(log))
     # a copy without cached conclusions: series may have been added since the last diagnosis
     log = replace(log)
     findings = [f for s in SICKNESSES.values() if (f := s.check(log)) is not None]

@@ -79,3 +79,10 @@ def test_clipped_tokens_in_a_run_that_is_past_its_best() -> None:
     # harder tasks leave the held-out ones as they are
     kept = np.array([0.3, 0.8, 0.86, 0.9, 0.92, 0.94, 0.95])
     assert not diagnose(log(**healthy(reward=reward, clip_fraction=0.14, eval__accuracy=kept))).sick
+
+
+def test_a_gap_of_old_rollouts_is_no_mismatch() -> None:
+    gap = healthy(gap_kl=0.008 + noise(0.001), staleness_mean=2.0)
+    assert diagnose(log("areal", **gap)).exit_code == 0
+    assert diagnose(log("areal", **gap | {"staleness_mean": 0.0})).findings[0].ids == ("sampler_mismatch",)
+    assert diagnose(log("areal", **gap | {"gap_kl": 0.1 + noise(0.01)})).findings[0].ids == ("sampler_mismatch",)

@@ -262,6 +262,15 @@ def test_a_first_update_that_leaves_nothing() -> None:
             table("step  entropy  Structural", "0 0.303 0.4", "50 0.211 0.7", "150 0.016 0.9", "250 0.0099 0.9"),
             ("entropy_collapse", "no_diversity"),
         ),
+        (
+            "| calls | proxy RM | strict acc |\n|---|---|---|\n"
+            "| 0-14 | 1.9 | 0.9 |\n| 30-44 | 3.8 | 0.5 |\n| 75-89 | 3.5 | 0.2 |\n",
+            ("judge_hacked", "component_dominates"),
+        ),
+        (
+            table("step  reward  rewards/accuracy_reward", "1 0.71 0.16", "2 0.69 0.12", "3 0.89 0.06"),
+            ("component_dominates",),
+        ),
     ],
 )
 def test_signs_of_two_ends_and_of_few_columns(tmp_path: Path, text: str, ids: tuple[str, ...]) -> None:

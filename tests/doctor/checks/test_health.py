@@ -61,6 +61,15 @@ def test_a_cause_stands_instead_of_no_gain() -> None:
             },
             ("length_hack", "truncation"),
         ),
+        (
+            {"reward": rise(0.4, 0.6) + noise(0.01), "component__ndcg": rise(0.3, 0.1), "component__bonus": None}
+            | {"component__bonus": rise(0.4, 0.6) + noise(0.01) - rise(0.3, 0.1)},
+            ("component_dominates", "judge_hacked"),
+        ),
+        (
+            {"reward": rise(0.08, 0.16) + noise(0.01), "eval__reward": [0.06, 0.1, 0.1, 0.109, 0.1, 0.1, 0.1]},
+            ("all_wrong", "component_dominates", "memorising"),
+        ),
     ],
 )
 def test_a_sign_against_health_is_a_finding(figures: dict[str, Any], ids: tuple[str, ...]) -> None:
@@ -80,3 +89,10 @@ def test_a_run_of_silent_groups_is_not_healthy_because_it_gains() -> None:
 
 def test_every_sign_against_health_names_its_series() -> None:
     assert all(ids and words for ids, _, words, _ in AGAINST)
+
+
+def test_a_component_near_0_that_is_not_paid_is_a_doubt() -> None:
+    paid = rise(0.2, 0.7) + noise(0.02)
+    run = log("unknown", reward=paid, component__g=paid, component__f=np.abs(noise(0.01)))
+    assert "component" in diagnose(run).doubt and "but not paid" in diagnose(run).doubt
+    assert diagnose(run).exit_code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tests.doctor.logs import (
     rise,
 )
 
-from gxpo.doctor import RunLog, Series, diagnose
+from gxpo.doctor import RunLog, Series, diagnose, read
 from gxpo.doctor.checks.update import implied_beta
 
 CASES: dict[str, RunLog] = {
@@ -120,3 +121,11 @@ def test_a_kl_of_0_that_nobody_computed_proves_no_rest() -> None:
     for source, is_proof in (("openrlhf", False), ("trl", True)):
         run = log(source, **figures, grad_norm=np.full(160, 0.1), lr=np.full(160, 1e-6))
         assert any("weights_do_not_move" in f.ids for f in diagnose(run).findings) == is_proof
+
+
+def test_a_loss_of_the_critic_that_is_no_number(tmp_path: Path) -> None:
+    line = "step:{} - critic/score/mean:0.594 - critic/vf_loss:{} - actor/pg_loss:-0.013 - actor/grad_norm:9.8\n"
+    (tmp_path / "train.log").write_text(line.format(1, "nan"))
+    assert diagnose(read(tmp_path)).findings[0].ids == ("non_finite",)
+    (tmp_path / "train.log").write_text(line.format(1, "0.2"))
+    assert diagnose(read(tmp_path)).exit_code == 2

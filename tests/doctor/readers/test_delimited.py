@@ -168,3 +168,27 @@ def test_a_change_counts_by_its_end_and_a_range_by_its_middle():
     assert table is not None and [step for step, _ in table.rows] == [100, 300, 301]
     assert [row["reward"] for _, row in table.rows] == [0.25, 0.15, 0.1]
     assert [row["entropy"] for _, row in table.rows] == pytest.approx([0.8, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "| key | seen | of 40 |\n|---|---|---|\n| `reward` | 0 | 40 / 40 |\n| `completions/clipped_ratio` | 1 | |\n",
+        "completions/clipped_ratio: 1   reward: 0\nreward_std: 0   loss: 0\n",
+    ],
+)
+def test_keys_with_a_figure_each_are_a_row(tmp_path, text):
+    (tmp_path / "report.txt").write_text(text)
+    run = read(tmp_path / "report.txt")
+    assert run.values("truncated").tolist() == [1.0] and run.values("reward").tolist() == [0.0]
+
+
+def test_a_comparison_of_runs_is_no_row():
+    text = "| metric | base | ours |\n|---|---|---|\n| reward | 0.1 | 0.5 |\n| reward_std | 0.2 | 0.3 |\n"
+    assert from_delimited(text, "t.md") is None
+
+
+def test_a_last_range_without_an_end_is_after_the_others(tmp_path):
+    text = "| train_step \u6bb5 | mean KL |\n|---|---|\n| 0\u201350 | 0.3 |\n| 50-200 | 2 |\n| 200\u2013\u672b | 60 |\n"
+    (tmp_path / "report.md").write_text(text)
+    assert read(tmp_path / "report.md").steps("kl").tolist() == [50, 200, 201]

@@ -351,9 +351,10 @@ def sampler_mismatch(log: RunLog) -> Finding | None:
             *(log.quote(n) for n in (*GAPS, "staleness_mean", "reward") if log.has(n)),
             "weights whose delivery is counted and does not arrive look the same: their checksums would tell",
         )
-    large = (
-        name is not None and float(np.median(log.values(name))) > USUAL[name] and log.first(name) > 0.6 * USUAL[name]
-    )
+    # rollouts that are some updates old by design have these updates in their gap
+    age = float(np.median(log.values("staleness_mean"))) if log.has("staleness_mean") else 0.0
+    usual = USUAL[name] * (1 + max(age, 0.0)) if name is not None else 0.0
+    large = name is not None and float(np.median(log.values(name))) > usual and log.first(name) > 0.6 * usual
     # a nucleus or another temperature shows beside the policy's own entropy, however small both are
     relative = name == "gap_mean" and log.has("entropy") and log.first("gap_mean") > max(5e-3, 0.4 * log.first_entropy)
     apart = log.has("gap_pearson") and float(np.median(log.values("gap_pearson"))) < 0.98

@@ -10,6 +10,7 @@ from gxpo.doctor.checks.excerpt import (
     Sign,
     ends,
     grows_and_fails,
+    pays_other_than_right,
     pays_something_unnamed,
     repeats_itself,
     score_of,
@@ -33,6 +34,8 @@ def few_rows(log: RunLog) -> list[Finding]:
     """Findings of a table of two to fourteen rows, as reports have it, where a sign is strong; as possible only."""
     names = (score_of(log), "grad_norm", "kl", "entropy", "length", "gap_kl", "gap_mean", "approx_kl")
     n = max(len(log.values(name)) for name in names)
+    if n == 0 and (n := max((len(s.column) for s in log.raw.values()), default=0)) >= LEAST_ROWS:
+        return []
     is_chosen = log.last_step >= 2 * n  # rows of a longer run that somebody picked
     # the last rows of a run, of which the beginning is not known
     steps = log.steps(score_of(log))
@@ -40,7 +43,7 @@ def few_rows(log: RunLog) -> list[Finding]:
     if not 2 <= n < MOST_ROWS and not is_end:
         return []
     checks = (_certain_of_little,) if is_end else SIGNS if is_chosen else SIGNS_OF_FIRST_STEPS
-    signs = [sign(log) for sign in (checks if n >= LEAST_ROWS else (_ends_apart,))]
+    signs = [sign(log) for sign in (checks if n >= LEAST_ROWS else (_ends_apart, pays_other_than_right))]
     return [
         finding(
             sign.ids,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -76,6 +77,8 @@ def doubt(log: RunLog) -> str:
         return f"{log.key(log.evaluation or '')} is 0 in all {len(held_out)} evaluations, whatever {name} does"
     if _is_charge(log, name):
         return f"{level}: never above 0, so that it rises with fewer charges, and with a flipped sign"
+    if unpaid := _unpaid(log):
+        return f"{level}: {unpaid} is logged beside it, but not paid, and stays near 0"
     return "" if _is_good(log) else f"{level}: no clear gain, and not near its largest possible value"
 
 
@@ -93,6 +96,16 @@ def _is_charge(log: RunLog, name: str) -> bool:
     right answers are, if its sign is wrong."""
     is_charge = name == "reward" and log.largest(name) <= 0 and log.values(name).min() < 0
     return is_charge and log.correctness is None and log.evaluation_gain <= 0
+
+
+def _unpaid(log: RunLog) -> str:
+    """Key of a component that is above 0 now and then, but never above a twentieth, where another one is all of the
+    reward; "" without one."""
+    parts = [f"component/{part}" for part in log.components()]
+    if log.correctness is not None or log.evaluation_gain > 0 or not any(map(log.is_total, parts)):
+        return ""
+    rare = [name for name in parts if 0 < log.largest(name) < 0.05 * log.top_reward]
+    return log.key(rare[0]) if rare else ""
 
 
 def _end(log: RunLog, name: str) -> float:
@@ -114,7 +127,33 @@ def _is_far_off(log: RunLog) -> bool:
         return False
     size = np.abs(log.values("kl"))
     fifth = max(3, len(size) // 5)
-    return len(size) >= 10 and float(np.median(size[-fifth:])) > max(0.5, 10 * float(np.median(size[: min(fifth, 10)])))
+    return len(size) >= 10 and float(np.median(size[-fifth:])) > max(0.5, 10 * float(np.median(size[:3])))
+
+
+def _is_held_out_level(log: RunLog) -> bool:
+    """True if five and more evaluations after the first are all alike, far from the top of a score of at most 1."""
+    held_out = log.values(log.evaluation)[1:] if log.evaluation is not None else np.empty(0)
+    is_level = len(held_out) >= 5 and log.top_reward <= 1.05 and float(np.ptp(held_out)) < 0.02
+    return bool(is_level and 0 < float(held_out.max()) < 0.3)
+
+
+def _pays_other(log: RunLog) -> bool:
+    """True if a part of the reward falls as another, from which most of it comes at last, grows: two columns that sum
+    to the reward in every row."""
+    reward = log.values("reward")
+    columns = {k: s.column.values for k, s in (log.series | log.raw).items() if len(s.column) == len(reward) >= 10}
+    of_sum = [c for k, c in columns.items() if k != "reward" and float(c.min()) >= 0 and c.any()]
+    for one, other in itertools.permutations(of_sum, 2):
+        if np.allclose(one + other, reward, atol=1e-4) and (line := trend(one)) is not None:
+            falls = line.change < -GAIN * line.error and line.last < 0.9 * line.first
+            if (
+                line.first > 0.25 * log.first("reward")
+                and falls
+                and log.rises("reward")
+                and line.last < 0.3 * log.last("reward")
+            ):
+                return True
+    return False
 
 
 def _is_longer(log: RunLog) -> float:
@@ -147,7 +186,7 @@ def _are_silent(log: RunLog) -> bool:
     """True if four fifths of the groups give no signal over the whole run, and not because most are right."""
     silent = max(log.mean(name) if log.has(name) else 0.0 for name in ("zero_signal", "zero_wrong"))
     has_begun = np.array_split(log.values(_score(log)), 2)[0].any()  # right answers that begin late are a beginning
-    return silent > 0.8 and has_begun and not log.has_critic and not _is_near_top(log, _score(log))
+    return bool(silent > 0.8 and has_begun and not log.has_critic and not _is_near_top(log, _score(log)))
 
 
 def _is_clipped(log: RunLog) -> bool:
@@ -177,6 +216,8 @@ MOVES = "the policy moves by 0.3 nats a token and more within a step"
 OLD = "rollouts are more than sixteen updates old"
 TOKEN = "completions are a token long"
 WORSE = "held-out answers get worse"
+PART = "one part of the reward grows, and the other falls"
+LEVEL = "held-out answers score as at first, far from the top"
 PAST = "both training and held-out answers are past their best"
 # What speaks against health whatever the reward does: the ids that fit, the condition, words, series to quote.
 AGAINST: tuple[tuple[str, Condition, str, str], ...] = (
@@ -198,6 +239,8 @@ AGAINST: tuple[tuple[str, Condition, str, str], ...] = (
         "length",
     ),
     ("memorising lr_too_high component_dominates", lambda log: log.evaluation_gain < 0, WORSE, ""),
+    ("component_dominates judge_hacked", _pays_other, PART, "kl"),
+    ("all_wrong component_dominates memorising", _is_held_out_level, LEVEL, "reward_max"),
     ("lr_too_high entropy_collapse memorising", lambda log: log.is_past_best, PAST, "entropy kl lr"),
     ("length_hack", lambda log: _is_longer(log) > 3, OTHER_LENGTH, "length truncated"),
     ("length_collapse", lambda log: _is_longer(log) < 1 / 3, OTHER_LENGTH, "length entropy"),

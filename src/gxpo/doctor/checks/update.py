@@ -17,6 +17,7 @@ MEANS = ("trl", "unsloth", "ms-swift")  # trainers whose rows are means over the
 NOT_FINITE = re.compile(
     r"contains either `?inf`?|(?:loss|grad\w{0,20}|logits|probabilit\w{1,20}|tensor)\b.{0,40}\b(?:nan|inf)\b", re.I
 )
+LOSSES = re.compile(r"^(?!.*(?:eval|val_|valid)).*(?:loss|grad_norm)$", re.I)  # of any part, in training
 PART = re.compile(r"(?:pg|policy)[_ ]?loss$", re.I)  # key of a loss without its KL term
 ROUNDED = 3e-5  # rate below which most updates of bfloat16 weights are lost: they are 2^-8 of a weight apart
 SHARP = 0.02  # standard error of the entropy's change over the run, as a share of it, up to which rest can be told
@@ -404,6 +405,13 @@ def non_finite(log: RunLog) -> Finding | None:
                 else f"{series.key} is not finite in {int(bad.sum())} steps",
                 f"{int(bad.sum())} of {len(bad)} logged values, the first at step {first_bad}",
             )
+    # a loss or gradient of another part, as of a critic
+    for series in log.raw.values():
+        is_silent = log.source == "gxpo" or not LOSSES.search(series.key)
+        if not is_silent and len(series) and not np.isfinite(series.values).any():
+            quotes = [log.quote(n) for n in ("loss", "grad_norm", "reward") if log.has(n)]
+            title = f"{series.key} is not finite in any of {len(series)} logged steps"
+            return finding("non_finite", "critical", "proved", title, *quotes)
     # a KL that is in no row a number
     kl = log.series.get("kl")
     if kl is not None and len(kl) >= 3 and not np.isfinite(kl.values).any():

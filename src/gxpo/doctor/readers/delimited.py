@@ -9,7 +9,7 @@ import re
 
 from gxpo.base.errors import RecordError
 from gxpo.doctor.readers import keys
-from gxpo.doctor.readers.table import Table, number
+from gxpo.doctor.readers.table import NUMBER, Table, number
 
 _RULE = re.compile(r"[\s|:+\u2500-\u257f=-]+$")
 _BARS = str.maketrans("\u2502\u2503\u2551\uff5c", "||||")  # of boxes
@@ -20,7 +20,9 @@ _CHANGES = ("\u2192", "->", "=>")
 _UNITS = re.compile(r"(?<=\d)\s*(?:s|ms|sec|nats?|tok|tokens?|chars?|x)$")
 _THOUSAND = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 # Heads of columns of steps.
-_STAGE = re.compile(r"checkpoint|ckpt|stage|phase|window|steps?[ _]range|\u9636\u6bb5", re.I)
+_STAGE = re.compile(r"checkpoint|ckpt|stage|phase|window|steps?[ _]range|calls|\u9636\u6bb5", re.I)
+_OPEN = re.compile(r"(\d+)\s*[-\u2013\u2014~]\s*(?:end|last|\u672b|\u7ec8|\u6700\u540e|\ub05d)?$", re.I)  # "600-end"
+_PAIR = re.compile(rf"[-*`\s]*([\w./@-]+)`?\s*[:=]\s*`?({NUMBER})`?,?")
 _ASIAN = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]+")  # words beside a figure
 _STEP_CELL = re.compile(r"(?i)(?:(?:global[ _]?)?steps?|iter(?:ation)?|ckpt|checkpoint|s|@)?[-_\s]*#?(\d+)(?:/\d+)?$")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -54,8 +56,10 @@ def from_delimited(text: str, name: str, run: str | None = None) -> Table | None
                 if not _are_names(header):
                     continue
                 # blanks alone are between words, too
-                is_known = keys.is_training(header) and (mark != "  " or any(map(keys.is_step, header)))
-                if is_known or (at == 0 and mark != "  " and any(map(keys.is_step, header))):
+                has_steps = any(_is_count(head, i) for i, head in enumerate(header))
+                is_training = keys.is_training(header) or (has_steps and any(map(keys.by_words, header)))
+                is_known = is_training and (mark != "  " or has_steps)
+                if is_known or (at == 0 and mark != "  " and has_steps):
                     table = _delimited_rows(header, below, mark, name, run)
                     if table is not None and is_known:
                         if mark == "|":
@@ -65,6 +69,21 @@ def from_delimited(text: str, name: str, run: str | None = None) -> Table | None
                         unknown = unknown or table
                         unknown.is_known = False
     return unknown
+
+
+def pairs_alone(lines: list[str]) -> Table | None:
+    """Read lines of nothing but "key: figure" as one row, as a report quotes a step; None for any other text."""
+    pairs = [_PAIR.fullmatch(part) for line in lines for part in re.split(r"\s{2,}|,\s", line.strip()) if part]
+    row = {m[1]: float(m[2]) for m in pairs if m}
+    is_log = len(row) == len(pairs) and sum(map(keys.is_metric, row)) >= 3
+    return Table("table", rows=[(1.0, row)], is_numbered=False) if is_log else None
+
+
+def _is_count(head: str, at: int) -> bool:
+    """True if a column counts steps: by its name, also beside a word of another script, or as the first of stages."""
+    return (
+        keys.is_step(head) or keys.is_step(_ASIAN.sub("", head).strip()) or (at == 0 and bool(_STAGE.fullmatch(head)))
+    )
 
 
 def _unfolded(header: list[str], lines: list[str]) -> tuple[list[str], list[str]]:
@@ -119,8 +138,14 @@ def _turned(header: list[str], lines: list[str]) -> Table | None:
     steps: list[float | None] = [_step_number(h) if not h.isdigit() or is_named else None for h in header[1:]]
     while len(steps) > 3 and steps[-1] is None:
         steps.pop()  # remarks
-    is_two = (len(steps) < 3 or None in steps) and 2 < len(header) < 6 and _are_ends(header[1], header[2])
+    # a row of figures is no head
+    is_two = (len(steps) < 3 or None in steps) and 2 < len(header) < 6 and not keys.is_metric(header[0])
+    is_two = is_two and _are_ends(header[1], header[2])
     steps = [1.0, 2.0] if is_two else steps
+    # a table of keys and one figure each is a row
+    is_one = len(header) == 2 or (len(header) == 3 and not is_two and len(steps) == 2 and steps[1] is None)
+    if is_one and not is_step and not keys.is_metric(header[0]) and _are_names(header):
+        return _single(lines, len(header))
     if None in steps or len(steps) < 3 - is_two:
         return None
     columns: dict[str, list[float | None]] = {}
@@ -139,6 +164,18 @@ def _turned(header: list[str], lines: list[str]) -> Table | None:
         if step is not None
     ]
     return Table("table", rows=rows, is_numbered=not is_two)
+
+
+def _single(lines: list[str], width: int) -> Table | None:
+    """Read a table of keys and one figure each, with or without a remark, as a row; None for any other."""
+    row: dict[str, float | None] = {}
+    for cells in (_cells(line, "|") for line in lines if not line.strip() or not _RULE.match(line)):
+        if len(cells) != width or any(number(cell) is not None for cell in cells[2:]):
+            break
+        row[cells[0]] = number(cells[1])
+    values = {key: v for key, v in row.items() if v is not None}
+    is_log = sum(map(keys.is_metric, values)) >= 2 and len(values) == len(row)
+    return Table("table", rows=[(1.0, values)], is_numbered=False) if is_log else None
 
 
 def _are_ends(first: str, last: str) -> bool:
@@ -236,7 +273,7 @@ def _delimited_rows(header: list[str], lines: list[str], mark: str, name: str, r
     order = {key: i for i, key in enumerate(keys.STEP_KEYS)}
     of_run = [run is None or _run_of(h) in ("", run) for h in header]
     counts = sorted(
-        (i for i, h in enumerate(header) if (keys.is_step(h) or (i == 0 and _STAGE.fullmatch(h))) and of_run[i]),
+        (i for i, h in enumerate(header) if _is_count(h, i) and of_run[i]),
         key=lambda i: order.get(keys.written_key(header[i]), len(order)),
     )
     # bounds of wandb's exports are no figures of their own
@@ -291,6 +328,8 @@ def _step_of(cell: str, line: str, at: int, mark: str) -> float | None:
         raw = _REMARK.sub("", line.strip().removeprefix("|").split("|")[at]).strip("*`_~ ")
         span = _SPAN.match(raw)
         cell = raw if span is None else span["high"]
+        if (rest := _OPEN.fullmatch(raw)) is not None:
+            cell = rest[1] + "+"
     step = _step_number(cell.replace(",", "").rstrip("+ "))
     if step is not None and cell.rstrip().endswith("+"):
         step += 1  # of "300+" after "200-300"

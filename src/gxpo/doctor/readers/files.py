@@ -138,6 +138,8 @@ def _read_text(path: Path, start: str, run: str | None) -> Table | None:
     elif table.rows or table.messages or (table.settings and configs.trainer(table.settings)):
         return table
     configuration = configs.from_text(_text_of(path)) if size <= configs.LARGEST else None
+    if configuration is None and unknown is None and size <= configs.LARGEST:
+        return delimited.pairs_alone(_text_of(path).splitlines())
     if configuration is not None or unknown is None or len(unknown.rows) < LEAST_ROWS:
         return configuration
     unknown.is_known = False
