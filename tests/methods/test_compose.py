@@ -185,7 +185,7 @@ def test_a_part_by_its_name():
 
 def test_every_part_that_has_a_name_can_be_made():
     tables = [x for x in vars(registry).values() if isinstance(x, registry.Table)]
-    assert len(tables) == 12
+    assert len(tables) == 13
     for table in tables:
         for name, kind in table.items():
             try:
@@ -325,7 +325,16 @@ def test_no_reference_is_asked_for_at_coefficient_zero():
     asking = {name for name in METHODS if "reference_logprob" in gxpo.method(name).needs}
     against_it = {"dpo", "genii", "trpa", "copg"}  # losses against the reference itself
     against_it |= {"ipo", "kto", "mpo_set", "group_robust_po", "mnpo", "step_apo", "dmpo", "sdpo_segment"}
-    against_it |= {"ipo_safety", "fate", "conscientia", "optima", "meta_plan"}
+    against_it |= {
+        "ipo_safety",
+        "fate",
+        "conscientia",
+        "optima",
+        "meta_plan",
+        "dmpo_dlm",
+        "dgpo_diffusion",
+        "spo_diffusion",
+    }
     # a weight by its perplexity; a KL that sets in later; one of .02 that a control follows
     assert asking == {*against_it, "capo_calibration", "grpo_d", "fg_expo"}
 

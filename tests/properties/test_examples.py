@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gxpo.training import config
-from gxpo.training.models import flow
+from gxpo.training.models import pipelines
 from gxpo.training.models.load import check_name, is_path
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -18,7 +18,7 @@ def test_examples_resolve_and_are_short(path):
     resolved = config.load(path)
     assert resolved.method.name and resolved.settings.trainer.steps >= 1
     model = resolved.settings.model
-    if not flow.is_flow(model) and (is_path(model) or "/" not in model):  # tiny needs the warm start of its task
+    if not pipelines.denoises(model) and (is_path(model) or "/" not in model):  # tiny needs the warm start of its task
         check_name(model, resolved.settings.task)
     lines = path.read_text().splitlines()
     assert len(lines) <= 22

@@ -119,7 +119,7 @@ def _record(i: int, forked: bool) -> dict[str, Any]:
         "turns": [{"observation": [i] * OBSERVED, **action} for _ in range(TURNS - shared_turns)],
         "reward": 0.0,
         "rewards": {"correct": 0.0, "format": 0.0},
-        "info": {"tree": tree},
+        "info": {"tree": tree, "sample": f"{tree}", "denoising_step": tree},
         **start,
     }
 

@@ -16,6 +16,7 @@ from gxpo.base.errors import ConfigError, ModelError
 from gxpo.forest.forest import ACTION, Forest
 from gxpo.learning.base import InProcess, outputs_of
 from gxpo.learning.optimiser import Optimiser, Schedule
+from gxpo.learning.optimiser_kinds import Rule
 from gxpo.models.masked import EXTRAS, MASK_SEED, ROOM, UNMASKED_AT, MaskedPolicy, Row, estimate
 
 OUTPUTS = ("logprob", "entropy")
@@ -150,6 +151,7 @@ class MaskedLearner(InProcess):
         tokens_per_microbatch: int = 8192,
         device: str | torch.device = "cpu",
         reference: bool = False,
+        rule: Rule | None = None,
     ) -> None:
         if tokens_per_microbatch < 1:
             raise ModelError(f"learner.tokens_per_microbatch is {tokens_per_microbatch}; it must be at least 1")
@@ -164,6 +166,7 @@ class MaskedLearner(InProcess):
             "eps": eps,
             "weight_decay": weight_decay,
             "max_grad_norm": max_grad_norm,
+            "rule": rule,
         }
         self._kind = optimiser
         # copied now: the reference is what the policy begins with

@@ -255,8 +255,8 @@ class EvalSettings(_Section):
     temperature: Annotated[float, Field(ge=0)] = Field(
         default=0.0, description="sampling temperature in evaluation; 0 is greedy"
     )
-    vote: str = Field(
-        default="", description="with samples: also let them vote: count, or a reward component as weight; empty: no"
+    vote: str | None = Field(
+        default=None, description="with samples: also let them vote: count, or a reward component as weight"
     )
 
 

@@ -37,7 +37,7 @@ def evaluate(
     samples: int,
     session: Session,
     attempts: Callable[[int], Rollout] = Independent,
-    vote: str = "",
+    vote: str | None = None,
 ) -> Evaluation:
     """Evaluate a policy on tasks: `samples` attempts at each, by the rollout part `attempts(samples)`.
 

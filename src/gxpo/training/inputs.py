@@ -19,7 +19,6 @@ from gxpo.base.errors import CheckpointError
 from gxpo.base.usercode import split
 from gxpo.parts.definition import Stated, show, stage_of
 from gxpo.training.config import HERE
-from gxpo.training.players import weight_files
 
 # Names of models, directories and programs, not of data or code.
 _OTHER = ("model", "out", "init_from", "sampling.engine_python", "sampling.engine_options", "versions")
@@ -77,6 +76,8 @@ def _paths(keys: Mapping[str, Stated]) -> list[str]:
         if key in _OTHER or key.split(".")[0] == "versions":
             continue
         if key.startswith(MODELS):
+            from gxpo.training.players import weight_files  # it reads runs, which have inputs
+
             paths += [file for text in _texts(setting.value) for file in weight_files(text)]
         for text in _texts(setting.value):
             path_text, name = split(text)

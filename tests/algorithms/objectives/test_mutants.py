@@ -56,7 +56,7 @@ WORDS = {
     },
     "preference_pairs": {
         "objective.pairs": ("verdict", "outcome", "ordered", "none"),
-        "objective.form": ("sigmoid", "ipo", "hinge", "odds", "prospect"),
+        "objective.form": ("sigmoid", "ipo", "hinge", "odds", "prospect", "clamped"),
         "objective.reference": ("start", "none", "opponents"),
         "objective.over": ("answer", "turns", "suffix", "segment", "parting"),
         "objective.unpaired_against": ("zero", "batch"),

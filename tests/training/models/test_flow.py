@@ -63,7 +63,7 @@ def test_conditions_are_numbers_and_latents_have_no_text():
     words = flow.Conditions()
     assert words.encode("137") == [137] and words.decode([137, -1, -1]) == "137"
     for text in ("360", "x", "-1", ""):
-        with pytest.raises(ModelError, match="whole number of degrees below 360"):
+        with pytest.raises(ModelError, match="whole number below 360"):
             words.encode(text)
     chat = flow.ConditionChat(words)
     assert chat.start([{"role": "user", "content": "12"}]).context == (12,)

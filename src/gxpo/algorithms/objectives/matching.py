@@ -44,7 +44,7 @@ def likelihood(error: Tensor, time: Tensor, curve: Curve = "ghuber", power: floa
 
     >>> d, t = torch.tensor([0.25], dtype=torch.float64), torch.tensor([0.6])
     >>> [round(likelihood(d, t, c).item(), 6) for c in ("uniform", "t", "ghuber")]
-    [-0.25, -0.15, -1.689468]
+    [-0.25, -0.15, -1.689467]
     """
     if curve == "huber":
         return -((error + TINY).sqrt() - 1e-5) * time
