@@ -8,7 +8,7 @@ from tests.sampling.rollouts.flow_session import TASKS, FlowSession, grown, smal
 
 import gxpo
 from gxpo.algorithms.objectives.matching import group_preference, likelihood, negative_aware
-from gxpo.algorithms.objectives.preference_pairs import held
+from gxpo.algorithms.objectives.preference_pairs import clamped
 from gxpo.algorithms.objectives.surrogate import Entries
 from gxpo.algorithms.objectives.surrogate_denoising import denoising_clip
 from gxpo.algorithms.signals.denoisers import decay_at
@@ -64,9 +64,9 @@ def test_the_minimum_of_diffusion_nft_is_the_published_one():
 
 
 def test_a_pair_of_spo_is_the_published_one():
-    # log-ratios .05 and -.2 are held at .05 and log .9: -log S(10 (.05 + .105361)) = .191846; no gradient beyond
+    # log-ratios .05 and -.2 are clamped at .05 and log .9: -log S(10 (.05 + .105361)) = .191846; no gradient beyond
     better, worse = column(0.05).requires_grad_(), column(-0.2).requires_grad_()
-    loss = held(better, worse, 10.0, clip=0.1)
+    loss = clamped(better, worse, 10.0, clip=0.1)
     assert loss.item() == pytest.approx(0.191846, abs=1e-6)
     loss.sum().backward()
     assert better.grad is not None and worse.grad is not None
