@@ -7,10 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from tests.explain.rollout_pages import numbers, page_of, record, write
 
 from gxpo.base.errors import GxpoError
 from gxpo.explain.rollout_source import pseudo_tokens, read
+from gxpo.forest.forest import Forest
+from gxpo.forest.records import dump
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:
@@ -116,3 +119,12 @@ def test_a_pipe_instead_of_a_file_is_an_error_without_waiting(tmp_path: Path) ->
     os.mkfifo(tmp_path / "rollouts.jsonl")
     with pytest.raises(GxpoError, match=r"rollouts\.jsonl: is a pipe, not a regular file"):
         read(tmp_path / "rollouts.jsonl")
+
+
+def test_tensors_beside_the_records_are_read(tmp_path: Path) -> None:
+    rows = [record(i, float(i)) for i in range(2)]
+    rows[0]["turns"][0]["extras"] = {"noise": torch.tensor([0.25, 0.5])}
+    rows[1]["turns"][0]["extras"] = {"noise": torch.tensor([0.75, 1.0])}
+    dump(Forest.from_records(rows), tmp_path / "step-000001.jsonl")
+    assert "step-000001.safetensors#" in (tmp_path / "step-000001.jsonl").read_text()
+    assert read(tmp_path / "step-000001.jsonl").forest.extras["noise"].tolist()[-2:] == [0.75, 1.0]

@@ -19,6 +19,7 @@ LEAST_ROLLOUTS = 2  # of a step, for a curve of the completions
 def complete(log: RunLog) -> None:
     """Scale shares, set verdicts aside that nobody gave, and add the share of groups without a signal."""
     _scale_percents(log)
+    _drop_density_entropies(log)
     _drop_empty_verdicts(log)
     _add_zero_signal(log)
 
@@ -31,6 +32,14 @@ def _scale_percents(log: RunLog) -> None:
             continue
         log.notes.append(f"{series.key} is up to {log.largest(name):.3g}: read as percent")
         log.series[name] = Series(series.steps, series.values / 100, series.key)
+
+
+def _drop_density_entropies(log: RunLog) -> None:
+    """Set entropies below 0 aside: they are of densities, as a flow's, where a small one says nothing of variety."""
+    for name in [n for n in log.series if "entropy" in n and log.has(n) and float(log.values(n).min()) < -1e-3]:
+        series = log.series.pop(name)
+        log.notes.append(f"{series.key} is below 0: not of tokens, and not read")
+        log.raw[series.key] = series
 
 
 def _add_zero_signal(log: RunLog) -> None:

@@ -181,7 +181,7 @@ def _source_of_records(records: list[dict[str, Any]], path: Path, given_path: Pa
     PICTURES.look_in(path.parent / FOLDER)
     # a forest needs token ids: actions that are known only as text get a made-up id for each word
     text_actions, lexicon = _with_pseudo_ids(records)
-    forest = Forest.from_records(records)
+    forest = Forest.from_records(records, folder=path.parent)
     model = None if settings is None else settings.model
     decode, token_note = reader_of(model, lexicon if text_actions else None)
     words = Words.of(forest, decode)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,11 +180,17 @@ class Forest(Columns):
         )
 
     @classmethod
-    def from_records(cls, records: Iterable[Mapping[str, Any]], *, share: bool = True) -> Forest:
-        """Forest from rollout records (`gxpo schema`); `share=False` stores every context token per use."""
+    def from_records(
+        cls, records: Iterable[Mapping[str, Any]], *, share: bool = True, folder: Path | None = None
+    ) -> Forest:
+        """Forest from rollout records (`gxpo schema`); `share=False` stores every context token per use.
+
+        folder  of the .safetensors files that `extras` name
+        """
         from gxpo.forest.record_format.reader import columns_of
 
-        return cls(**columns_of(((f"record {n}", record) for n, record in enumerate(records, 1)), share))
+        rows = ((f"record {n}", record) for n, record in enumerate(records, 1))
+        return cls(**columns_of(rows, share, folder))
 
     def to_records(self, *, share: bool = True) -> list[dict[str, Any]]:
         """Rollout records, the inverse of `from_records`; `share=False` writes forked trajectories out in full."""
