@@ -51,7 +51,10 @@ def trained(method, device, folder, scorer, **keys):
     return gxpo.train(model, task, method, steps, scorer, out=folder / "run", set=keys)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+QUICK = ("prompts", "flow", "asynchronous")  # the other kinds run in the slow stage
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in KINDS])
 @pytest.mark.filterwarnings("ignore")
 def test_each_kind_of_run_trains_on_a_device(kind, device, tmp_path, hardly_warm):
     method, keys = KINDS[kind]
