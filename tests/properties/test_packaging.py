@@ -28,6 +28,7 @@ NAMES = {  # modules that are called otherwise than the distribution that brings
     "math-verify": "math_verify",
     "pillow": "PIL",
     "reasoning-gym": "reasoning_gym",
+    "scikit-learn": "sklearn",
     "textworld-express": "textworld_express",
 }
 BROUGHT = {  # by what an extra states

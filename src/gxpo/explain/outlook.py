@@ -248,6 +248,11 @@ def _loss(out: Outlook, method: Method, forest: Forest, logprob: Tensor | None) 
     except GxpoError as error:
         out.without["surrogate"] = _short_error(str(error))
         return
+    except KeyError as error:
+        if error.args[0] not in method.outputs:
+            raise
+        out.without["surrogate"] = f"it reads the policy's {error.args[0]}, which the file does not have"
+        return
     if any(not torch.allclose(slopes[0], x, rtol=1e-9, atol=1e-12) for x in slopes[1:]):
         out.without["surrogate"] = "its gradient depends on log-probs, which the file does not hold"
         out.calls["loss"] = []  # computed with guessed log-probs

@@ -76,7 +76,7 @@ def _paths(keys: Mapping[str, Stated]) -> list[str]:
         if key in _OTHER or key.split(".")[0] == "versions":
             continue
         if key.startswith(MODELS):
-            from gxpo.training.players import weight_files  # it reads runs, which have inputs
+            from gxpo.training.models.load import weight_files  # loads transformers
 
             paths += [file for text in _texts(setting.value) for file in weight_files(text)]
         for text in _texts(setting.value):

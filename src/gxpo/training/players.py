@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,32 +14,15 @@ from gxpo.parts.settings import RunSettings
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.sampling.rollouts.build import RolloutPart
 from gxpo.training import config, export, models
-from gxpo.training.directory import CONFIG, run_of
-from gxpo.training.models.load import WEIGHT_FILES, check_name, is_path
+from gxpo.training.directory import run_of
+from gxpo.training.models.load import check_name, is_run
 from gxpo.training.shards import View
-from gxpo.training.start import checkpoint_of, parameters_of, read_verified_config
+from gxpo.training.start import parameters_of, read_verified_config
 
 
 def models_of(method: Method) -> Mapping[str, str]:
     """Role -> the model directory, hub id or run whose weights play it; empty for most methods."""
     return RolloutPart.hook(method.rollout, "models")
-
-
-def is_run(name: str) -> bool:
-    """Return True for a run directory, or a checkpoint in one."""
-    path = Path(name).expanduser()
-    return (path / CONFIG).is_file() or (path.name.startswith("step-") and (path.parents[1] / CONFIG).is_file())
-
-
-def weight_files(name: str) -> Iterator[str]:
-    """List the files that hold the weights of a run's newest checkpoint, or of a model directory."""
-    path = Path(name).expanduser()
-    if is_run(name):
-        yield from map(str, sorted(checkpoint_of(path).rglob("*.safetensors")))
-    elif is_path(name) and path.is_dir():
-        names = {*WEIGHT_FILES, "adapter_model.safetensors", "adapter_model.bin"}
-        shards = (x for x in path.iterdir() if x.name in names or x.name.startswith(("model-", "pytorch_model-")))
-        yield from map(str, sorted(shards))
 
 
 def check_players(s: RunSettings, method: Method) -> None:

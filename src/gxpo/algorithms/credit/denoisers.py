@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from gxpo.algorithms.credit.columns import column
-from gxpo.base.errors import GxpoError
 from gxpo.forest import grouped
 from gxpo.parts.registry import part
 
@@ -49,11 +48,11 @@ def denoising_step(forest: Forest) -> Tensor:
 
 
 def _step_facts(forest: Forest) -> tuple[Tensor, Tensor]:
-    if not all("sample" in info and "denoising_step" in info for info in forest.info):
-        raise GxpoError("credit anchored_value reads steps of samples: set rollout=denoise_steps")
-    names: dict[str, int] = {}
-    sample = [names.setdefault(info["sample"], len(names)) for info in forest.info]
-    return torch.tensor(sample), torch.tensor([info["denoising_step"] for info in forest.info])
+    """Sample and number of each trajectory that is a step of a sample; any other is a sample of one step."""
+    names: dict[Any, int] = {}
+    rows = zip(forest.info, forest.id, strict=True)
+    sample = [names.setdefault(info.get("sample", name), len(names)) for info, name in rows]
+    return torch.tensor(sample), torch.tensor([info.get("denoising_step", 0) for info in forest.info])
 
 
 @part("anchored_value", stage="credit", axis="R", learns_from_equal_groups=lambda kappa, **_: kappa > 0)

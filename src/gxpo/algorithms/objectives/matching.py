@@ -46,6 +46,7 @@ def likelihood(error: Tensor, time: Tensor, curve: Curve = "ghuber", power: floa
     >>> [round(likelihood(d, t, c).item(), 6) for c in ("uniform", "t", "ghuber")]
     [-0.25, -0.15, -1.689467]
     """
+    error = error.clamp_min(0)
     if curve == "huber":
         return -((error + TINY).sqrt() - 1e-5) * time
     if curve == "ghuber":
@@ -122,7 +123,9 @@ class AdvantageMatching(MatchingTerm):
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Evaluated:
         entries = self.tokens(forest, credit, weight)
-        time, old = forest.extras["time"][forest.path_token][entries], denominator(policy, forest.path_trainable)
+        # what has no time counts in full
+        times = forest.extras.get("time", torch.ones(forest.n_tokens))
+        time, old = times[forest.path_token][entries], denominator(policy, forest.path_trainable)
         new, below = (
             likelihood(-x[entries].to(torch.float64), time, self.curve, self.power) for x in (policy.logprob, old)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from gxpo.models.decoder.vision import READ, install
 from gxpo.models.masked import SUFFIX
 from gxpo.models.processors import NearestProcessor, ids_around, load_processor, rows_of
 from gxpo.models.tiny import PATCH_SIZE, PICTURE_SIZE
+from gxpo.training import checkpoint
+from gxpo.training.directory import CONFIG, run_of
 from gxpo.training.models.warmup import WARMUPS, Check, Recipe, recipe_of, tokenizer_of, untrained, warm_start
 
 if TYPE_CHECKING:
@@ -433,3 +435,22 @@ def _remove_dropout(model: Any) -> None:
     for name, value in vars(model.config).items():
         if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
             setattr(model.config, name, 0.0)
+
+
+def is_run(name: str) -> bool:
+    """Return True for a run directory, or a checkpoint in one."""
+    path = Path(name).expanduser()
+    return (path / CONFIG).is_file() or (path.name.startswith("step-") and (path.parents[1] / CONFIG).is_file())
+
+
+def weight_files(name: str) -> Iterator[str]:
+    """List the files that hold the weights of a run's newest checkpoint, or of a model directory."""
+    path = Path(name).expanduser()
+    if is_run(name):
+        run = run_of(path)
+        newest = path if run != path else checkpoint.latest(run)
+        yield from map(str, sorted(newest.rglob("*.safetensors")))
+    elif is_path(name) and path.is_dir():
+        names = {*WEIGHT_FILES, "adapter_model.safetensors", "adapter_model.bin"}
+        shards = (x for x in path.iterdir() if x.name in names or x.name.startswith(("model-", "pytorch_model-")))
+        yield from map(str, sorted(shards))
