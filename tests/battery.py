@@ -89,6 +89,7 @@ def battery(
     value = torch.rand(forest.n_tokens, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     unmasked_at = (torch.arange(forest.n_tokens) * (seed + 3)) % 4  # step in which a masked model's decoder got to it
     extras = {"noise_scale": noise, "label": label, "state_value": value, "unmasked_at": unmasked_at}
+    extras |= {"time": torch.linspace(0.1, 0.9, forest.n_tokens, dtype=torch.float64)}  # of re-noised samples
     return forest.replace(extras=extras)
 
 

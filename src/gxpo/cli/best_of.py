@@ -55,8 +55,8 @@ def best_of(
             finally:
                 sampler.close()
         figures = choice.figures_of(choice.values_of(trainer, forests, output))
-        seen = str(getattr(trainer.method.rollout, "file", "") or "")
-        figures["fitted_to_these"] = any(seen and _is_within(path, Path(seen)) for path in logs or [])
+        fitted_file = str(getattr(trainer.method.rollout, "file", "") or "")
+        figures["fitted_to_these"] = any(fitted_file and _is_within(path, Path(fitted_file)) for path in logs or [])
     finally:
         trainer.close()
     say(json.dumps(figures) if as_json else _text(figures))

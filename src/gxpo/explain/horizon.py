@@ -134,7 +134,7 @@ class _Search:
 
 
 def _gain(step: TimeStep) -> float:
-    """What a step pays; at the end, where steps pay nothing, the verdict."""
+    """Payment of a step; at the end of a world whose steps pay nothing, the verdict."""
     if step.reward is not None:
         return step.reward
     return float(step.done and step.success is True)

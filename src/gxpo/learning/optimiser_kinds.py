@@ -37,7 +37,7 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of an averaged gradient c: its direction under Signum and Lion, and caution.
+    """Direction that an averaged gradient c gives under Signum and Lion, and caution.
 
     direction  "sign": sign(c);  "norm": c / |c|, the norm over all parameters;  "clip": c / threshold within +-1;
                "stochastic": sign(c + G n), n uniform in [-1, 1] and G the largest |c| of the coordinate so far, so that

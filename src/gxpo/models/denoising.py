@@ -78,7 +78,7 @@ def parts_of(kind: str, output: Tensor, latent: Tensor, alpha: Tensor, sigma: Te
 
 
 def target_of(kind: str, data: Tensor, noise: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
-    """What a network of this kind should have said of alpha data + sigma noise, [n, D]."""
+    """Training target of a network of this kind at alpha data + sigma noise, [n, D]."""
     if kind == "flow":
         return noise - data
     if kind == "epsilon":

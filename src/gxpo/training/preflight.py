@@ -102,7 +102,8 @@ def check_likelihood(s: RunSettings, method: Method) -> None:
     if masked and method.likelihood is None:
         raise ConfigError(
             f"model {s.model} fills in hidden tokens, and {method.name} reads log-probs from left to right: take a "
-            "method of masked models (diffu_grpo), or set likelihood to one_step, elbo, coupled or trajectory"
+            "method of masked models (gxpo methods --family masked_models), or set likelihood to one_step, elbo, "
+            "coupled or trajectory"
         )
     if method.likelihood is None:
         return

@@ -112,7 +112,7 @@ def head_of(heads: Sequence[str], name: str | None) -> str:
     """Return the output of the head to choose by: the one there is, or the one that is named."""
     names = [head.partition("@")[2] for head in heads]
     if not heads:
-        raise ConfigError("the run's method has no value head: train one, as gxpo train --set method=bcoder does")
+        raise ConfigError("the run's method has no value head: train one (gxpo methods --family offline_values)")
     if name is None and len(heads) > 1:
         raise ConfigError(f"the run has the value heads {', '.join(names)}: name one by --head")
     if name is not None and name not in names:

@@ -74,7 +74,8 @@ def anchored_value(
     Q_k = sum_{j >= k} gamma^(j - k) R_j over the later steps of the sample, R_j the outcome of step j's look-ahead, and
     omega_k = Q_k / mean_k Q_k of the sample; mean and std are of Q over the group, one step's.
 
-    outcome, group, sample, denoising_step  [R] of a trajectory, which is one step of a sample
+    outcome, group, sample, denoising_step  [R] of a trajectory, which is one step of a sample (where its record does
+              not say of which: a sample of one step)
     weighted  False: omega is 1
     first     steps, from the first, in which kappa Q is added
 

@@ -23,7 +23,7 @@ from gxpo.algorithms.objectives.surrogate import (
     denominator,
     ratio_of,
 )
-from gxpo.base.errors import MissingSignal
+from gxpo.base.errors import GxpoError, MissingSignal
 from gxpo.forest import grouped
 from gxpo.parts.protocols import Output
 from gxpo.parts.registry import part
@@ -123,9 +123,9 @@ class AdvantageMatching(MatchingTerm):
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Evaluated:
         entries = self.tokens(forest, credit, weight)
-        # what has no time counts in full
-        times = forest.extras.get("time", torch.ones(forest.n_tokens))
-        time, old = times[forest.path_token][entries], denominator(policy, forest.path_trainable)
+        if "time" not in forest.extras:
+            raise GxpoError("objective advantage_matching reads the times of re-noised samples: set rollout=renoise")
+        time, old = forest.extras["time"][forest.path_token][entries], denominator(policy, forest.path_trainable)
         new, below = (
             likelihood(-x[entries].to(torch.float64), time, self.curve, self.power) for x in (policy.logprob, old)
         )

@@ -1,4 +1,4 @@
-"""What signs in a table of few rows share, and those of its columns that have no name."""
+"""Helpers of the signs in tables of few rows, and signs of columns without a name."""
 
 from __future__ import annotations
 

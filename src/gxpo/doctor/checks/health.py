@@ -156,8 +156,8 @@ def _pays_other(log: RunLog) -> bool:
     return False
 
 
-def _is_longer(log: RunLog) -> float:
-    """How many times as long answers have become, where nothing tells if more of them are right; 1 elsewhere."""
+def _growth_of_length(log: RunLog) -> float:
+    """Growth of the answers' length as a factor, where nothing tells if more of them are right; 1 elsewhere."""
     if log.correctness or log.evaluation or not log.has("length", "reward") or log.largest("reward") <= 1.05:
         return 1.0
     return log.last("length") / max(log.first("length"), 1e-9)
@@ -242,8 +242,8 @@ AGAINST: tuple[tuple[str, Condition, str, str], ...] = (
     ("component_dominates judge_hacked", _pays_other, PART, "kl"),
     ("all_wrong component_dominates memorising", _is_held_out_level, LEVEL, "reward_max"),
     ("lr_too_high entropy_collapse memorising", lambda log: log.is_past_best, PAST, "entropy kl lr"),
-    ("length_hack", lambda log: _is_longer(log) > 3, OTHER_LENGTH, "length truncated"),
-    ("length_collapse", lambda log: _is_longer(log) < 1 / 3, OTHER_LENGTH, "length entropy"),
+    ("length_hack", lambda log: _growth_of_length(log) > 3, OTHER_LENGTH, "length truncated"),
+    ("length_collapse", lambda log: _growth_of_length(log) < 1 / 3, OTHER_LENGTH, "length entropy"),
     ("group_too_small all_wrong", _are_silent, SILENT, "zero_wrong zero_signal"),
 )
 

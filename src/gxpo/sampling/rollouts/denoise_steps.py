@@ -82,9 +82,9 @@ class DenoiseSteps(RolloutPart):
                 (g, i, joined(path, y), path, y) for (g, i, path), ys in zip(paths, nexts, strict=True) for y in ys
             ]
             if k >= self.begin:
-                asked = [continued(prompts[g], whole.extras["latent"], streams[0][:1]) for g, _, whole, _, _ in grown]
-                seen = session.sample(asked, ahead)
-                for b, ((g, i, _, path, y), (end,)) in enumerate(zip(grown, seen, strict=True)):
+                requests_ahead = [continued(prompts[g], x.extras["latent"], streams[0][:1]) for g, _, x, _, _ in grown]
+                ends = session.sample(requests_ahead, ahead)
+                for b, ((g, i, _, path, y), (end,)) in enumerate(zip(grown, ends, strict=True)):
                     sample = f"{group_of(session, draws[g])}/{i}"
                     group = f"{sample if self.by_sample else group_of(session, draws[g])}/{k}"
                     records.append(
@@ -107,7 +107,7 @@ class DenoiseSteps(RolloutPart):
 
 
 def _fixed_latent(latent: Completion) -> Completion:
-    """Return a latent as something that nobody drew: nothing of it is trained."""
+    """Return a latent as context, without a log-prob or noise of its own: nothing of it is trained."""
     zero = np.zeros(1)
     return dataclasses.replace(latent, logprobs=[0.0], extras={**latent.extras, "noise_scale": zero})
 
@@ -160,12 +160,12 @@ class Renoise(RolloutPart):
                 k = first + int((last - first) * (j + u) / self.levels)
                 by_step.setdefault(k, []).append((g, i, sample, owner))
             for k, members in by_step.items():
-                asked = [
+                renoise_requests = [
                     continued(prompts[g], x.extras["latent"][-1:], (stream(session, draws[g], owner, (j,), 2),))
                     for g, _, x, owner in members
                 ]
-                done = session.sample(asked, dataclasses.replace(ode, renoised=k))
-                for (g, i, _, _), (y,) in zip(members, done, strict=True):
+                noised_rows = session.sample(renoise_requests, dataclasses.replace(ode, renoised=k))
+                for (g, i, _, _), (y,) in zip(members, noised_rows, strict=True):
                     noised[g, i].append(y)
         return Forest.from_records(
             [self._record(session, tasks[g], draws[g], i, noised[g, i], x, prompts[g]) for g, i, x in rows]
