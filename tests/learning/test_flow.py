@@ -238,6 +238,25 @@ def test_microbatches_are_exact_and_the_first_ratio_is_one(name):
     assert any(not torch.equal(moved[0][n], start[n]) for n in start)
 
 
+@pytest.mark.parametrize("name", ["dance_grpo", "ddpo", "awm", "dgpo_diffusion", "diffusion_nft"])
+def test_losses_of_denoisers_are_exact_under_microbatches(name):
+    m = gxpo.method(name, {"rollout.group_size": 4})
+    forest = grown(m.rollout, TASKS[:2])
+    anchor = other().outputs(forest, ("prediction",))["prediction"]
+    facts = {"anchor_prediction": anchor, "reference_logprob": other(8).outputs(forest)["logprob"]}
+    facts |= {"baseline": torch.full_like(forest.outcome, 0.4), "spread": torch.full_like(forest.outcome, 0.3)}
+    moved = []
+    for size in (2, 1000):
+        one = learner(tokens_per_microbatch=size, max_grad_norm=None, weight_decay=0.0)
+        signals = Signals.of(forest, {"proximal_logprob": one.outputs(forest)["logprob"], **facts}, m.axes)
+        credit = m.advantages(forest, signals)
+        m.update.run(forest, credit, m.token_weights(forest, credit, signals), BoundLearner(one, m, forest, signals, 3))
+        moved.append(one.snapshot())
+    start = learner().snapshot()
+    assert all(torch.allclose(moved[0][n], moved[1][n], atol=1e-9) for n in start)
+    assert max(float((moved[0][n] - start[n]).abs().max()) for n in start) > 1e-4
+
+
 @pytest.mark.parametrize("name", ["flow_grpo", "tempflow_grpo"])
 def test_the_policy_gradient_is_the_published_one(name):
     # d L / d logp = -w A / n on policy, n the trained steps of all trajectories

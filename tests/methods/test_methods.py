@@ -21,7 +21,7 @@ from gxpo.parts.definition import EVIDENCE, Definition, same
 from gxpo.training.bound_learner import BoundLearner
 
 NAMES = sorted(METHODS)
-DENOISED = set(OUTPUTS) - {"logprob", "entropy"}  # what a learner of latents alone can read
+DENOISED = set(OUTPUTS) - {"logprob", "entropy"}  # of a learner of latents: tests/learning/test_flow.py
 OF_TOKENS = [n for n in NAMES if not {x.partition("@")[0] for x in gxpo.method(n).outputs} & DENOISED]
 EQUAL_GROUPS_LEARN = {
     "ddpo", "dmpo_dlm", "vgpo",  # against earlier rewards of the prompt; against the batch; by kappa Q
