@@ -243,7 +243,7 @@ def test_losses_of_denoisers_are_exact_under_microbatches(name):
     m = gxpo.method(name, {"rollout.group_size": 4})
     forest = grown(m.rollout, TASKS[:2])
     anchor = other().outputs(forest, ("prediction",))["prediction"]
-    facts = {"anchor_prediction": anchor, "reference_logprob": other(8).outputs(forest)["logprob"]}
+    facts = {"anchor_prediction": anchor, "reference_logprob": learner().outputs(forest)["logprob"]}
     facts |= {"baseline": torch.full_like(forest.outcome, 0.4), "spread": torch.full_like(forest.outcome, 0.3)}
     moved = []
     for size in (2, 1000):
@@ -254,7 +254,7 @@ def test_losses_of_denoisers_are_exact_under_microbatches(name):
         moved.append(one.snapshot())
     start = learner().snapshot()
     assert all(torch.allclose(moved[0][n], moved[1][n], atol=1e-9) for n in start)
-    assert max(float((moved[0][n] - start[n]).abs().max()) for n in start) > 1e-4
+    assert max(float((moved[0][n] - start[n]).abs().max()) for n in start) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["flow_grpo", "tempflow_grpo"])
