@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from gxpo.algorithms.likelihoods.estimators import Elbo, TrajectoryLikelihood
+from gxpo.algorithms.likelihoods.base import Answer, Likelihood
+from gxpo.algorithms.likelihoods.estimators import TrajectoryLikelihood
 from gxpo.models.masked import MaskedPolicy, Row, estimate
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.masked import MaskedEngine, Unmasking
@@ -21,6 +23,33 @@ if TYPE_CHECKING:
 BLOCK = 4  # tokens of a block in which the warm-up's answers are decoded
 
 
+@dataclass(frozen=True)
+class States(Likelihood):
+    """States that a warm-up reads: a random set of an answer's tokens is hidden, or what a decoder in blocks meets.
+
+    block  in every second example the set is of one block of so many tokens, all of them visible before it and hidden
+           behind it: a random state of an answer that is unmasked block by block, in which its next tokens are read
+
+    One pass. The mean over states is the mean of two evidence bounds: over all orders, and over those that go block by
+    block. Hidden sets have 1 to all tokens of their range, each number with equal probability.
+    """
+
+    block: int = BLOCK
+
+    def views(self, answer: Answer) -> tuple[torch.Tensor, torch.Tensor]:
+        random, n = answer.random(), answer.length
+        begin, end, parts = 0, n, 1
+        if random.random() < 0.5:
+            parts = -(-n // self.block)
+            begin = self.block * int(random.integers(parts))
+            end = min(n, begin + self.block)
+        count = int(random.integers(1, end - begin + 1))
+        read = np.zeros(n, dtype=bool)
+        read[begin + random.permutation(end - begin)[:count]] = True
+        hidden = np.concatenate([np.zeros(answer.prompt, dtype=bool), read | (np.arange(n) >= end)])
+        return torch.from_numpy(hidden[None]), torch.from_numpy(read[None] * (parts * (end - begin) / count))
+
+
 def masked_loss(
     model: Any, tokenizer: Any, examples: Sequence[tuple[Any, str]], room: int, random: np.random.Generator
 ) -> torch.Tensor:
@@ -30,7 +59,7 @@ def masked_loss(
         answer = [*tokenizer(text, add_special_tokens=False).input_ids, policy.end]
         seed = int(random.integers(1 << 62))
         rows.append(Row(prompt_ids(model, tokenizer, prompt), answer, room, torch.zeros(len(answer)), seed))
-    bound = estimate(policy, rows, Elbo("uniform", points=1))["logprob"]
+    bound = estimate(policy, rows, States())["logprob"]
     return -bound.mean().to(torch.float32)
 
 
