@@ -126,7 +126,7 @@ class FlowEngine:
         if isinstance(sampling, DenoisingSampling) and sampling.renoised is not None:
             return self._renoise(rows, sampling.renoised)
         starts, model, size = [start for start, _ in rows], self.model, self.model.dimension
-        times, (scales, kept) = model.times.to(self.device), self._noise(sampling)
+        times, (scales, carries) = model.times.to(self.device), self._noise(sampling)
         ahead = isinstance(sampling, DenoisingSampling) and sampling.ahead
         n, longest = len(rows), min(sampling.max_new_tokens, 1 if ahead else len(times))
         # A stream gives D numbers for each step, so a sample's noise does not depend on the rest of the batch.
