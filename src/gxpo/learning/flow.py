@@ -26,7 +26,8 @@ class Steps:
 
     entries [E]  the action tokens (of P) that are read, and reading [E] which of the Q steps is each one's
     latent, next_latent [Q, D]; time, next_time, scale, carry [Q]; condition [Q]; inner [Q] bool: its mean is the
-    network's; renoised [Q] bool: `next_latent` is the sample `data` [Q, D] with noise added
+    network's; renoised [Q] bool: `next_latent` is the sample `data` with noise added; data [Q, D], without such rows
+    [0, D]
     """
 
     entries: Tensor
@@ -97,7 +98,8 @@ class FlowPacking:
         chunk_entries = entries[torch.isin(token, tokens)]
         before, extras = self.before[tokens].clamp_min(0), self.forest.extras
         # the sample that was noised again is the last latent of its action
-        last = self.forest.first_token[self.forest.token_node[tokens] + 1] - 1
+        renoised = self.renoised[tokens]
+        last = self.forest.first_token[self.forest.token_node[tokens] + 1] - 1 if bool(renoised.any()) else tokens[:0]
         return Steps(
             entries=chunk_entries,
             reading=torch.searchsorted(tokens, self.forest.path_token[chunk_entries]),
@@ -109,7 +111,7 @@ class FlowPacking:
             carry=extras["noise_kept"][tokens].to(torch.float64),
             condition=self.condition[tokens],
             inner=self.inner[tokens],
-            renoised=self.renoised[tokens],
+            renoised=renoised,
             data=extras["latent"][last].to(torch.float64),
         )
 
