@@ -125,8 +125,8 @@ def test_a_warm_up_reads_what_a_decoder_in_blocks_meets():
     in_blocks = (hidden & ~read).any(1)
     is_behind = torch.arange(n) >= (last_read // block * block + block)[:, None]
     assert torch.equal((hidden & ~read)[in_blocks], is_behind[in_blocks]) and bool((hidden | ~read).all())
-    # an unbiased bound reads each token with weight 1 on average: four errors of the mean's are .1 at most
-    assert float((weight.mean(0) - 1).abs().max()) < 4 * float(weight.std(0).max()) / 4000**0.5
+    assert set(weight.unique().tolist()) == {0.0, 1.0} and bool(read.any(1).all())
+    assert float(read.double().mean(0).min()) > 0.2  # every place is read often
     # half are of blocks, the last of which (a third) leaves nothing behind it: 1/3
     assert float(in_blocks.double().mean()) == pytest.approx(1 / 3, abs=4 * (2 / 9 / 4000) ** 0.5)
 

@@ -192,7 +192,7 @@ WARMUPS: dict[str, Recipe] = {
         max_steps=500,
         max_new_tokens=20,
     ),
-    # Right examples first: a policy that can't copy its own digits yet errs everywhere, and rewards find nothing in that.
+    # Right examples first: a policy that can't copy its own digits yet errs everywhere, and rewards find little in that
     "arithmetic-masked": Recipe(
         task="arithmetic",
         masked=True,
