@@ -2,31 +2,35 @@
 
 import random
 
-ASSISTANT, TOOL = "assistant", "tool"
 
-
-def products(n: int = 3000, calls: float = 0.3) -> list[dict]:
-    """Products of three-digit numbers, each with one worked example: a share `calls` of the examples asks the tool and
-    copies what it says, the others guess."""
+def products(n: int = 4000, guesses: int = 2) -> list[dict]:
+    """Products of two-digit numbers, each with worked examples: one asks the tool and copies what it says, the other
+    `guesses` are wrong."""
     rows, stream = [], random.Random(0)
     for _ in range(n):
-        a, b = stream.randrange(100, 1000), stream.randrange(100, 1000)
-        call = f'<tool>multiply({{"a": {a}, "b": {b}}})</tool>'
+        a, b = stream.randrange(10, 100), stream.randrange(10, 100)
         asked = [
-            {"role": ASSISTANT, "content": call},
-            {"role": TOOL, "content": str(a * b)},
-            {"role": ASSISTANT, "content": f"#{a * b}"},
+            {"role": "assistant", "content": f'<tool>multiply({{"a": {a}, "b": {b}}})</tool>'},
+            {"role": "tool", "content": str(a * b)},
+            {"role": "assistant", "content": f"#{a * b}"},
         ]
-        guess = f"#{stream.randrange(10_000, 1_000_000)}"
-        completion = asked if stream.random() < calls else guess
-        rows.append({"prompt": f"{a}*{b}=", "answer": str(a * b), "completion": completion, "score": 1.0})
+        guessed = [f"#{stream.randrange(100, 10_000)}" for _ in range(guesses)]
+        completions = [asked, *guessed]
+        rows.append(
+            {
+                "prompt": f"{a}*{b}=",
+                "answer": str(a * b),
+                "completions": completions,
+                "scores": [1.0] * len(completions),
+            }
+        )
     return rows
 
 
 if __name__ == "__main__":
     from mcp.server.mcpserver import MCPServer
 
-    server = MCPServer("calculator")
+    server = MCPServer("calculator", log_level="ERROR")
 
     @server.tool()
     def multiply(a: int, b: int) -> str:
