@@ -3,7 +3,7 @@
 import random
 
 
-def products(n: int = 4000, guesses: int = 2) -> list[dict]:
+def products(n: int = 4000, guesses: int = 1) -> list[dict]:
     """Products of two-digit numbers, each with worked examples: one asks the tool and copies what it says, the other
     `guesses` are wrong."""
     rows, stream = [], random.Random(0)

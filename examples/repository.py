@@ -50,5 +50,7 @@ class Bugs(Repository):
         """Next action of somebody who reads the file, writes its line anew, and is done."""
         chance = random.Random(f"expert/{self._seed}")
         line = self._right if chance.random() < self.skill else chance.choice(self._faults)
-        edit = f'<tool>edit({{"path": "f.py", "line": 3, "text": "    return {line}"}})</tool>'
-        return ('<tool>read({"path": "f.py"})</tool>', edit, "done")[min(self._turn, 2)]
+        if self.tools:
+            edit = f'<tool>edit({{"path": "f.py", "line": 3, "text": "    return {line}"}})</tool>'
+            return ('<tool>read({"path": "f.py"})</tool>', edit, "done")[min(self._turn, 2)]
+        return ("read f.py", f"edit f.py 3     return {line}", "done")[min(self._turn, 2)]

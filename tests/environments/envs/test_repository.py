@@ -75,6 +75,16 @@ def test_after_the_last_turn_it_is_judged_as_it_is():
     assert step.done and step.truncated and step.success and step.reward == 1.0
 
 
+def test_bare_replies_are_the_same_calls():
+    env = Plus(style="bare", wall=2.0)
+    assert env.tools == () and env.reset(0).observation == "f does not add 7.\nFiles: f.py, test_f.py\n>"
+    assert env.step("read f.py").observation == "\n1 def f(x):\n2     return x - 7\n3 \n>"
+    assert env.step("fix it").action_error == "malformed" and env.step("read g.py").action_error == "illegal"
+    assert env.step("edit f.py 2     return x + 7").observation == "\ndone\n>"
+    assert env.step("run").observation == "\nall tests passed\n>"
+    assert env.step("done").success
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

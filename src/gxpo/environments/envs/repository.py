@@ -6,19 +6,21 @@ import difflib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards.code import passed, tests_of
 from gxpo.environments.rewards.docker import Docker
 from gxpo.environments.rewards.sandbox import PROGRAM, Limits, Local, Sandbox
+from gxpo.models.chat.messages import messages_of
 from gxpo.parts.protocols import Message, Task, TimeStep, ToolCall
 
 CHARS = 2000  # of one result of a tool
 LARGEST = 1 << 16  # characters that a policy may write into one file
 MOST_FILES = 64
 PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")  # one folder: names that begin with a dot are git's
+BARE_EDIT = re.compile(r"(\S{1,64}) ([0-9]{1,6}) (.*)", re.DOTALL)
 RUNNER = """import importlib, sys, traceback
 failed = 0
 for path in {paths!r}:
@@ -72,6 +74,8 @@ class Refused(ValueError):
 class Repository(ABC):
     """Mend a repository with the tools `read`, `edit` and `run`; a reply without a call ends the episode.
 
+    style      "chat": calls of tools. "bare", for models of single characters: no instructions, and a reply is one of
+               `read NAME`, `edit NAME LINE TEXT`, `run` and `done`
     sandbox    "local" (`rewards.sandbox.Local`) or "docker": where the repository's code runs
     max_turns  replies; after the last one the repository is judged as it is
 
@@ -81,14 +85,16 @@ class Repository(ABC):
     all of them pass, else 0. A sandbox that can't run leaves the attempt unscored.
     """
 
-    tools: Sequence[Mapping[str, Any]] = (READ, EDIT, RUN)
-    instructions = "Mend the repository. Reply without a call when it is done."
     provides = ("step_rewards",)
 
-    def __init__(self, sandbox: str = "local", max_turns: int = 8, wall: float = 5.0) -> None:
+    def __init__(self, style: str = "chat", sandbox: str = "local", max_turns: int = 8, wall: float = 5.0) -> None:
+        if style not in ("chat", "bare"):
+            raise ConfigError(f"repository: style is 'chat' or 'bare', not {style!r}")
         if sandbox not in ("local", "docker"):
             raise ConfigError(f"repository: sandbox is 'local' or 'docker', not {sandbox!r}")
-        self.max_turns = max_turns
+        self.max_turns, self._bare = max_turns, style == "bare"
+        self.tools: tuple[Mapping[str, Any], ...] = () if self._bare else (READ, EDIT, RUN)
+        self.instructions = "" if self._bare else "Mend the repository. Reply without a call when it is done."
         self._sandbox: Sandbox = Local() if sandbox == "local" else Docker()
         self._limits = Limits(wall=wall)
         self._repo: Repo | None = None
@@ -109,10 +115,13 @@ class Repository(ABC):
         self._repo = self.repository(seed)
         tests_of(Task("repository", "", info={"tests": list(self._repo.hidden)}))
         self._files, self._turn = dict(self._repo.files), 0
-        return TimeStep(f"{self._repo.issue}\nFiles: {', '.join(self._files)}\n", self._state())
+        first = f"{self._repo.issue}\nFiles: {', '.join(self._files)}\n"
+        return TimeStep(f"{first}>" if self._bare else first, self._state())
 
     def step(self, action: str) -> TimeStep:
-        return self.call(action, ())
+        step = self.call(action, _bare_calls(action) if self._bare else ())
+        text = "\n".join(str(message["content"]) for message in messages_of(step.observation))
+        return replace(step, observation=f"\n{text}\n>") if self._bare else step
 
     def call(self, content: str, calls: Sequence[ToolCall]) -> TimeStep:
         assert self._repo is not None, "reset comes first"
@@ -217,6 +226,18 @@ class Repository(ABC):
         if not old or text.count(old) != 1:
             raise Refused(f"old stands {text.count(old) if old else 0} times in {path}: it must stand there once")
         return text.replace(old, new)
+
+
+def _bare_calls(action: str) -> tuple[ToolCall, ...]:
+    """The call of a reply in style "bare"; none of `done`."""
+    name, _, rest = action.partition(" ")
+    if action.strip() == "done":
+        return ()
+    if name == "edit" and (match := BARE_EDIT.fullmatch(rest)):
+        return (ToolCall("edit", {"path": match[1], "line": int(match[2]), "text": match[3]}),)
+    if (name == "read" and rest) or action == "run":
+        return (ToolCall(name, {"path": rest} if rest else {}),)
+    return (ToolCall("", error="a reply is read NAME, edit NAME LINE TEXT, run or done"),)
 
 
 def _argument(arguments: Mapping[str, Any], name: str, kind: type) -> Any:

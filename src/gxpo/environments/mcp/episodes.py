@@ -96,11 +96,13 @@ class ToolEpisodes:
         for name in actions:
             if name not in self._begun:
                 raise ValueError(f"environment {self.name}: no episode {name!r} is under way")
-        begun = time.perf_counter()
         calling = {name: reply.calls for name, reply in actions.items() if reply.calls}
-        outcomes = self._run(self._outcomes(calling)) if calling else {}
-        self._check_reached(calling, outcomes)
-        self.seconds += time.perf_counter() - begun
+        outcomes: dict[str, list[Outcome]] = {}
+        if calling:
+            begun = time.perf_counter()
+            outcomes = self._run(self._outcomes(calling))
+            self.seconds += time.perf_counter() - begun
+            self._check_reached(calling, outcomes)
         steps: dict[str, TimeStep | EnvFailure] = {}
         for name, reply in actions.items():
             steps[name] = _turn(reply.calls, outcomes[name]) if name in outcomes else TimeStep("", done=True)
