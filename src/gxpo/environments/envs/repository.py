@@ -13,6 +13,7 @@ from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards.code import passed, tests_of
 from gxpo.environments.rewards.docker import Docker
 from gxpo.environments.rewards.sandbox import PROGRAM, Limits, Local, Sandbox
+from gxpo.models.chat.formats import tags
 from gxpo.models.chat.messages import messages_of
 from gxpo.parts.protocols import Message, Task, TimeStep, ToolCall
 
@@ -125,6 +126,8 @@ class Repository(ABC):
 
     def call(self, content: str, calls: Sequence[ToolCall]) -> TimeStep:
         assert self._repo is not None, "reset comes first"
+        # calls that come as text, as an expert writes them
+        calls = calls or (() if self._bare else tags(content, {}).calls)
         self._turn += 1
         messages, notes, errors = list[Message](), [], set[str]()
         for call in calls:
