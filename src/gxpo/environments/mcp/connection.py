@@ -19,6 +19,7 @@ from gxpo.environments.mcp.results import Outcome, result_text
 from gxpo.environments.mcp.settings import ServerSpec
 
 PAGES = 100  # of a server's list of tools; one that goes on for ever ends here
+STARTING = 60.0  # seconds in which a server has to answer after its start, or the longer limit of a call
 ENDING = 10.0  # seconds in which a connection has to close
 
 T = TypeVar("T")
@@ -47,10 +48,10 @@ class Connection:
         # one task enters and leaves the SDK's contexts: its cancel scopes can't be left by another
         self._task = asyncio.create_task(self._run(is_open))
         try:
-            await asyncio.wait_for(asyncio.shield(is_open), self.spec.timeout)
+            await asyncio.wait_for(asyncio.shield(is_open), limit := max(STARTING, self.spec.timeout))
         except asyncio.TimeoutError:
             await self.close()
-            raise Unreachable(f"it did not answer within {self.spec.timeout:g} s") from None
+            raise Unreachable(f"it did not answer within {limit:g} s") from None
         except Unreachable:
             await self.close()
             raise
@@ -87,6 +88,8 @@ class Connection:
         self._closing.set()
         if self._task is None:
             return
+        if self._client is None:  # it is still opening, and may hang there
+            self._task.cancel()
         _, unfinished = await asyncio.wait({self._task}, timeout=ENDING)
         if unfinished:
             self._task.cancel()
@@ -107,6 +110,7 @@ class Connection:
         except BaseException as error:
             if not is_open.done():
                 is_open.set_exception(Unreachable(_reason(error)))
+                is_open.exception()  # read here, since nobody else may wait for it any more
             # a connection that breaks later shows in the calls under way, which answer "died"
             if not isinstance(error, Exception) and not hasattr(error, "exceptions"):
                 raise

@@ -40,7 +40,7 @@ class ToolEpisodes:
     max_turns    replies that an episode may have
     concurrency  calls of one server under way at the same time
     of_tasks     True: `reset` takes tasks, and the last reply is judged by the run's reward
-    counts, messages  failures of episodes, of which there are none: a failed call is a result
+    counts, messages  failures of episodes: none of its own, since a failed call is a result
     """
 
     of_tasks = True
@@ -54,7 +54,7 @@ class ToolEpisodes:
         self.name = "mcp"
         # without a state of their own episodes go on anywhere; with one, forks carry out their calls again
         self.provides: tuple[str, ...] = () if any(spec.per_episode for spec in servers) else ("snapshots",)
-        self.counts: dict[str, int] = {}
+        self.counts = dict.fromkeys(("raised", "nonsense", "timeout", "died"), 0)
         self.messages: dict[str, str] = {}
         self.seconds = 0.0  # spent on calls so far
         self._concurrency = concurrency or AT_ONCE

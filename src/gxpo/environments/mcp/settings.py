@@ -21,7 +21,7 @@ class ServerSpec:
     command      words of the program that speaks MCP on its standard input and output; or
     url          address of a server that speaks streamable HTTP
     per_episode  a process (or HTTP session) for each episode, instead of one that all share
-    timeout      seconds for one call, and for one start of the server
+    timeout      seconds for one call
     chars        most characters of one result that the policy is shown
     env          variables that the program gets beside HOME, PATH and the like; it gets no others of the run's
     key_from     variable with a bearer token for the `url`, which `--allow-key` has to allow
