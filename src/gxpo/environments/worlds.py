@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gxpo.base.errors import ConfigError, TaskError, did_you_mean, need
 from gxpo.base.usercode import Unusable, check_defined
@@ -22,10 +22,13 @@ from gxpo.parts.protocols import TaskSource
 
 @dataclass
 class World:
-    """Task source and environment of a run. `envs` is None where tasks are prompts."""
+    """Task source and environment of a run.
+
+    envs  None where tasks are prompts; `ToolEpisodes`, which has what a run uses of a pool, where they have tools
+    """
 
     source: TaskSource
-    envs: EnvPool | ToolEpisodes | None = None
+    envs: EnvPool | None = None
 
     def close(self) -> None:
         """End the worker processes of the environment, or the servers of tools."""
@@ -73,7 +76,8 @@ def _with_tools(
         world.close()
         raise ConfigError(f"env.mcp gives tools to tasks with one answer, and {name!r} is an environment: leave it out")
     need("mcp", "mcp")
-    return World(world.source, ToolEpisodes(mcp, max_turns=max_turns, concurrency=concurrency))
+    episodes = ToolEpisodes(mcp, max_turns=max_turns, concurrency=concurrency)
+    return World(world.source, cast("EnvPool", episodes))
 
 
 def _make_world(
