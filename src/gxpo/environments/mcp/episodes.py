@@ -75,9 +75,9 @@ class ToolEpisodes:
         return tuple(schema for schemas in self._schemas() for schema in schemas.values())
 
     def _schemas(self) -> list[dict[str, Any]]:
-        if self._offered is None:
-            self._offered = self._run(offered_by(self.specs))
-        return self._offered
+        offered = self._run(offered_by(self.specs)) if self._offered is None else self._offered
+        self._offered = offered
+        return offered
 
     def _place_of(self, tool: str) -> int | None:
         return next((place for place, schemas in enumerate(self._schemas()) if tool in schemas), None)
