@@ -22,35 +22,26 @@ KINDS = {
 
 
 class Bugs(Repository):
-    """A function of one line that does not do what the comment above it says.
-
-    skill  share of instances in which `expert` mends the line; in the others it writes another wrong one
-    """
-
-    def __init__(self, skill: float = 1.0, **settings):
-        super().__init__(**settings)
-        self.skill = skill
+    """A function of one line that does not do what the comment above it says."""
 
     def repository(self, seed: int) -> Repo:
         chance = random.Random(f"repository/{seed}")
         parameter, purpose, right, faults, shown, hidden = KINDS[chance.choice(sorted(KINDS))]
         k = chance.randrange(2, 10)
-        self._seed, self._right, self._faults = seed, right.format(k=k), [line.format(k=k) for line in faults]
+        self._right, fault = right.format(k=k), chance.choice(faults).format(k=k)
         purpose, scope = purpose.format(k=k), {}
         exec(f"def f({parameter}): return {self._right}", scope)
         calls = [f"f({argument.format(k=k)})" for argument in (shown, *hidden)]
         visible, *tests = [f"assert {call} == {eval(call, scope)!r}" for call in calls]
         files = {
-            "f.py": f"# {purpose}\ndef f({parameter}):\n    return {chance.choice(self._faults)}\n",
+            "f.py": f"# {purpose}\ndef f({parameter}):\n    return {fault}\n",
             "test_f.py": f"from f import f\n\ndef test_f():\n    {visible}\n",
         }
         return Repo(files, "f.py", ("test_f.py",), tuple(tests), f"f does not return {purpose}.")
 
     def expert(self) -> str:
         """Next action of somebody who reads the file, writes its line anew, and is done."""
-        chance = random.Random(f"expert/{self._seed}")
-        line = self._right if chance.random() < self.skill else chance.choice(self._faults)
         if self.tools:
-            edit = f'<tool>edit({{"path": "f.py", "line": 3, "text": "    return {line}"}})</tool>'
+            edit = f'<tool>edit({{"path": "f.py", "line": 3, "text": "    return {self._right}"}})</tool>'
             return ('<tool>read({"path": "f.py"})</tool>', edit, "done")[min(self._turn, 2)]
-        return ("read f.py", f"edit f.py 3     return {line}", "done")[min(self._turn, 2)]
+        return ("read f.py", f"edit f.py 3     return {self._right}", "done")[min(self._turn, 2)]
