@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gxpo.base.errors import CheckpointError, ConfigError
+from gxpo.doctor.readers.files import VERIFIED
 from gxpo.forest.forest import Forest
 from gxpo.forest.records import load
 from gxpo.parts.definition import Stated
@@ -29,7 +30,7 @@ from gxpo.training.start import read_verified_config
 from gxpo.training.verify_causes import explain, refused_support
 from gxpo.training.verify_comparison import TOLERANCE, Comparison, Place, Weights
 
-FILE = "verify.json"  # the result, in the run directory
+FILE = VERIFIED  # the result, in the run directory
 STEPS = 3  # steps that are recomputed unless somebody says how many
 SAVE_BOTH = (
     "records of step k + 1 and a checkpoint of step k are needed: set trainer.rollouts_every=1, and "
