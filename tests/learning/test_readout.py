@@ -116,7 +116,7 @@ def test_the_engine_records_the_learners_distribution(sampling):
     listed = recorded["sampler_ids"] == forest.token[forest.path_token][:, None]
     assert int(listed.any(1).sum()) > len(chosen) / 2
     of_chosen = (recorded["sampler_logprob"][:, :-1].masked_fill(~listed, 0)).sum(1)[listed.any(1)]
-    assert torch.allclose(of_chosen, forest.path_behaviour_logprob[listed.any(1)], rtol=0, atol=1e-9)
+    assert torch.allclose(of_chosen, forest.path_behaviour_logprob[listed.any(1)], rtol=0, atol=1e-6)
     # records keep them, and completions that are cut, too
     again = Forest.from_records(forest.to_records())
     assert torch.equal(sampler_distribution(again)["sampler_ids"], recorded["sampler_ids"])

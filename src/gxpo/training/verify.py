@@ -9,6 +9,7 @@ apart in `verify_causes`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -88,7 +89,8 @@ class Verification:
         return {"equal": 0, "different": 1, "unknown": 2}[self.verdict]
 
     def as_json(self) -> dict[str, Any]:
-        return {"verdict": self.verdict, "exit_code": self.exit_code, **asdict(self)}
+        """Everything as JSON; a figure that is no finite number is null."""
+        return finite({"verdict": self.verdict, "exit_code": self.exit_code, **asdict(self)})
 
     def text(self) -> str:
         lines = [f"{self.run}: {self._headline()}"]
@@ -112,6 +114,15 @@ class Verification:
         if not bad:
             return f"recorded log-probs are the policy's in {n} of {n} steps"
         return f"recorded log-probs are not the policy's in {bad} of {n} steps"
+
+
+def finite(value: Any) -> Any:
+    """A nested value with null in the place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {k: finite(x) for k, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(x) for x in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def verify(path: str | Path, steps: int = STEPS, notify: Callable[[str], None] = lambda line: None) -> Verification:
@@ -224,10 +235,8 @@ def check_step(weights: Weights, step: int, forest: Forest) -> StepCheck | str:
 def _reasons(weights: Weights, forest: Forest, version_P: Tensor) -> dict[str, Tensor]:
     """[P] masks of tokens that can't be compared, by reason, the first that holds counting."""
     is_logged_R = torch.tensor([origin == LOGGED for origin in forest.origin], dtype=torch.bool)
-    is_greedy_R = torch.tensor(
-        [(s.get("temperature") or 1.0) <= 0 or s.get("temperature") == 0 for s in forest.sampling]
-    )
-    has_weights = torch.tensor([int(v) in weights.versions for v in version_P.tolist()], dtype=torch.bool)
+    is_greedy_R = torch.tensor([s.get("temperature") == 0 for s in forest.sampling], dtype=torch.bool)
+    has_weights = torch.isin(version_P, torch.tensor(sorted(weights.versions), dtype=version_P.dtype))
     return {
         "whose sampler's log-prob is not recorded": forest.path_behaviour_logprob.isnan(),
         "sampled by another run (origin logged)": forest.to_path(is_logged_R, "R"),

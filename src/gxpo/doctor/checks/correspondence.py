@@ -226,7 +226,7 @@ def recorded_logprobs(log: RunLog) -> Finding | None:
         "proved",
         f"recorded log-probs are not the policy's ({worst['cause']})",
         f"gxpo verify: {len(different)} of {len(log.verified['steps'])} steps; {worst['finding']}",
-        f"largest deviation {worst['largest']:.3g} nats"
+        f"largest deviation {worst['largest'] or float('inf'):.3g} nats"
         + (f" at step {place['step']}, rollout {place['rollout']!r}, token {place['token']}" if place else "")
         + f", tolerance {worst['tolerance']:.2g}",
         worst["remedy"],
