@@ -21,7 +21,7 @@ from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.sampling.rollouts.dynamic_sampling import DynamicSampling
 from gxpo.sampling.rollouts.rounds import Independent
 
-STALE: WeakKeyDictionary[Any, tuple[int, TorchEngine]] = WeakKeyDictionary()  # learner's engine -> (step, its copy)
+COPIES: WeakKeyDictionary[Any, tuple[int, TorchEngine]] = WeakKeyDictionary()  # learner's engine -> (step, its copy)
 
 
 def chance(*what: object) -> float:
@@ -38,6 +38,7 @@ class Faults:
     pay          added to the outcome at the token limit, in proportion below it; verdicts stay
     temperature  of the sampler; the learner goes on with that of the configuration. Log-probs are those of the sampler
     lag          the sampler receives the learner's weights every so many steps; 1: always
+    bits         of the sampler's weights: matrices are rounded to so many bits, by row; 0: they are the learner's
     """
 
     flip: float = 0.0
@@ -45,6 +46,7 @@ class Faults:
     pay: float = 0.0
     temperature: float = 0.0  # 0: that of the configuration
     lag: int = 1
+    bits: int = 0
 
     def grow(self, tasks: Sequence[Task], session: Any) -> Forest:
         faulty = FaultySession(session, self)
@@ -76,10 +78,10 @@ class FaultySession:
         used = session.sampling if sampling is None else sampling
         if faults.temperature:
             used = replace(used, temperature=faults.temperature)
-        if faults.lag <= 1:
+        if faults.lag <= 1 and not faults.bits:
             return session.sample(requests, used)
         learners = session.engine
-        session.engine = stale(learners, session.step, faults.lag)
+        session.engine = sampling_copy(learners, session.step, faults.lag, faults.bits)
         try:
             return session.sample(requests, used)
         finally:
@@ -104,12 +106,23 @@ class FaultySession:
         return 2 * turned > self._faults.votes
 
 
-def stale(engine: TorchEngine, step: int, lag: int) -> TorchEngine:
-    """A sampler with the weights that the learner had at the last step that is a multiple of `lag`."""
+def sampling_copy(engine: TorchEngine, step: int, lag: int, bits: int) -> TorchEngine:
+    """A sampler with the weights that the learner had at the last step that is a multiple of `lag`, rounded."""
     first = step - step % lag
-    at, own = STALE.get(engine, (-1, None))
+    at, own = COPIES.get(engine, (-1, None))
     if own is None or at != first:
         own = TorchEngine(copy.deepcopy(engine.model), engine.tokenizer, device=engine.device)
-        own.policy_version = engine.policy_version
-        STALE[engine] = first, own
+        own.policy_version, own.likeliest = engine.policy_version, engine.likeliest
+        if bits:
+            round_weights(own.model, bits)
+        COPIES[engine] = first, own
     return own
+
+
+@torch.no_grad()
+def round_weights(model: torch.nn.Module, bits: int) -> None:
+    """Round each matrix to whole multiples of its rows' largest magnitude over 2^(bits - 1) - 1, in place."""
+    for weight in model.parameters():
+        if weight.dim() == 2:
+            scale = weight.abs().amax(1, keepdim=True).clamp_min(1e-12) / (2 ** (bits - 1) - 1)
+            weight.copy_((weight / scale).round() * scale)

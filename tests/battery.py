@@ -103,10 +103,10 @@ def made_up(m: gxpo.Method, forest: Forest, seed: int) -> Signals:
         axis = Signals({}, m.axes).axis(name)
         shape = (sizes[axis], 3) if name in ("hidden", "embedding") else (sizes[axis],)
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-        if name == "teacher_ids":  # three that differ, of a vocabulary of 60
+        if name in ("teacher_ids", "sampler_ids"):  # three that differ, of a vocabulary of 60
             out[name] = (7 * torch.arange(sizes["P"])[:, None] + torch.arange(3)) % 60
             continue
-        if name == "teacher_logprob":  # theirs and that of the rest
+        if name in ("teacher_logprob", "sampler_logprob"):  # theirs and that of the rest
             out[name] = torch.randn(sizes["P"], 4, generator=generator, dtype=torch.float64).log_softmax(1)
             continue
         if name == "teacher_entropy":  # every second trajectory has a teacher

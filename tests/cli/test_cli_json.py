@@ -30,6 +30,7 @@ ARGUMENTS = {
     "doctor": "runs/b",
     "explain": "runs/b --methods grpo,dr_grpo",
     "triage": "runs/b",
+    "verify": "runs/b",
     "check-reward": "rewards.py:exact --task data.jsonl --n 4",
     "check-template": "tiny:cold --template chat.jinja",
     "check-env": "sokoban --episodes 1",

@@ -26,7 +26,7 @@ def test_every_sickness_has_a_case_beside_its_check():
     for module in MODULES:
         cases = set(importlib.import_module(f"tests.doctor.checks.test_{module}").CASES)
         assert cases == {i for i, s in SICKNESSES.items() if s.check.__module__ == f"gxpo.doctor.checks.{module}"}
-    assert len(SICKNESSES) == 43
+    assert len(SICKNESSES) == 44
 
 
 @pytest.mark.parametrize("entry", SICKNESSES.values(), ids=SICKNESSES)

@@ -17,12 +17,14 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from gxpo.algorithms.signals.sampler_distribution import sampler_distribution
 from gxpo.base.errors import ModelError
 from gxpo.forest.forest import Forest
 from gxpo.learning.readout import Readout, read
 from gxpo.learning.torch import TorchLearner
-from gxpo.parts.protocols import Request, Sampling, StreamKey
+from gxpo.parts.protocols import Request, Sampling, StreamKey, Task
 from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.sampling.rollouts.build import forest_of
 
 SIZE = 7
 
@@ -95,6 +97,30 @@ def test_what_the_engine_sampled_has_the_same_logprobs_here(sampling, layout):
             learner.outputs(forest.replace(extras={}))
         with pytest.raises(ModelError, match="outside its own stored support"):
             learner.outputs(forest.replace(extras={"support": torch.where(forest.extras["support"] >= 0, 0, -1)}))
+
+
+@pytest.mark.parametrize("sampling", SETTINGS[1:4])
+def test_the_engine_records_the_learners_distribution(sampling):
+    model, prompts = small_llama(), [(2, 3, 4, 5), (9,)]
+    engine = TorchEngine(model)
+    engine.likeliest = 6
+    requests = [Request(p, tuple(StreamKey(0, 0, str(i), j) for j in range(3))) for i, p in enumerate(prompts)]
+    answered = engine.sample(requests, sampling)
+    forest = forest_of([Task("a", ""), Task("b", "")], ["a", "b"], prompts, answered, sampling)
+    names = ("likeliest@6", "likeliest_logprob@6", "logprob")
+    ids, logprob, chosen = TorchLearner(model, lr=0.0).outputs(forest, names).values()
+    recorded = sampler_distribution(forest)
+    assert recorded["sampler_ids"].shape == ids.shape and torch.equal(recorded["sampler_ids"], ids.long())
+    assert torch.allclose(recorded["sampler_logprob"].exp(), logprob.exp(), rtol=0, atol=1e-5)
+    # an id below the sixth is not listed; of the listed ones, the chosen token's log-prob is the sampler's
+    listed = recorded["sampler_ids"] == forest.token[forest.path_token][:, None]
+    assert int(listed.any(1).sum()) > len(chosen) / 2
+    of_chosen = (recorded["sampler_logprob"][:, :-1].masked_fill(~listed, 0)).sum(1)[listed.any(1)]
+    assert torch.allclose(of_chosen, forest.path_behaviour_logprob[listed.any(1)], rtol=0, atol=1e-6)
+    # records keep them, and completions that are cut, too
+    again = Forest.from_records(forest.to_records())
+    assert torch.equal(sampler_distribution(again)["sampler_ids"], recorded["sampler_ids"])
+    assert answered[0][0].within(2).extras["sampler_ids"].shape == (2, 6)
 
 
 def test_support_and_temperature_by_hand():

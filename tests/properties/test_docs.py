@@ -22,7 +22,7 @@ README = ROOT / "README.md"
 AFTERNOON = ROOT / "docs" / "commands.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "errata").glob("*.md"))]
 CHECKS = ("check-reward", "check-template", "check-env")
-OF_THE_READER = ("resume", "demo", "bench", "signal", "serve", "eval", "export", "best-of", *CHECKS)
+OF_THE_READER = ("resume", "demo", "bench", "signal", "serve", "eval", "export", "best-of", "verify", *CHECKS)
 FOLLOWED = ("tutorial.md", "tutorial-2.md")  # tests/properties/test_tutorial.py does what they say, block by block
 # Added to what is typed, so that it is quick: by default as many steps as can be and few tasks.
 QUICK = {

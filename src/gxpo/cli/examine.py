@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gxpo.cli.options import Json, app, fail, say
+from gxpo.cli.options import AllowKey, Json, RunArgument, app, fail, found_run, say
 
 if TYPE_CHECKING:
     from gxpo.doctor.rollouts import Rollouts
@@ -110,6 +110,39 @@ def _mapping(pairs: list[str]) -> dict[str, str]:
     if bad := next((pair for pair in pairs if "=" not in pair or not all(pair.split("=", 1))), None):
         fail(f"--map {bad}: give NAME=KEY, e.g. reward=train/rewards_mean")
     return mapping
+
+
+@app.command()
+def verify(
+    run: RunArgument,
+    steps: Annotated[int, typer.Option(help="Number of steps to recompute.", min=1)] = 3,
+    allow_key: AllowKey = None,
+    as_json: Json = False,
+) -> None:
+    """Recompute the log-probs of recorded rollouts from the checkpoints that sampled them, and locate differences.
+
+    Names the cause where they differ: weights, age, support, edited records, temperature or precision, with the largest
+    deviation and its place. Exit code 0: equal, 1: different, 2: can't tell, with what to save the next time. The
+    result is in RUN/verify.json, too, where `gxpo doctor` reads it.
+
+    Example: gxpo verify runs/arithmetic
+
+    Example: gxpo verify runs/arithmetic --steps 10 --json
+    """
+    from gxpo.base.errors import GxpoError
+    from gxpo.training.verify import Verification
+    from gxpo.training.verify import verify as recompute
+
+    path = found_run(run)
+    # A run that can't be read is a result, too, for a script that parses the output.
+    try:
+        result = recompute(path, steps, notify=lambda line: say(line, err=True))
+    except GxpoError as error:
+        if not as_json:
+            raise
+        result = Verification(str(path), advice=str(error))
+    say(json.dumps(result.as_json(), indent=1) if as_json else result.text())
+    raise typer.Exit(result.exit_code)
 
 
 @app.command()

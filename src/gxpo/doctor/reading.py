@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
 from gxpo.base.errors import RecordError
 from gxpo.doctor.derived import add_curves, complete
 from gxpo.doctor.readers import configs, keys
-from gxpo.doctor.readers.files import candidates, dump_source, read_file
+from gxpo.doctor.readers.files import VERIFIED, candidates, dump_source, read_file
 from gxpo.doctor.readers.keys import trainer
 from gxpo.doctor.readers.messages import MOST_MESSAGES
 from gxpo.doctor.readers.table import Columns, Table
@@ -67,7 +69,7 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None, run: str
         else:
             tables[file.relative_to(base).as_posix()] = table
     tables |= _unknown_to_use(unknown_tables, tables, mapping)
-    log = RunLog(notes=notes)
+    log = RunLog(notes=notes, verified=_verified(base))
     # a table without rows is a configuration; a console text may be both
     configurations = {name: table for name, table in tables.items() if not table.rows}
     if not root.is_dir():
@@ -100,6 +102,16 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None, run: str
         what = f"none of {len(files):,} files" if root.is_dir() else "nothing"
         log.notes.append(f"{path}: {what} could be read; looked for: {LOOKED_FOR}")
     return log
+
+
+def _verified(folder: Path) -> dict[str, Any]:
+    """Result of `gxpo verify` on the run of this folder; {} where there is none, or one that is no such result."""
+    try:
+        result = json.loads((folder / VERIFIED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    steps = result.get("steps") if isinstance(result, dict) else None
+    return result if isinstance(steps, list) and all(isinstance(s, dict) and "cause" in s for s in steps) else {}
 
 
 def _check_names(mapping: Mapping[str, str]) -> None:

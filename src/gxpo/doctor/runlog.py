@@ -60,6 +60,7 @@ class RunLog:
     messages   warnings of the trainer that a console text holds
     notes      what was odd in reading: unreadable lines, rows that were left out, files that were not opened
     raw        the trainer's own keys that have no name here -> figures
+    verified   what `gxpo verify` wrote beside the run; {}: it was not called
 
     Conclusions are computed on first use and cached; `dataclasses.replace(log)` gives the same log without any.
     """
@@ -72,6 +73,7 @@ class RunLog:
     messages: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     raw: dict[str, Series] = field(default_factory=dict)
+    verified: dict[str, Any] = field(default_factory=dict)
 
     # ---------------------------------------------------------------- series
     def __contains__(self, name: str) -> bool:

@@ -17,7 +17,7 @@ from gxpo.models.decoder.architecture import Head, are_plain_linears, backbone_o
 from gxpo.models.decoder.choices import kernel
 from gxpo.models.decoder.forward import Decoder, Kernels, Products, with_zeros
 from gxpo.models.decoder.vision import triples_of
-from gxpo.parts.protocols import Output
+from gxpo.parts.protocols import LIKELIEST, Output
 
 
 # ---------------------------------------------------------------- divergence
@@ -50,6 +50,30 @@ def generalised_jensen_shannon(student: Tensor, teacher: Tensor, alpha: float) -
     return each.masked_fill(~exists, 0.0).sum(1)
 
 
+def expected_score(policy: Tensor, sampler: Tensor, cap: float | None) -> Tensor:
+    """[n] sum_b stop(m_b) log p_b, whose gradient is the sampler's expectation of the weighted score grad log p.
+
+    policy   [n, B] log-probabilities of B outcomes, the last of which stands for all other ids; carries the gradient
+    sampler  [n, B] the same of the distribution that was sampled from; a row of -inf is 0
+    cap      m = q min(p / q, cap) = min(p, cap q), of truncated importance weights; None: m = q, without weights
+
+    The last outcome's gradient is that of the policy's own distribution outside of the listed ids, so that the sampler
+    counts there as proportional to the policy. Source: score centering, arXiv 2609.20807 (eqs. 9, 12 and 14, as ports
+    restate them).
+
+    >>> logp = torch.tensor([[0.4, 0.4, 0.2]], dtype=torch.float64).log().requires_grad_()
+    >>> expected_score(logp, torch.tensor([[0.5, 0.3, 0.2]]).log(), 1.2).sum().backward()
+    >>> logp.grad.round(decimals=4).tolist()  # min(p, 1.2 q)
+    [[0.4, 0.36, 0.2]]
+    """
+    # an id that one side excludes is never sampled, or has no score
+    exists = (policy > -torch.inf) & (sampler > -torch.inf)
+    logp = policy.masked_fill(~exists, 0.0)
+    q = sampler.detach().to(logp).exp()
+    mass = q if cap is None else torch.minimum(logp.detach().exp(), cap * q)
+    return (mass * logp).masked_fill(~exists, 0.0).sum(1)
+
+
 def with_rest(z: Tensor, total: Tensor, ids: Tensor, support: Tensor | None = None) -> Tensor:
     """[n, K + 1] log-probabilities of these ids, then of all other allowed ids together (-inf: there are none).
 
@@ -75,9 +99,12 @@ def with_rest(z: Tensor, total: Tensor, ids: Tensor, support: Tensor | None = No
 # ---------------------------------------------------------------- readout
 OUTPUTS = ("logprob", "entropy", "mean_logprob", "value")
 AT_LAYERS = ("logprob", "entropy", "mean_logprob")  # may be followed by "@LAYER"
-WITH_NUMBER = ("divergence", "likeliest", "likeliest_logprob")  # are followed by "@ALPHA", "@K", "@K"
+# are followed by "@ALPHA", "@K", "@K", and "@CAP" or "@none"
+WITH_NUMBER = ("divergence", "likeliest", "likeliest_logprob", "expected_score")
 BY_HAND = {"logprob", "entropy"}  # with hand-written gradients, over the whole vocabulary
-TEACHER = ("teacher_ids", "teacher_logprob")  # the stored distribution of a divergence
+# constants that an output is made with: ids, and log-probs of them and of all others together
+TEACHER = ("teacher_ids", "teacher_logprob")
+GIVEN = {"divergence": TEACHER, "expected_score": LIKELIEST}
 
 
 class Readout:
@@ -298,6 +325,18 @@ def _alpha(output: Output) -> float:
     return alpha
 
 
+def _cap(output: Output) -> float | None:
+    if output.at == "none":
+        return None
+    try:
+        cap = float(output.at)
+    except ValueError:
+        cap = 0.0
+    if not cap > 0:
+        raise ModelError(f"output {output!r} needs a bound above 0, or none, such as 'expected_score@2.0'")
+    return cap
+
+
 def _check_names(names: Sequence[str], heads: Sequence[str], given: Mapping[str, Tensor] | None) -> None:
     for name in names:
         output = Output(name)
@@ -312,9 +351,9 @@ def _check_names(names: Sequence[str], heads: Sequence[str], given: Mapping[str,
             layer_outputs = [Output(kind, "LAYER", normed=normed) for normed in (True, False) for kind in AT_LAYERS]
             known_outputs = ", ".join((*OUTPUTS, *layer_outputs, *(f"{x}@NUMBER" for x in WITH_NUMBER)))
             raise ModelError(f"the torch learner has no output {name!r}; it has {known_outputs}")
-        if output.kind == "divergence" and not set(TEACHER) <= set(given or {}):
+        if not set(constants := GIVEN.get(output.kind, ())) <= set(given or {}):
             raise ModelError(
-                f"output {name!r} is to a stored distribution: give {' and '.join(TEACHER)} beside the loss"
+                f"output {name!r} is of a stored distribution: give {' and '.join(constants)} beside the loss"
             )
 
 
@@ -338,8 +377,9 @@ def read(
     the state in which the token is chosen;
     "divergence@A" = `generalised_jensen_shannon` with alpha A to given["teacher_ids"] [n, K] and
     given["teacher_logprob"] [n, K + 1] (as `with_rest` gives them, of the same temperature and support; all -1 and
-    -inf: 0); "likeliest@K" [n, K], "likeliest_logprob@K" [n, K + 1]: the K likeliest ids, as numbers, and `with_rest`
-    of them, without gradient.
+    -inf: 0); "expected_score@CAP" = `expected_score` under given["sampler_ids"] and given["sampler_logprob"], of these
+    shapes; "likeliest@K" [n, K], "likeliest_logprob@K" [n, K + 1]: the K likeliest ids, as numbers, and `with_rest` of
+    them, without gradient.
 
     states [n, H]; target [n] ids; temperature [n]; support [n, A] allowed ids padded with -1, a row of all -1 being the
     whole vocabulary. Computed in float32 at least, in chunks of `logits_at_once` logits, which the backward pass
@@ -353,9 +393,9 @@ def read(
             f"states {tuple(states.shape)}, target {tuple(target.shape)}, temperature {tuple(temperature.shape)} and "
             f"support {None if support is None else tuple(support.shape)} must share their first dimension"
         )
-    teacher = None if given is None else tuple(given[name] for name in TEACHER if name in given)
-    if teacher and any(x.shape[0] != n for x in teacher):
-        raise ValueError(f"{' and '.join(TEACHER)} must have a row for each of the {n} tokens that are read")
+    stored = {name: x for name, x in (given or {}).items() if any(name in names for names in GIVEN.values())}
+    if wrong := [name for name, x in stored.items() if x.shape[0] != n]:
+        raise ValueError(f"{' and '.join(wrong)} must have a row for each of the {n} tokens that are read")
     # value heads read the hidden state itself and need no logits
     values: dict[str, Tensor] = {}
     if head is not None and any(name in names for name in heads):
@@ -384,7 +424,7 @@ def read(
     recompute = torch.is_grad_enabled() and (logits_bytes > 4 * logits_at_once if by_hand else len(chunks) > 1)
     pieces = []
     for rows, allowed in chunks:
-        teacher_rows = tuple(x[rows] for x in teacher) if teacher else None
+        stored_rows = {name: x[rows] for name, x in stored.items()}
         arguments = (
             readout,
             states[rows],
@@ -393,7 +433,7 @@ def read(
             allowed,
             tuple(names),
             weight,
-            teacher_rows,
+            stored_rows,
         )
         if recompute:
             pieces.append(checkpoint(_read_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
@@ -412,7 +452,7 @@ def _read_chunk(
     support: Tensor | None,
     names: tuple[str, ...],
     weight: Tensor | None,
-    teacher: tuple[Tensor, ...] | None = None,
+    stored: Mapping[str, Tensor],
 ) -> list[Tensor]:
     """Outputs of a chunk, in the order of `names`; see `read`."""
     logits = readout.logits(states, weight)
@@ -435,10 +475,13 @@ def _read_chunk(
         out["mean_logprob"] = mean - log_total
     # these ids index the vocabulary, not the columns of the support
     for output in map(Output, names):
-        if output.kind == "divergence":
-            assert teacher is not None
-            student = with_rest(vocabulary_z, log_total, teacher[0], support)
-            out[output] = generalised_jensen_shannon(student, teacher[1].to(student), _alpha(output))
+        if output.kind in GIVEN:
+            ids, constant = (stored[name] for name in GIVEN[output.kind])
+            student = with_rest(vocabulary_z, log_total, ids, support)
+            if output.kind == "divergence":
+                out[output] = generalised_jensen_shannon(student, constant.to(student), _alpha(output))
+            else:
+                out[output] = expected_score(student, constant.to(student), _cap(output))
         elif output.at and output not in out:
             ids = _likeliest(z.detach(), support, min(_count(output), readout.vocabulary))
             out[Output("likeliest", output.at)] = ids.to(z)

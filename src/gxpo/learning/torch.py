@@ -302,7 +302,8 @@ class TorchLearner(InProcess):
         several current policies each reads its own. "logprob", "entropy" and "mean_logprob" followed by "@3" or "@0.25"
         are of the head on the normed hidden state after layer 3, or after that share of the layers, and with
         "unnormed_" before them of the state as it is; "likeliest@K" [P, K] and "likeliest_logprob@K" [P, K + 1] are the
-        likeliest ids, and their log-probs and that of all others; "divergence@A" is to the teacher that is `given` (see
+        likeliest ids, and their log-probs and that of all others; "divergence@A" is to the teacher that is `given`, and
+        "expected_score@CAP" of the sampler that is `given` (see
         `gxpo.learning.readout.read`).
         """
         # the reference reads all tokens, of several current policies each its own

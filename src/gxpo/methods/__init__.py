@@ -53,7 +53,7 @@ _MODULES = {
     "catalogue.judges": "arena_rl heron listener debate_reward meta_po rubric_hacking",
     "catalogue.clips": "ppo dapo gspo gmpo luspo apmpo gppo dhpo fiberpo hapo clip_cov fipo lite_ppo",
     "catalogue.soft_surrogates": "spo_simple r2vpo gbpo dpo_discovered sapo_gate dppo_divergence",
-    "catalogue.bounded_weights": "cispo tis topr vespo rec hispo decoupled_ppo minpro kpo",
+    "catalogue.bounded_weights": "cispo tis topr vespo rec hispo score_centring decoupled_ppo minpro kpo",
     "catalogue.kl_and_entropy": "mdpo grpo_d fg_expo epo aepo",
     "catalogue.token_selection": "d3s cppo gtpo capo_curvature aspo",
     "catalogue.group_and_pair_losses": "gvpo reg_grpo opmd copg disco real dpo trpa nft rover",

@@ -137,7 +137,7 @@ def _build(
     rewards = keys.parts("reward.add", registry.REWARDS, "reward")
     signals = keys.parts("signal", registry.SIGNALS, "signal")
     update = keys.part("update", keys.take("update", Epochs), registry.UPDATES, what="update")
-    terms, kl_reward = _objective(keys)
+    terms, kl_reward = _objective(keys, weights)
     context = keys.choice("objective.context", "trained", "sampled")
     # checked on the resolved values: an override may bring a value that a method can't work with, or replace it
     check_refusals(definitions, {k: s.value for k, s in keys.resolved.items()})
@@ -309,8 +309,8 @@ def _policy_term(keys: Keys) -> Any:
     return unexecuted or keys.owned(kind(**fields), "objective")
 
 
-def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
-    """Make the objective: (terms by name, KL part of the reward or None).
+def _objective(keys: Keys, weights: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Make the objective under these weight parts: (terms by name, KL part of the reward or None).
 
     Terms are "policy", "kl" and "entropy" where their coefficients are ever other than 0, and `objective.add.NAME`.
     """
@@ -355,7 +355,9 @@ def _objective(keys: Keys) -> tuple[dict[str, Any], Any]:
     bonus = objectives.Entropy(**keys.fields(objectives.Entropy, "objective.entropy", preset=horizon))
     if bonus.is_ever_used:
         terms["entropy"] = keys.owned(bonus, "objective.entropy")
-    return terms | keys.parts("objective.add", registry.TERMS, "term"), kl_reward
+    added = keys.parts("objective.add", registry.TERMS, "term")
+    beside = {name: objectives.TermPart.hook(term, "beside")(policy, weights) for name, term in added.items()}
+    return terms | beside, kl_reward
 
 
 def _stage(key: str, resolved: Mapping[str, Stated]) -> str:

@@ -28,9 +28,9 @@ class Output(str):
     be used wherever a request can: `Output(name)` reads one.
 
     kind    "logprob" | "entropy" | "mean_logprob" (over the vocabulary) | "value" | "divergence" (to a teacher) |
-            "likeliest" | "likeliest_logprob"
+            "expected_score" (of the sampler) | "likeliest" | "likeliest_logprob"
     at      after "@", "" for none: the inner layer, or share of the depth, that the head reads; the value head's name;
-            the divergence's mixture; how many of the likeliest
+            the divergence's mixture; the cap of the weights, or "none"; how many of the likeliest
     normed  False, written "unnormed_": the head reads an inner layer's state without the final norm
 
     >>> Output("logprob", 0.25, normed=False), Output("value@low").kind, Output("value@low").at

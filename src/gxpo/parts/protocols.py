@@ -169,6 +169,9 @@ class Request:
     extras: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)  # payload of the prompt's tokens
 
 
+# Extras of a completion whose engine records the distribution that each token was drawn from: its K likeliest ids
+# [tokens, K], padded with -1, and [tokens, K + 1] their log-probs and that of all other ids together (-inf: none)
+LIKELIEST = ("sampler_ids", "sampler_logprob")
 MISREAD = "misread"  # `finish` of what was sampled under another prompt than its request: no rollout with it is scored
 
 
@@ -194,6 +197,7 @@ class Completion:
             tokens=self.tokens[:room],
             logprobs=self.logprobs[:room],
             support=None if self.support is None else self.support[:room],
+            extras={name: x[:room] for name, x in self.extras.items()},
             # a completion that could not be read back stays marked as such, whatever its length
             finish=MISREAD if self.finish == MISREAD else "length",
             versions=tuple((token, version) for token, version in self.versions if token < room),

@@ -223,6 +223,10 @@ NAMES: dict[str, Metric] = {
     ),
     "teacher_entropy": Metric("mean entropy of the teacher", "nats", f"tokens that have a teacher {_UPDATES}"),
     "taught_share": Metric("share of the tokens that have a teacher", "share", f"trained tokens {_UPDATES}"),
+    "centring_share": Metric(
+        "share of the tokens whose sampler's distribution is recorded", "share", f"trained tokens {_UPDATES}"
+    ),
+    "centring_mass": Metric("probability of the recorded ids under the sampler", "share", f"trained tokens {_UPDATES}"),
     "inner_layer": Metric("1 while an inner layer's policy is trained, 0 afterwards", "flag", "the step"),
     "shaped_share": Metric(
         "share of tokens whose loss is shaped because their rollout policy is unknown",

@@ -254,6 +254,7 @@ class Resources:
             # The policy, and the parameters that it begins with: its own, another run's, or the phase before's.
             policy = setup.policy_of(now, self._notify)
             exit_stack.callback(getattr(policy.engine, "close", lambda: None))
+            setup.record_likeliest(policy.engine, method)
             if keep:
                 load_learner(policy.learner, Path(str(start)))
             elif start is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gxpo.algorithms.signals.base import SignalPart
 from gxpo.base import runtime
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.environments import worlds
@@ -105,6 +106,18 @@ def engine_of(
         )
     except ModelError as error:
         raise ModelError(f"{error} (sampling.engine=torch does without vLLM)") from error
+
+
+def record_likeliest(engine: Any, method: Method) -> None:
+    """Make the engine record the distributions that the method's signals read; `ConfigError` if it can't."""
+    likeliest = max((SignalPart.hook(part, "likeliest") for part in method.signals.values()), default=0)
+    if likeliest and not isinstance(engine, TorchEngine):
+        raise ConfigError(
+            f"{method.name} reads the sampler's log-probs of {likeliest} ids at each token, which the engine in this "
+            "process alone records: set sampling.engine=torch"
+        )
+    if likeliest:
+        engine.likeliest = likeliest
 
 
 OPTIONS = (  # of servers

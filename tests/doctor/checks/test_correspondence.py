@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.doctor.logs import (
@@ -18,6 +20,14 @@ from tests.doctor.logs import (
 
 from gxpo.doctor import RunLog, diagnose
 
+VERIFIED = {
+    "cause": "temperature",
+    "finding": "the records say temperature 1, and their log-probs are the policy's at temperature 1.4",
+    "remedy": "sample and train at one temperature",
+    "largest": 0.83,
+    "tolerance": 1e-4,
+    "place": {"step": 4, "rollout": "a/0", "token": 7},
+}
 CASES: dict[str, RunLog] = {
     "advantage_sign": log(
         **healthy(reward=rise(0.5, 0.2) + noise(0.02)),
@@ -35,6 +45,7 @@ CASES: dict[str, RunLog] = {
     ),
     "sampler_mismatch": log(**healthy(FLAT, gap_mean=0.15 + noise(0.01)) | {"entropy": rise(0.5, 0.3)}),
     "stale_sampler": log(**healthy(gap_mean=rise(0.001, 0.5) + noise(0.002))),
+    "recorded_logprobs": replace(log(**healthy(FLAT)), verified={"steps": [VERIFIED, {**VERIFIED, "cause": None}]}),
     "logprob_shift": log(**healthy(gap_mean=2.5 + noise(0.1), gap_pearson=0.03 + noise(0.02))),
 }
 
@@ -42,6 +53,17 @@ CASES: dict[str, RunLog] = {
 @pytest.mark.parametrize("name", CASES)
 def test_first_finding(name: str) -> None:
     check_first_finding(CASES[name], name)
+
+
+def test_what_verify_wrote_is_proved_and_explains_the_gap() -> None:
+    run = replace(CASES["sampler_mismatch"], verified={"steps": [VERIFIED]})
+    first, second = diagnose(run).findings[:2]
+    assert (first.ids, first.severity, first.grade) == (("recorded_logprobs",), "critical", "proved")
+    assert "(temperature)" in first.title and "0.83 nats at step 4, rollout 'a/0', token 7" in first.evidence[1]
+    assert second.ids == ("sampler_mismatch",) and second.follows_from == "recorded_logprobs"
+    changed = replace(run, verified={"steps": [{**VERIFIED, "cause": "records"}]})
+    assert diagnose(changed).findings[0].ids[0] in ("sampler_mismatch", "recorded_logprobs")
+    assert not any(f.ids[0] == "recorded_logprobs" for f in diagnose(CASES["sampler_mismatch"]).findings)
 
 
 def test_rollouts_of_a_bounded_age_are_too_far_off_policy() -> None:

@@ -60,6 +60,7 @@ class SignalPart(Part, ABC):
     provides  names of its signals; `axes` names the axis ("R", "S", "T") of those that are not on P
     needs     other signals that it reads
     external  names of the frozen models of the section `teacher` that it reads
+    likeliest ids of each token's distribution that the sampler must record for it
 
     A part that trains a model of its own makes it in `bind`, moves it in `learn`, after the policy's update, and owns
     its parameters and its optimiser: they are what `tensors` and `state_dict` give to the checkpoint.
@@ -71,6 +72,7 @@ class SignalPart(Part, ABC):
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     external: tuple[str, ...] = ()
+    likeliest: int = 0
 
     def bind(self, tools: SignalTools) -> None:  # most parts have nothing to do here
         """Set up with the run's tools; called once, before the first step and before a checkpoint is loaded."""

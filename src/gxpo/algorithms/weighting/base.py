@@ -22,12 +22,14 @@ class WeightPart(Part, ABC):
     A weight multiplies a policy term's loss per action token after the clip; it never changes a denominator.
     `needs` and `requires` as in `CreditPart`; the signals always hold `proximal_logprob` and `behaviour_logprob` [P].
     `corrects_mismatch`: it holds the ratio of proximal and behaviour policy, which is right for older rollouts.
+    `reads_mismatch`: it depends on that ratio of the token that was sampled.
     """
 
     slot = "weight.NAME"
     needs: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     corrects_mismatch: bool = False
+    reads_mismatch: bool = False
 
     @abstractmethod
     def __call__(self, forest: Forest, credit: Tensor, signals: Signals, step: int) -> Tensor:

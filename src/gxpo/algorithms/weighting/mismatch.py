@@ -90,6 +90,7 @@ class Truncated(WeightPart):
     cap: float = 2.0
 
     corrects_mismatch = True
+    reads_mismatch = True
 
     def __post_init__(self) -> None:
         if not 0 < self.cap < math.inf:
@@ -117,6 +118,8 @@ class MismatchMask(WeightPart):
     token_max: float = field(default=2.0, metadata={"unbounded": True})
     sequence_min: float = 0.0
     sequence_max: float = math.inf
+
+    reads_mismatch = True
 
     def __post_init__(self) -> None:
         for level in ("token", "sequence"):

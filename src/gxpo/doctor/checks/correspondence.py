@@ -205,12 +205,41 @@ def grows(log: RunLog, name: str) -> bool:
 
 
 @sickness(
+    "recorded_logprobs",
+    3,
+    "recorded log-probs are not the policy's",
+    "`gxpo verify` recomputes others from the checkpoints of the policy that sampled",
+    needs=(),
+    follows=(),
+)
+def recorded_logprobs(log: RunLog) -> Finding | None:
+    different = [s for s in log.verified.get("steps", ()) if s.get("cause")]
+    if not different:
+        return None
+    worst = max(different, key=lambda s: s.get("largest") or 0.0)
+    place = worst.get("place") or {}
+    # files that were changed afterwards do not make the run sick, but it can't be resumed or read as it was
+    was_changed = worst["cause"] in ("records", "weights", "dtype")
+    return finding(
+        "recorded_logprobs",
+        "warning" if was_changed or log.gains else "critical",
+        "proved",
+        f"recorded log-probs are not the policy's ({worst['cause']})",
+        f"gxpo verify: {len(different)} of {len(log.verified['steps'])} steps; {worst['finding']}",
+        f"largest deviation {worst['largest'] or float('inf'):.3g} nats"
+        + (f" at step {place['step']}, rollout {place['rollout']!r}, token {place['token']}" if place else "")
+        + f", tolerance {worst['tolerance']:.2g}",
+        worst["remedy"],
+    )
+
+
+@sickness(
     "logprob_shift",
     3,
     "log-probs of sampler and learner belong to other tokens or another template",
     "mean gap above 0.5 nats (0.2 in probability) or Pearson below 0.5 at step 1",
     needs=GAPS,
-    follows=("wrong_template",),
+    follows=("wrong_template", "recorded_logprobs"),
 )
 def logprob_shift(log: RunLog) -> Finding | None:
     if (far := _far_at_first(log)) is not None:
@@ -276,7 +305,7 @@ def _far_at_first(log: RunLog) -> Finding | None:
     "the sampler keeps old weights",
     "gap of sampler and learner grows from about 0; rollouts do not follow the policy",
     needs=(*GAPS, "staleness_mean"),
-    follows=(),
+    follows=("recorded_logprobs",),
 )
 def stale_sampler(log: RunLog) -> Finding | None:
     if logprob_shift(log) is not None:
@@ -333,7 +362,7 @@ def _is_fresh(log: RunLog) -> bool:
     "sampler and learner disagree on the same weights",
     "mean gap above 0.05 nats (0.02 in probability), or Pearson below 0.98, from step 1 and without growth",
     needs=GAPS,
-    follows=(),
+    follows=("recorded_logprobs",),
 )
 def sampler_mismatch(log: RunLog) -> Finding | None:
     if logprob_shift(log) is not None or stale_sampler(log) is not None:

@@ -41,6 +41,9 @@ _SCRIPT = re.compile(r"\bstep:\d+ - |\{'(?:loss|reward)': ")
 LEAST_ROWS = 3  # of a table that no trainer is known to write
 
 
+VERIFIED = "verify.json"  # what `gxpo verify` wrote: no figures of the training
+
+
 def candidates(root: Path) -> tuple[list[Path], list[str]]:
     """List the files to try, by name, with notes on those that were left out."""
     if not root.is_dir():
@@ -58,7 +61,7 @@ def candidates(root: Path) -> tuple[list[Path], list[str]]:
             path = Path(where, name)
             if name.lower().endswith(PICKLED):
                 pickled.append(path.relative_to(root).as_posix())
-            elif not name.lower().endswith(SKIPPED) and name[:1] != "." and path.is_file():
+            elif not name.lower().endswith(SKIPPED) and name[:1] != "." and name != VERIFIED and path.is_file():
                 files.append(path)
     notes = []
     if pickled:

@@ -138,6 +138,32 @@ hispo = Definition(
     cost="a forward pass over the rollouts before the update",
 )
 
+score_centring = Definition(
+    r"""Score centring: subtract the sampler's expected score: a mismatched sampler pulls the policy no longer along.
+
+    l_t = -A_t [w_t log p(y_t) - sum_v stop(q_v w_v) log p_v],   q sampler, p learner
+    w = 1;   with `tis`: w_v = min(p_v / q_v, cap)
+
+    E_q[A grad log p] is E_q[A] E_q[grad log p], which moves p towards q whatever the rewards, and a covariance, which
+    is kept. Composes with policy gradients of a ratio over the proximal policy: `dapo+tis+score_centring`.
+
+    Choices. Of the paper (score "centering") the abstract was read, and ports that cite its equations: vime,
+    torchtitan's `ScoreCenteringLoss`, the guide of NeMo RL. The sampler's 128 likeliest ids are recorded; outside of
+    them q counts as proportional to p. The paper's loss is REINFORCE; here the term is added to the clipped one, which
+    has the same gradient on the first optimiser step after sampling. Later steps centre by the current policy and look
+    at no clip, as in NeMo RL. Weights other than `tis` multiply the advantage; masks by mismatch are refused.
+    """,
+    cite="marek2026scorecentring",
+    evidence="secondary",
+    code="vllm-project/vime@2b83ea209634051243693e8186f45f449acb4cd1 vime/utils/score_centering.py",
+    keys={
+        "objective.add.score_centring": "score_centring",
+        "signal.sampler_distribution": "sampler_distribution",
+    },
+    refuses={"objective.ratio_over": ("behaviour",)},
+    cost="a log-softmax over the vocabulary at each sampled token; records of 2 KB a token",
+)
+
 decoupled_ppo = Definition(
     r"""Decoupled PPO: clip against the proximal policy, with an importance weight from the behaviour policy (AReaL).
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from gxpo.models.decoder.attention import Chain
 from gxpo.models.decoder.forward import Decoder
 from gxpo.models.decoder.sampling import Prompts
-from gxpo.parts.protocols import Completion, Sampling, StreamKey
+from gxpo.parts.protocols import LIKELIEST, Completion, Sampling, StreamKey
 from gxpo.sampling.engines.cache import Layers
 from gxpo.sampling.engines.stopping import Stopping
 
@@ -193,19 +193,44 @@ BLOCK = 128  # columns of a row that are summed together before the drawn one is
 
 
 class Draws(NamedTuple):
-    """Draws: token [n] int64, logprob [n] float64, support [n, K] int64 padded with -1 (None: whole vocabulary)."""
+    """Draws: token [n] int64, logprob [n] float64, support [n, K] int64 padded with -1 (None: whole vocabulary), and
+    `likeliest_of` the distribution that was drawn from (None: not asked for)."""
 
     token: Tensor
     logprob: Tensor
     support: Tensor | None
+    likeliest: Tensor | None = None
 
 
-def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draws:
+def likeliest_of(scaled: Tensor, k: int, support: Tensor | None = None) -> Tensor:
+    """[n, 2K + 1] float64: the K likeliest ids of softmax(scaled), as numbers, their log-probs, and that of all other
+    ids together. K is `k`, or the size of the vocabulary if that is less.
+
+    scaled   [n, V] logits over temperature, or [n, A] of the ids in `support` (-inf: padding)
+    support  [n, A] allowed ids, padded with -1; fewer than `k` leave ids of -1, with log-prob -inf
+
+    >>> likeliest_of(torch.tensor([[0.0, 2.0, 1.0]]), 2).exp().log().round(decimals=4).tolist()[0][2:]
+    [-0.4076, -1.4076, -2.4076]
+    """
+    logprob = scaled.to(torch.float64).log_softmax(1)
+    top_logprob, column = logprob.topk(min(k, logprob.shape[1]), 1)
+    rest_logprob = logprob.scatter(1, column, -torch.inf).logsumexp(1, keepdim=True)
+    ids = column if support is None else support.gather(1, column)
+    # of a support, every row has the same width whatever its step allowed: `k`
+    if support is not None:
+        missing = (0, k - ids.shape[1])
+        ids = torch.nn.functional.pad(ids, missing, value=-1)
+        top_logprob = torch.nn.functional.pad(top_logprob, missing, value=-torch.inf)
+    return torch.cat([ids.to(torch.float64), top_logprob.masked_fill(ids < 0, -torch.inf), rest_logprob], 1)
+
+
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, likeliest: int = 0) -> Draws:
     """Sample from softmax(logits / temperature) restricted to its support, with the log-prob under that distribution.
 
     logits [n, V]; uniform [n] float64 in [0, 1). The token is the first, in order of ids, at which the cumulative
     probability exceeds `uniform`; the order of ids (not of probabilities) keeps a draw from changing when two nearly
     equal logits change places by rounding. Temperature 0 takes the most likely token, whose log-probability is 0.
+    `likeliest`: give the distribution's so many likeliest ids, too; 0: none.
     """
     if uniform.shape != logits.shape[:1]:
         raise ValueError(f"uniform {tuple(uniform.shape)} must be [n] for logits {tuple(logits.shape)}")
@@ -216,12 +241,14 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draws:
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
     scaled = scaled if sampling.temperature == 1 else scaled / sampling.temperature
     if sampling.top_k == 0 and sampling.top_p == 1:
+        top = likeliest_of(scaled, likeliest) if likeliest else None
         column, logprob = _inverse_cdf(scaled, uniform)
-        return Draws(column, logprob, None)
+        return Draws(column, logprob, None, top)
     support = support_of(scaled, sampling.top_k, sampling.top_p)
     support_logits = scaled.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
+    top = likeliest_of(support_logits, min(likeliest, scaled.shape[1]), support) if likeliest else None
     column, logprob = _inverse_cdf(support_logits, uniform)
-    return Draws(support.gather(1, column[:, None]).squeeze(1), logprob, support)
+    return Draws(support.gather(1, column[:, None]).squeeze(1), logprob, support, top)
 
 
 def support_of(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -318,6 +345,7 @@ class Actions:
     length: Tensor
     stopped: Tensor
     supports: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (samples, support) of every step
+    likeliest: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (samples, `likeliest_of`) of every step
 
     @staticmethod
     def empty(n: int, longest: int) -> Actions:
@@ -332,7 +360,7 @@ class Actions:
         return self.tokens[sample, : int(self.length[sample])].tolist()
 
     def completions(self, policy_version: int) -> list[Completion]:
-        support, longest = self._support(), self.tokens.shape[1]
+        support, longest, likeliest = self._support(), self.tokens.shape[1], self._likeliest()
         samples = []
         for i, (size, stop) in enumerate(zip(self.length.tolist(), self.stopped.tolist(), strict=True)):
             row_support = None
@@ -346,9 +374,21 @@ class Actions:
                     finish="stop" if stop else "length" if size == longest else "interrupted",
                     support=row_support,
                     policy_version=policy_version,
+                    extras={name: x[i, :size].numpy() for name, x in likeliest.items()},
                 )
             )
         return samples
+
+    def _likeliest(self) -> dict[str, Tensor]:
+        """The extras `LIKELIEST` of all samples, [n, steps, K] and [n, steps, K + 1]; none if nobody asked for them."""
+        if not self.likeliest:
+            return {}
+        columns = self.likeliest[0][1].shape[1]
+        by_step = torch.full((self.tokens.shape[0], len(self.likeliest), columns), torch.nan, dtype=torch.float64)
+        for step, (samples, top) in enumerate(self.likeliest):
+            by_step[samples, step] = top
+        ids, logprob = by_step[..., : columns // 2], by_step[..., columns // 2 :]
+        return dict(zip(LIKELIEST, (ids.nan_to_num(nan=-1.0).to(torch.int64), logprob), strict=True))
 
     def _support(self) -> np.ndarray | None:
         """Support of all steps [n, steps, widest] int64, padded with -1; None if sampling was not truncated."""
@@ -368,13 +408,14 @@ def decode(
     stopping: Stopping,
     on_done: OnDone,
     interrupted: Callable[[], bool] | None = None,
+    likeliest: int = 0,
 ) -> Actions:
     """Sample until every row is done or out of uniforms; streams [n, longest] float64.
 
     `on_done` is called once for every sample, when it is done and before its row leaves the batch. The cache then holds
     at least all but the last token of its action. `interrupted` is called whenever tokens have been read; if it returns
     True, decoding ends and the rows still running count as interrupted. Tokens are read one by one on a CPU and
-    `TOKENS_AT_ONCE` together on another device, which the host waits for each time.
+    `TOKENS_AT_ONCE` together on another device, which the host waits for each time. `likeliest`: as of `draw`.
     """
     (n, longest), device = streams.shape, state.logits.device
     uniform = torch.from_numpy(streams.T.copy()).to(device).unbind()
@@ -386,17 +427,21 @@ def decode(
     unread: list[Draws] = []
     for draw_step in range(longest):
         # Finished rows are sampled along until they are removed; `length` keeps what they draw out of their actions.
-        draws = draw(state.logits, uniform[draw_step] if rows is None else uniform[draw_step][rows], sampling)
+        draws = draw(
+            state.logits, uniform[draw_step] if rows is None else uniform[draw_step][rows], sampling, likeliest
+        )
         token = draws.token
         unread.append(draws)
         if len(unread) < at_once and draw_step + 1 < longest:
             state = state.advance(token)
             continue
         at, has_ended, is_over = slice(None) if rows is None else samples, False, draw_step + 1 == longest
-        for step, (host_token, logprob, support) in enumerate(_on_host(unread), draw_step + 1 - len(unread)):
+        for step, (host_token, logprob, support, top) in enumerate(_on_host(unread), draw_step + 1 - len(unread)):
             actions.tokens[at, step], actions.logprobs[at, step] = host_token, logprob
             if support is not None:
                 actions.supports.append((samples, support))
+            if top is not None:
+                actions.likeliest.append((samples, top))
             ended = None if stopping.is_never else stopping.done(host_token, actions.tokens[at, : step + 1])
             if ended is not None and bool(ended.logical_and_(running).any()):
                 has_ended = True
@@ -421,20 +466,21 @@ def decode(
     return actions
 
 
-def _on_host(unread: Sequence[Draws]) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Tokens, log-probs and supports of several draws of the same rows, brought to the host by one copy, and one of the
-    supports of equal width."""
+def _on_host(unread: Sequence[Draws]) -> Iterator[Draws]:
+    """Several draws of the same rows, brought to the host: tokens and log-probs by one copy, supports of equal width by
+    another."""
     if len(unread) == 1:
-        token, logprob, support = unread[0]
-        yield token.cpu(), logprob.cpu(), None if support is None else support.cpu()
+        yield Draws(*(None if x is None else x.cpu() for x in unread[0]))  # type: ignore[arg-type]
         return
     # log-probs travel as the bits of integers
     bits = torch.stack([x for draws in unread for x in (draws.token, draws.logprob.view(torch.int64))]).cpu()
     supports = [draws.support for draws in unread if draws.support is not None]
     if len({x.shape for x in supports}) == 1:
         supports = list(torch.stack(supports).cpu())
-    for i in range(len(unread)):
-        yield bits[2 * i], bits[2 * i + 1].view(torch.float64), supports[i].cpu() if supports else None
+    for i, draws in enumerate(unread):
+        top = None if draws.likeliest is None else draws.likeliest.cpu()
+        support = supports[i].cpu() if supports else None
+        yield Draws(bits[2 * i], bits[2 * i + 1].view(torch.float64), support, top)
 
 
 def _report_done(actions: Actions, samples: Tensor, done_rows: Tensor, state: Batch, on_done: OnDone) -> None:

@@ -174,6 +174,7 @@ class TorchEngine:
     kernels, products, choices  as of the learner (`gxpo.learning.torch.TorchLearner`)
     policy_version  stamped on every completion; the trainer counts it up
     interrupted     called whenever tokens are read: True ends all samples where they are, with finish "interrupted"
+    likeliest       ids of each token's distribution that completions record (`LIKELIEST`); 0: none
 
     Every distinct prompt is run through the model once per call; all its samples share the cache. A sample with a name
     (`Request.keep`) leaves its cache behind: when the name comes back with a prompt that begins with the tokens of its
@@ -225,6 +226,7 @@ class TorchEngine:
         self._parameter_version = parameter_version(self.model)  # the one that the prefix caches were computed with
         self._policy_version = 0
         self.interrupted: Callable[[], bool] | None = None
+        self.likeliest = 0
         self.stop_ids = tuple(stop_ids) if stop_ids is not None else self.network.end_ids(tokenizer)
         self._stopping: dict[tuple[Any, ...], Stopping] = {}
 
@@ -393,7 +395,7 @@ class TorchEngine:
         if isinstance(sampling, SoftSampling):
             return self._decode_soft_batch(rows, state, sampling, stopping)
         streams = uniforms([row.key for row in rows], sampling.max_new_tokens)
-        actions = decode(state, streams, sampling, stopping, leave, self.interrupted)
+        actions = decode(state, streams, sampling, stopping, leave, self.interrupted, self.likeliest)
         return actions.completions(self.policy_version)
 
     def _decode_soft_batch(

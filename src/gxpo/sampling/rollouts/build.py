@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from gxpo.forest.forest import Forest
 from gxpo.forest.reshape import scatter_blocks
 from gxpo.parts.protocols import (
+    LIKELIEST,
     Completion,
     Request,
     Sampling,
@@ -182,8 +183,9 @@ def action(*pieces: Completion) -> dict[str, Any]:
 
 
 def payload(pieces: Sequence[Completion]) -> list[str]:
-    """Names of what an engine has recorded of every token besides its id, as one number, in all of these pieces."""
-    names = [{name for name, x in piece.extras.items() if x.ndim == 1} for piece in pieces]
+    """Names of what an engine has recorded of every token besides its id in all of these pieces: one number, or the
+    distribution that it was drawn from."""
+    names = [{name for name, x in piece.extras.items() if x.ndim == 1 or name in LIKELIEST} for piece in pieces]
     return sorted(set.intersection(*names)) if names else []
 
 

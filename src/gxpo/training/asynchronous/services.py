@@ -85,6 +85,11 @@ def _join_completion(first: Completion, continuation: Completion) -> Completion:
         logprobs=[*first.logprobs, *continuation.logprobs],
         finish=continuation.finish,
         support=_stack_supports(first.support, continuation.support),
+        extras={
+            name: np.concatenate([x, continuation.extras[name]])
+            for name, x in first.extras.items()
+            if name in continuation.extras
+        },
         versions=(*first.versions, *version_changes),
     )
 
