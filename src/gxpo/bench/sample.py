@@ -132,7 +132,7 @@ def engine(
 
 
 def second_turn(path: str, dtype: str, work: dict[str, Any], keep: bool = True, n_between: int = 16) -> Round:
-    """Sample an action, append `between` further tokens, sample another: the seconds are of the second sampling.
+    """Sample an action, append `n_between` further tokens, sample another: the seconds are of the second sampling.
 
     keep    the engine may go on from the first action's cache
     """
