@@ -231,10 +231,8 @@ def _shift(
     for group, members in rows_by_group.items():
         groups_by_step[int(rollouts.step[members[0]])].append(group)
 
-    def fit(group: int, other_groupence_group: int) -> float:
-        return float(
-            np.mean([completion_by_row[i].holds(reference[other_groupence_group]) for i in rows_by_group[group]])
-        )
+    def fit(group: int, reference_group: int) -> float:
+        return float(np.mean([completion_by_row[i].holds(reference[reference_group]) for i in rows_by_group[group]]))
 
     own_fit = {group: fit(group, group) for group in rows_by_group}
     # of each shift: the fits, and by prompt whether they are better than the own
@@ -308,8 +306,8 @@ def off_form_of(rollouts: Rollouts, references: References | None) -> float | No
         return None
     kind = next(iter(kinds))
     low, high = 0.5 * min(sizes), 1.5 * max(sizes)
-    words_C = [[p for p in re.split(r"[\s,.:;!?]+", c) if p] for c in rollouts.completion]
-    fits = [len(p) <= 3 and any(_kind(x) == kind and low <= len(x) <= high for x in p) for p in words_C]
+    words_R = [[p for p in re.split(r"[\s,.:;!?]+", c) if p] for c in rollouts.completion]
+    fits = [len(p) <= 3 and any(_kind(x) == kind and low <= len(x) <= high for x in p) for p in words_R]
     return 1 - float(np.mean(fits))
 
 

@@ -52,13 +52,13 @@ def block_size(tables: Sequence[Table], configured: int | None = None) -> int:
     if largest == 1:
         # all prompts differ from their neighbours: groups can only show in advantages that sum to 0
         common = int(np.gcd.reduce([len(t.prompts) for t in tables]))
-        return next((d for d in range(2, common + 1) if common % d == 0 and _center(tables, d)), 1)
+        return next((d for d in range(2, common + 1) if common % d == 0 and _is_centred(tables, d)), 1)
     agreeing = [t for t, g in zip(tables, gcds, strict=True) if g % largest == 0]
     smaller = [d for d in range(2, largest) if largest % d == 0]
-    return next((d for d in smaller if _center(agreeing, d)), largest)
+    return next((d for d in smaller if _is_centred(agreeing, d)), largest)
 
 
-def _center(tables: Sequence[Table], d: int) -> bool:
+def _is_centred(tables: Sequence[Table], d: int) -> bool:
     """True if the advantages of every block of d rows sum to 0, and enough blocks have any."""
     with_signal = 0
     for t in tables:
