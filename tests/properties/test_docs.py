@@ -101,7 +101,15 @@ def typed(line, monkeypatch, more=""):
         assert out, command
 
 
-TRAIN = ("add-an-environment.md", "checks.md", "episodes.md", "own-train-engine.md", "python.md", "task-files.md")
+TRAIN = (
+    "add-an-environment.md",
+    "checks.md",
+    "episodes.md",
+    "mcp.md",
+    "own-train-engine.md",
+    "python.md",
+    "task-files.md",
+)
 
 
 @pytest.mark.parametrize(

@@ -106,16 +106,21 @@ def _carriers(text: str) -> Iterator[int]:
 
 
 def run_guarded(parent: int, report: int, words: list[str]) -> NoReturn:
-    """Become the guard of a command (`guarded`); the number of the error goes to `report` where it can't be started."""
+    """Become the guard of a command (`guarded`); the number of the error goes to `report` where it can't be started.
+
+    report  a file descriptor; -1: none, the exit status is 127
+    """
     # the report must close in the program, which tells the parent that it has started
-    os.set_inheritable(report, False)
+    if report >= 0:
+        os.set_inheritable(report, False)
     guarded(parent, report)
     for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and a program would inherit that
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
         os.execvp(words[0], words)
     except OSError as error:
-        os.write(report, str(error.errno).encode())
+        if report >= 0:
+            os.write(report, str(error.errno).encode())
     os._exit(127)
 
 
@@ -125,7 +130,7 @@ def guarded(parent: int, private: int) -> None:
 
     To be called before there are threads, by the leader of a process group.
 
-    private   a file descriptor that the child alone keeps
+    private   a file descriptor that the child alone keeps; -1: none
     """
     # before the fork, so that whatever the child leaves behind becomes the guard's
     _prctl(SUBREAPER, 1)
@@ -135,7 +140,8 @@ def guarded(parent: int, private: int) -> None:
         _prctl(DIE_WITH_PARENT, signal.SIGKILL)
         leave_after(guard, lambda: os._exit(1))  # where the kernel does not see to it
         return
-    os.close(private)
+    if private >= 0:
+        os.close(private)
     for name in IGNORED:  # meant for the group, and the child's to handle
         signal.signal(getattr(signal, name), signal.SIG_IGN)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gxpo.base.errors import ConfigError, TaskError, did_you_mean, need
 from gxpo.base.usercode import Unusable, check_defined
 from gxpo.environments import envs, tasks
 from gxpo.environments.envs.corrupted import Corruption
 from gxpo.environments.envs.pool import EnvPool
+from gxpo.environments.mcp.episodes import ToolEpisodes
+from gxpo.environments.mcp.settings import ServerSpec
 from gxpo.environments.tasks import user_source
 from gxpo.environments.tasks.seeds import SeedTasks
 from gxpo.parts.protocols import TaskSource
@@ -20,13 +22,16 @@ from gxpo.parts.protocols import TaskSource
 
 @dataclass
 class World:
-    """Task source and environment of a run. `envs` is None where tasks are prompts."""
+    """Task source and environment of a run.
+
+    envs  None where tasks are prompts; `ToolEpisodes`, which has what a run uses of a pool, where they have tools
+    """
 
     source: TaskSource
     envs: EnvPool | None = None
 
     def close(self) -> None:
-        """End the worker processes of the environment."""
+        """End the worker processes of the environment, or the servers of tools."""
         if self.envs is not None:
             self.envs.close()
 
@@ -42,6 +47,8 @@ def make(
     concurrency: int | None = None,
     given: Any = None,
     corruption: Corruption | None = None,
+    mcp: Sequence[ServerSpec] = (),
+    max_turns: int | None = None,
 ) -> World:
     """Make the task source and environment of a name.
 
@@ -52,11 +59,25 @@ def make(
     concurrency  episodes of one worker that act at the same time; None: the environment's default
     given    the task source itself, an object of the user's that is called `name`
     corruption  of the observations of an environment; ConfigError where tasks are prompts
+    mcp      servers whose tools every task gets, in episodes of up to `max_turns` replies; ConfigError where tasks are
+             episodes of an environment
     """
     world = _make_world(name, seed, options, per_step, workers, timeout, concurrency, given, corruption)
     if corruption is not None and world.envs is None:
         raise ConfigError(f"env.corrupt changes observations of an environment, and task {name!r} is none")
-    return world
+    return _with_tools(world, name, mcp, max_turns, concurrency) if mcp else world
+
+
+def _with_tools(
+    world: World, name: str, mcp: Sequence[ServerSpec], max_turns: int | None, concurrency: int | None
+) -> World:
+    """Make the tasks of a world episodes with tools; no server is started yet."""
+    if world.envs is not None:
+        world.close()
+        raise ConfigError(f"env.mcp gives tools to tasks with one answer, and {name!r} is an environment: leave it out")
+    need("mcp", "mcp")
+    episodes = ToolEpisodes(mcp, max_turns=max_turns, concurrency=concurrency)
+    return World(world.source, cast("EnvPool", episodes))
 
 
 def _make_world(
@@ -90,8 +111,13 @@ def _make_world(
         raise
 
 
-def make_if_safe(name: str, *, seed: int, options: Mapping[str, Any], per_step: int) -> World | None:
-    """Make a world if that runs no user code and downloads nothing; else None, after the possible checks."""
+def make_if_safe(
+    name: str, *, seed: int, options: Mapping[str, Any], per_step: int, mcp: Sequence[ServerSpec] = ()
+) -> World | None:
+    """Make a world if that runs no user code and downloads nothing; else None, after the possible checks.
+
+    A server of `mcp` is started only when somebody asks for its tools.
+    """
     if user_source.names_source(name):  # the call has found the name in the file
         return None
     spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
@@ -99,7 +125,7 @@ def make_if_safe(name: str, *, seed: int, options: Mapping[str, Any], per_step: 
         need("datasets", "hub")
         return None
     if spec is None or spec.trusted:
-        return make(name, seed=seed, options=options, per_step=per_step, workers=0)
+        return make(name, seed=seed, options=options, per_step=per_step, workers=0, mcp=mcp)
     if spec.file is not None:
         try:
             check_defined(f"{spec.file}:{spec.kind}")

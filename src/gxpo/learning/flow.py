@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gxpo.base import runtime
-from gxpo.base.errors import ConfigError, ModelError
+from gxpo.base.errors import ModelError
 from gxpo.forest.columns import last_before
 from gxpo.forest.forest import ACTION, Forest
-from gxpo.learning.base import InProcess, outputs_of
-from gxpo.learning.optimiser import Optimiser, Schedule
-from gxpo.learning.optimiser_kinds import Rule
+from gxpo.learning.base import outputs_of
+from gxpo.learning.module import ModuleLearner
 from gxpo.parts.protocols import Output
 
 OUTPUTS = ("logprob", "entropy", "prediction", "gap", "mixed_error")
@@ -28,8 +25,9 @@ class Steps:
     """A micro-batch of denoising steps.
 
     entries [E]  the action tokens (of P) that are read, and reading [E] which of the Q steps is each one's
-    latent, next_latent [Q, D]; time, next_time, scale, kept [Q]; condition [Q]; inner [Q] bool: its mean is the
-    network's; renoised [Q] bool: `next_latent` is the sample `data` [Q, D] with noise added
+    latent, next_latent [Q, D]; time, next_time, scale, carry [Q]; condition [Q]; inner [Q] bool: its mean is the
+    network's; renoised [Q] bool: `next_latent` is the sample `data` with noise added; data [Q, D], without such rows
+    [0, D]
     """
 
     entries: Tensor
@@ -39,7 +37,7 @@ class Steps:
     time: Tensor
     next_time: Tensor
     scale: Tensor
-    kept: Tensor
+    carry: Tensor
     condition: Tensor
     inner: Tensor
     renoised: Tensor
@@ -100,7 +98,8 @@ class FlowPacking:
         chunk_entries = entries[torch.isin(token, tokens)]
         before, extras = self.before[tokens].clamp_min(0), self.forest.extras
         # the sample that was noised again is the last latent of its action
-        last = self.forest.first_token[self.forest.token_node[tokens] + 1] - 1
+        renoised = self.renoised[tokens]
+        last = self.forest.first_token[self.forest.token_node[tokens] + 1] - 1 if bool(renoised.any()) else tokens[:0]
         return Steps(
             entries=chunk_entries,
             reading=torch.searchsorted(tokens, self.forest.path_token[chunk_entries]),
@@ -109,10 +108,10 @@ class FlowPacking:
             time=extras["time"][before].to(torch.float64),
             next_time=extras["time"][tokens].to(torch.float64),
             scale=extras["noise_scale"][tokens].to(torch.float64),
-            kept=extras["noise_kept"][tokens].to(torch.float64),
+            carry=extras["noise_kept"][tokens].to(torch.float64),
             condition=self.condition[tokens],
             inner=self.inner[tokens],
-            renoised=self.renoised[tokens],
+            renoised=renoised,
             data=extras["latent"][last].to(torch.float64),
         )
 
@@ -121,8 +120,8 @@ class FlowPacking:
         return int((self.inner | self.renoised)[self.forest.path_token[entries]].sum())
 
 
-class FlowLearner(InProcess):
-    """Holds and optimises a flow's parameters; settings as those of `TorchLearner`.
+class FlowLearner(ModuleLearner):
+    """Holds and optimises a flow's parameters; settings as those of `ModuleLearner`.
 
     model  a `gxpo.models.denoising.Denoiser`; of one with adapters, only these are trained
 
@@ -133,71 +132,7 @@ class FlowLearner(InProcess):
     their mixture. `sampling` settings are not read: each token stores its noise. No value head or hidden states.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        lr: float,
-        optimiser: str = "adamw",
-        betas: Sequence[float] | None = None,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        max_grad_norm: float | None = 1.0,
-        schedule: Literal["constant", "cosine", "linear"] = "constant",
-        warmup_steps: int = 0,
-        total_steps: int | None = None,
-        tokens_per_microbatch: int = 8192,
-        device: str | torch.device = "cpu",
-        reference: bool = False,
-        rule: Rule | None = None,
-    ) -> None:
-        if tokens_per_microbatch < 1:
-            raise ModelError(f"learner.tokens_per_microbatch is {tokens_per_microbatch}; it must be at least 1")
-        self.device, self.tokens_per_microbatch = torch.device(device), tokens_per_microbatch
-        self.model = model.to(self.device).eval()
-        if optimiser == "muon":
-            raise ConfigError("learner.optimiser=muon is for language models' hidden matrices: use another for a flow")
-        # kept for `second_learner`, which makes a second learner of the same kind
-        self._optimiser_settings: dict[str, Any] = {
-            "kind": optimiser,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "max_grad_norm": max_grad_norm,
-            "rule": rule,
-        }
-        # copied now: the reference is what the policy begins with
-        self._reference: Any = copy.deepcopy(self.model).requires_grad_(False) if reference else None
-        self.optimiser = Optimiser(
-            {name: p for name, p in self.model.named_parameters() if p.requires_grad},
-            lr=lr,
-            **self._optimiser_settings,
-            schedule=Schedule(schedule, warmup_steps, total_steps),
-        )
-
-    def second_learner(self, *, lr: float) -> FlowLearner:
-        """Create another learner of the same kind from a copy of the parameters, with its own optimiser."""
-        size = self.tokens_per_microbatch
-        return FlowLearner(
-            copy.deepcopy(self.model),
-            lr=lr,
-            tokens_per_microbatch=size,
-            device=self.device,
-            optimiser=self._optimiser_settings["kind"],
-            **{name: x for name, x in self._optimiser_settings.items() if name != "kind"},
-        )
-
-    def follow(self, policy: FlowLearner, rate: float) -> None:
-        """Move every parameter by `rate` towards another learner's (exponential moving average)."""
-        theirs = policy.snapshot()
-        self.restore({name: torch.lerp(x, theirs[name].to(x), rate) for name, x in self.snapshot().items()})
-
-    @torch.no_grad()
-    def refer(self, parameters: Mapping[str, Tensor]) -> None:
-        """Make the policy with these parameters the reference."""
-        for name, p in self._policy("reference").named_parameters():
-            if name in parameters:  # beside adapters nothing moves
-                p.copy_(parameters[name])
+    family = "a flow"
 
     def outputs(
         self,
@@ -209,7 +144,7 @@ class FlowLearner(InProcess):
     ) -> dict[str, Tensor]:
         """Detached float64 outputs of the "current" or the "reference" policy for every action token, [P]; "prediction"
         [P, D]. `given` has "anchor_prediction" where one compares with it."""
-        model = self._policy(policy)
+        model = self.module_of(policy)
         batches = self._microbatches(self._packing(forest), torch.arange(forest.n_entries), None)
         nothing = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
         vectors = nothing[:, None].expand(-1, self.model.dimension)
@@ -228,63 +163,53 @@ class FlowLearner(InProcess):
         """Not supported: raises an error."""
         raise ModelError("a flow has no vocabulary: choose a method that reads no logits")
 
-    def _policy(self, policy: str) -> Any:
-        if policy == "current":
-            return self.model
-        if policy != "reference":
-            raise ModelError(f"policy is 'current' or 'reference', not {policy!r}")
-        if self._reference is None:
-            raise ModelError("no reference policy is kept: make the learner with reference=True")
-        return self._reference
-
     def _packing(self, forest: Forest) -> FlowPacking:
         return FlowPacking(forest, self.tokens_per_microbatch, self.model.conditions)
 
-    def _microbatches(self, packing: FlowPacking, entries: Tensor, cuts: Sequence[Tensor] | None) -> list[Any]:
-        return packing.microbatches(entries, cuts, at_least=runtime.world())
-
-    def _live(self, batch: Steps, names: Sequence[str], *given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return self._read(batch, names, self.model, *given)
+    def _live(self, batch: Steps, names: Sequence[str], *constants: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return self._read(batch, names, self.model, *constants)
 
     def _read(
-        self, steps: Steps, names: Sequence[str], model: Any, given: Mapping[str, Tensor] | None = None
+        self, steps: Steps, names: Sequence[str], model: Any, constants: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         requests = [Output(name) for name in names]
         if unknown := [x for x in requests if x.kind not in OUTPUTS]:
             raise ModelError(f"a flow has no output {unknown[0]!r}, only {', '.join(OUTPUTS)}: choose another method")
         # deterministic steps keep a mean of 0, which their density does not read
-        mean, target = torch.zeros_like(steps.next_latent), torch.zeros_like(steps.next_latent)
+        mean = prediction = target = torch.zeros_like(steps.next_latent)
         inner_rows, noised_rows = (x.nonzero().squeeze(1) for x in (steps.inner, steps.renoised))
         if inner_rows.numel():
-            network_inputs = (steps.latent, steps.condition, steps.time, steps.next_time, steps.kept)
+            network_inputs = (steps.latent, steps.condition, steps.time, steps.next_time, steps.carry)
             network_mean = model.mean(*(x[inner_rows].to(self.device) for x in network_inputs))
             mean = mean.index_copy(0, inner_rows, network_mean.to("cpu", torch.float64))
-        prediction = torch.zeros_like(mean)
         if noised_rows.numel():
             network_inputs = (steps.next_latent, steps.condition, steps.next_time, steps.data)
             output, wanted = model.errors(*(x[noised_rows].to(self.device) for x in network_inputs))
             prediction = prediction.index_copy(0, noised_rows, output.to("cpu", torch.float64))
             target = target.index_copy(0, noised_rows, wanted.to("cpu", torch.float64))
-        readers = {
+
+        def logprob() -> Tensor:
+            density = model.log_density(steps.next_latent, mean, steps.scale)
+            if not noised_rows.numel():
+                return density
             # minus the squared error stands for the log-probability of a sample that was noised again
-            "logprob": lambda x: torch.where(
-                steps.renoised,
-                -(prediction - target).square().mean(1),
-                model.log_density(steps.next_latent, mean, steps.scale),
-            ),
+            return torch.where(steps.renoised, -(prediction - target).square().mean(1), density)
+
+        readers = {
+            "logprob": lambda x: logprob(),
             "entropy": lambda x: model.entropy(steps.scale),
             "prediction": lambda x: prediction,
-            "gap": lambda x: (prediction - self._anchor(steps, given)).square().mean(1),
-            "mixed_error": lambda x: self._mixed_error(steps, model, prediction, target, given, float(x.at)),
+            "gap": lambda x: (prediction - self._anchor(steps, constants)).square().mean(1),
+            "mixed_error": lambda x: self._mixed_error(steps, model, prediction, target, constants, float(x.at)),
         }
         return {x: readers[x.kind](x)[steps.reading] for x in requests}
 
     @staticmethod
-    def _anchor(steps: Steps, given: Mapping[str, Tensor] | None) -> Tensor:
+    def _anchor(steps: Steps, constants: Mapping[str, Tensor] | None) -> Tensor:
         """Another policy's predictions of the micro-batch's steps, [Q, D]."""
-        if given is None or "anchor_prediction" not in given:
+        if constants is None or "anchor_prediction" not in constants:
             raise ModelError("this output compares predictions with another policy's: add signal.anchor")
-        rows = given["anchor_prediction"][steps.entries].to(torch.float64)
+        rows = constants["anchor_prediction"][steps.entries].to(torch.float64)
         return torch.zeros_like(steps.next_latent).index_copy(0, steps.reading, rows)
 
     def _mixed_error(
@@ -293,11 +218,11 @@ class FlowLearner(InProcess):
         model: Any,
         prediction: Tensor,
         target: Tensor,
-        given: Mapping[str, Tensor] | None,
+        constants: Mapping[str, Tensor] | None,
         share: float,
     ) -> Tensor:
         """Normalised squared error [Q], in the data, of anchor + share (prediction - anchor): DiffusionNFT's."""
-        anchor = self._anchor(steps, given)
+        anchor = self._anchor(steps, constants)
         mixed = anchor + share * (prediction - anchor)
         scale = model.error_scale(steps.next_time.to(self.device)).cpu()
         error = scale[:, None] * (mixed - target)

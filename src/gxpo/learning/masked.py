@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gxpo.algorithms.likelihoods.base import Answer, Likelihood
-from gxpo.base import runtime
-from gxpo.base.errors import ConfigError, ModelError
+from gxpo.base.errors import ModelError
 from gxpo.forest.forest import ACTION, Forest
-from gxpo.learning.base import InProcess, outputs_of
-from gxpo.learning.optimiser import Optimiser, Schedule
-from gxpo.learning.optimiser_kinds import Rule
+from gxpo.learning.base import outputs_of
+from gxpo.learning.module import ModuleLearner
 from gxpo.models.masked import EXTRAS, MASK_SEED, ROOM, UNMASKED_AT, MaskedPolicy, Row, estimate
 
 OUTPUTS = ("logprob", "entropy")
@@ -124,8 +121,8 @@ class MaskedPacking:
         return sum(self._tokens(self._row(int(n), entries)) for n in pairs[1])
 
 
-class MaskedLearner(InProcess):
-    """Holds and optimises a masked language model's parameters; settings as those of `TorchLearner`.
+class MaskedLearner(ModuleLearner):
+    """Holds and optimises a masked language model's parameters; settings as those of `ModuleLearner`.
 
     policy      the model with its special ids
     likelihood  the estimator whose values are the outputs "logprob" and "entropy" of every token of an answer
@@ -134,78 +131,14 @@ class MaskedLearner(InProcess):
     are read through the same views. No adapters, value head or hidden states.
     """
 
-    def __init__(
-        self,
-        policy: MaskedPolicy,
-        likelihood: Likelihood,
-        *,
-        lr: float,
-        optimiser: str = "adamw",
-        betas: Sequence[float] | None = None,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        max_grad_norm: float | None = 1.0,
-        schedule: Literal["constant", "cosine", "linear"] = "constant",
-        warmup_steps: int = 0,
-        total_steps: int | None = None,
-        tokens_per_microbatch: int = 8192,
-        device: str | torch.device = "cpu",
-        reference: bool = False,
-        rule: Rule | None = None,
-    ) -> None:
-        if tokens_per_microbatch < 1:
-            raise ModelError(f"learner.tokens_per_microbatch is {tokens_per_microbatch}; it must be at least 1")
-        if optimiser == "muon":
-            raise ConfigError("learner.optimiser=muon is for causal language models: use another for a masked one")
-        self.device, self.tokens_per_microbatch = torch.device(device), tokens_per_microbatch
+    family = "a masked model"
+
+    def __init__(self, policy: MaskedPolicy, likelihood: Likelihood, *, lr: float, **settings: Any) -> None:
         self.policy, self.likelihood = policy, likelihood
-        self.model = policy.model.to(self.device).eval()
-        # kept for `second_learner`, which makes a second learner of the same kind
-        self._optimiser_settings: dict[str, Any] = {
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "max_grad_norm": max_grad_norm,
-            "rule": rule,
-        }
-        self._kind = optimiser
-        # copied now: the reference is what the policy begins with
-        self._reference = self._copy() if reference else None
-        self.optimiser = Optimiser(
-            dict(self.model.named_parameters()),
-            lr=lr,
-            kind=optimiser,
-            **self._optimiser_settings,
-            schedule=Schedule(schedule, warmup_steps, total_steps),
-        )
+        super().__init__(policy.model, lr=lr, **settings)
 
-    def _copy(self, *, frozen: bool = True) -> MaskedPolicy:
-        """The policy with a copy of the parameters."""
-        model = copy.deepcopy(self.model).requires_grad_(not frozen)
-        return replace(self.policy, model=model)
-
-    def second_learner(self, *, lr: float) -> MaskedLearner:
-        """Create another learner of the same kind from a copy of the parameters, with its own optimiser."""
-        return MaskedLearner(
-            self._copy(frozen=False),
-            self.likelihood,
-            lr=lr,
-            optimiser=self._kind,
-            **self._optimiser_settings,
-            tokens_per_microbatch=self.tokens_per_microbatch,
-            device=self.device,
-        )
-
-    def follow(self, policy: MaskedLearner, rate: float) -> None:
-        """Move every parameter by `rate` towards another learner's (exponential moving average)."""
-        theirs = policy.snapshot()
-        self.restore({name: torch.lerp(x, theirs[name].to(x), rate) for name, x in self.snapshot().items()})
-
-    @torch.no_grad()
-    def refer(self, parameters: Mapping[str, Tensor]) -> None:
-        """Make the policy with these parameters the reference."""
-        for name, p in self._policy("reference").model.named_parameters():
-            p.copy_(parameters[name])
+    def _like(self, model: Any, **settings: Any) -> MaskedLearner:
+        return MaskedLearner(replace(self.policy, model=model), self.likelihood, **settings)
 
     def outputs(
         self,
@@ -217,7 +150,7 @@ class MaskedLearner(InProcess):
     ) -> dict[str, Tensor]:
         """Detached float64 [P] outputs of the "current" or the "reference" policy, for every action token; none of them
         uses `given`."""
-        reader = self._policy(policy)
+        reader = replace(self.policy, model=self.module_of(policy))
         batches = self._microbatches(self._packing(forest), torch.arange(forest.n_entries), None)
         nothing = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)
 
@@ -235,22 +168,10 @@ class MaskedLearner(InProcess):
         """Not supported: raises an error."""
         raise ModelError("a masked model has logits for each view of an answer: choose a method that reads none")
 
-    def _policy(self, policy: str) -> MaskedPolicy:
-        if policy == "current":
-            return self.policy
-        if policy != "reference":
-            raise ModelError(f"policy is 'current' or 'reference', not {policy!r}")
-        if self._reference is None:
-            raise ModelError("no reference policy is kept: make the learner with reference=True")
-        return self._reference
-
     def _packing(self, forest: Forest) -> MaskedPacking:
         return MaskedPacking(forest, self.tokens_per_microbatch, self.policy, self.likelihood)
 
-    def _microbatches(self, packing: MaskedPacking, entries: Tensor, cuts: Sequence[Tensor] | None) -> list[Any]:
-        return packing.microbatches(entries, cuts, at_least=runtime.world())
-
-    def _live(self, batch: Answers, names: Sequence[str], *given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def _live(self, batch: Answers, names: Sequence[str], *constants: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return self._read(batch, names, self.policy)
 
     def _read(self, batch: Answers, names: Sequence[str], policy: MaskedPolicy) -> dict[str, Tensor]:

@@ -3,15 +3,15 @@ r"""Steps of diffusion and flow samplers as Gaussian actions: levels, noise scal
 A latent is alpha data + sigma noise: 1 - sigma and sigma of a flow, sqrt(abar) and sqrt(1 - abar) of a diffusion. A
 network's prediction gives both parts, and a step from (alpha, sigma) to (alpha', sigma') is
 
-    x' = alpha' data + kept noise + s eps
+    x' = alpha' data + carry noise + s eps
 
-    ODE             s = 0                                                  kept = sigma'
-    flow_sde        s = level sqrt(sigma / (1 - sigma)) sqrt(-dt)          kept = sigma' - s^2 / (2 sigma)
-    dance           s = level sqrt(-dt)                                    kept = sigma' - s^2 / (2 sigma)
-    ddim_eta, ddpm  s = level sigma' sqrt(1 - (alpha sigma' / (alpha' sigma))^2)     kept = sqrt(sigma'^2 - s^2)
+    ODE             s = 0                                                  carry = sigma'
+    flow_sde        s = level sqrt(sigma / (1 - sigma)) sqrt(-dt)          carry = sigma' - s^2 / (2 sigma)
+    dance           s = level sqrt(-dt)                                    carry = sigma' - s^2 / (2 sigma)
+    ddim_eta, ddpm  s = level sigma' sqrt(1 - (alpha sigma' / (alpha' sigma))^2)     carry = sqrt(sigma'^2 - s^2)
 
 with dt = sigma' - sigma of a flow; `ddpm` is `ddim_eta` at level 1. The mean moves with the parameters: an action. A
-rollout stores latents, their times, s and kept, so that a learner needs no schedule.
+rollout stores latents, their times, s and carry, so that a learner needs no schedule.
 
 Choices. The last step is always the ODE's: it is not trained. Log-densities are means over the dimensions, as in the
 authors' code: a ratio is the D-th root of the true one, which is what a clip of 1e-4 is made for.
@@ -35,7 +35,7 @@ FLOW_NOISES = ("flow_sde", "dance")  # stochastic differential equations of a fl
 
 # ---------------------------------------------------------------- steps
 def noise_scales(noise: str, level: float | Tensor, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """Noise scales s and coefficients `kept` of the predicted noise of each step, [T] and [T]; the last step is the
+    """Noise scales s and coefficients `carry` of the predicted noise of each step, [T] and [T]; the last step is the
     ODE's.
 
     level         of all steps, or of each, [T]
@@ -53,13 +53,13 @@ def noise_scales(noise: str, level: float | Tensor, alpha: Tensor, sigma: Tensor
         safe_sigma = torch.where(now >= 1, sigma[1], now)
         rate = (now / (1 - safe_sigma)).sqrt() if noise == "flow_sde" else torch.ones_like(now)
         scale = level * rate * (now - after).sqrt()
-        kept = after - scale.square() / (2 * now)
+        carry = after - scale.square() / (2 * now)
     else:
         share = 1 - (alpha[:-1] * after / (alpha[1:] * now)).square()
         scale = ((level > 0).to(sigma) if noise == "ddpm" else level) * after * share.clamp_min(0).sqrt()
-        kept = (after.square() - scale.square()).clamp_min(0).sqrt()
+        carry = (after.square() - scale.square()).clamp_min(0).sqrt()
     is_last = torch.arange(len(now), device=now.device) == len(now) - 1
-    return scale.masked_fill(is_last, 0.0), torch.where(is_last, after, kept)
+    return scale.masked_fill(is_last, 0.0), torch.where(is_last, after, carry)
 
 
 def parts_of(kind: str, output: Tensor, latent: Tensor, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,13 +168,13 @@ class Denoiser(nn.Module):
             level_T = torch.where((k >= first) & (k < first + window), level_T, 0.0)
         return noise_scales(noise, level_T, *self.levels(self.times))
 
-    def mean(self, latent: Tensor, condition: Tensor, time: Tensor, next_time: Tensor, kept: Tensor) -> Tensor:
+    def mean(self, latent: Tensor, condition: Tensor, time: Tensor, next_time: Tensor, carry: Tensor) -> Tensor:
         """[n, D] float64: mean of the next latent of each row.
 
-        latent [n, D]; condition, time, next_time, kept [n], the last as `noise_scales` gives it
+        latent [n, D]; condition, time, next_time, carry [n], the last as `noise_scales` gives it
         """
         data, noise = self.parts(latent, condition, time)
-        return self.levels(next_time)[0][:, None] * data + kept[:, None] * noise
+        return self.levels(next_time)[0][:, None] * data + carry[:, None] * noise
 
     def parts(self, latent: Tensor, condition: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         """Data and noise [n, D] float64 that the network says the latents are made of."""

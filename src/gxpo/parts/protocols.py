@@ -319,7 +319,9 @@ class Envs(Protocol):
     """Batched episodes of one environment, by name. A failure costs only the episode in which it happens.
 
     One whose episodes act at the same time says `concurrent = True` and has `submit(actions)`, which begins steps, and
-    `collect()`, which waits for at least one of them and gives those that are there.
+    `collect()`, which waits for at least one of them and gives those that are there. One that plays listed tasks says
+    `of_tasks = True`: `reset` takes the tasks, and the run's reward scores the last action, where that ended the
+    episode (`instance_of`).
     """
 
     name: str
@@ -337,6 +339,11 @@ class Envs(Protocol):
     def restore(self, snapshots: Mapping[str, str]) -> dict[str, EnvFailure | None]: ...
     def expert(self, names: Sequence[str]) -> dict[str, str | EnvFailure | None]: ...
     def legal(self, names: Sequence[str]) -> dict[str, list[str] | EnvFailure]: ...
+
+
+def instance_of(envs: Envs, task: Task) -> Any:
+    """What `envs.reset` takes of a task: the seed of its instance, or of listed tasks the task itself."""
+    return task if getattr(envs, "of_tasks", False) else task.info["seed"]
 
 
 @dataclass

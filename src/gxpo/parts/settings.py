@@ -86,6 +86,12 @@ class EnvSettings(_Section):
     max_context: Positive | None = Field(
         default=None, description="maximum context tokens; null: the model's positions"
     )
+    mcp: list[dict[str, Any]] = Field(
+        default=[],
+        description="MCP servers whose tools any listed task gets, e.g. [{command: [python, server.py], allow: [add]}]",
+    )
+    mcp_timeout: Annotated[float, Field(gt=0)] = Field(default=10.0, description="seconds for a call of a tool")
+    mcp_chars: Positive = Field(default=4000, description="characters of a tool's result that the policy is shown")
     corrupt: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.0, description="share of the words of each observation that are corrupted, a probe of robustness"
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 from gxpo.base.errors import CheckpointError, RecordError
 from gxpo.training.checkpoint import write_atomic
+from gxpo.training.tool_figures import TOOLS
 
 Value = int | float | str | None
 
@@ -112,6 +113,7 @@ NAMES: dict[str, Metric] = {
     "env_nonsense": Metric("episodes whose environment returned no valid TimeStep; unscored", "episodes", "the step"),
     "env_timeout": Metric("episodes whose environment took longer than env.timeout; unscored", "episodes", "the step"),
     "env_died": Metric("episodes whose environment's process ended; unscored", "episodes", "the step"),
+    **{name: Metric(*entry) for name, entry in TOOLS.items()},
     "agent_calls_mean": Metric("mean number of replies of an episode", "replies", "episodes of the agent in the step"),
     "agent_contexts_mean": Metric(
         "mean number of contexts of an episode: 1 where no call rewrites or leaves the conversation",
@@ -379,15 +381,14 @@ NAMES: dict[str, Metric] = {
         "waiting for sampling servers, fewer than min_replicas being ready", "seconds", "the step"
     ),
     "time_score_s": Metric("scoring", "seconds", "the step"),
+    "time_tools_s": Metric("calls of MCP tools, within sampling", "seconds", "the step"),
     "time_update_s": Metric("advantages, gradients and optimiser", "seconds", "the step"),
     "time_step_s": Metric("the whole step, evaluation and checkpoint not included", "seconds", "the step"),
     "sampler_failures": Metric("times that a sampling server stopped answering as it should", "failures", "the step"),
     "sampler_misread": Metric("rollouts whose pictures vLLM read as other ids; unscored", "samples", "the step"),
     "time_eval_s": Metric("the evaluation", "seconds", "the evaluation"),
     "time_sample_tokens_per_s": Metric("tokens sampled per second of sampling", "tokens/second", "the step"),
-    "time_update_tokens_per_s": Metric(
-        "tokens through the learner per second of updating", "tokens/second", "the step"
-    ),
+    "time_update_tokens_per_s": Metric("the learner's tokens per second of updating", "tokens/second", "the step"),
     "memory_peak_mb": Metric("largest resident memory of the process", "MiB", "the process so far"),
 }
 

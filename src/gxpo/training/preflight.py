@@ -21,6 +21,7 @@ from gxpo.algorithms.weighting.base import WeightPart
 from gxpo.base.errors import ConfigError, GxpoError, ModelError
 from gxpo.base.usercode import NotRun, Unusable, check_defined, one_line, split
 from gxpo.environments import worlds
+from gxpo.environments.mcp.settings import servers_of
 from gxpo.environments.rewards import functions
 from gxpo.environments.rewards.scoring import RewardSet
 from gxpo.environments.rewards.spec import Spec
@@ -306,7 +307,8 @@ def _rehearse(resolved: Resolved) -> None:
     s, method = resolved.settings, resolved.method
     check_settings(s, method)
     # A world that would run users' code is left out: a rehearsal runs nothing that is not trusted yet.
-    world = worlds.make_if_safe(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step)
+    mcp = servers_of(s.env.mcp, s.env.mcp_timeout, s.env.mcp_chars)
+    world = worlds.make_if_safe(s.task, seed=s.seed, options=s.tasks.options, per_step=s.tasks.per_step, mcp=mcp)
     try:
         if world is not None:
             check_world(method, world, s.task, s.eval.tasks, s.chat.template)

@@ -141,6 +141,7 @@ class SharedEnvs:
         self.envs = envs
         self.name, self.instructions, self.max_turns = envs.name, envs.instructions, envs.max_turns
         self.tools, self.provides = envs.tools, envs.provides
+        self.of_tasks = getattr(envs, "of_tasks", False)
 
     def reset(self, seeds: Mapping[str, int]) -> Steps:
         return self._in_first_process(lambda: self.envs.reset(seeds))

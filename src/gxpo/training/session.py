@@ -23,6 +23,7 @@ from torch import Tensor
 from gxpo.algorithms.segments import Segmenter, SegmentTools
 from gxpo.base import runtime
 from gxpo.base.errors import ConfigError, GxpoError, ModelError, PictureError, TaskError
+from gxpo.environments.rewards.batch import action_tokens, answer_tokens
 from gxpo.environments.tasks.source import solution_of
 from gxpo.forest.forest import Forest
 from gxpo.models.chat import PlainChat
@@ -192,11 +193,9 @@ class Session:
         return self._tokens.encode(text if markup else self._tokens.typed(text))
 
     def texts(self, forest: Forest) -> list[str]:
-        """The text of each trajectory's actions."""
-        tokens_by_row: list[list[int]] = [[] for _ in range(forest.n_trajectories)]
-        for r, token in zip(forest.path_trajectory.tolist(), forest.token[forest.path_token].tolist(), strict=True):
-            tokens_by_row[r].append(token)
-        return [self.decode(tokens) for tokens in tokens_by_row]
+        """The text of each trajectory's actions; of an episode with tools, of the reply that ended it."""
+        tokens_R = (answer_tokens if getattr(self.envs, "of_tasks", False) else action_tokens)(forest)
+        return [self.decode(tokens) for tokens in tokens_R]
 
     # ------------------------------------------------------------ sampling
     def sample(self, requests: Sequence[Request], sampling: Sampling | None = None) -> list[list[Completion]]:

@@ -44,6 +44,7 @@ from gxpo.training.step_figures import (
     source_figures,
     update_figures,
 )
+from gxpo.training.tool_figures import tool_time
 
 MIN_WEIGHTS_MOVED = 0.05  # share of low-precision weights that the first step must change, or a warning is due
 # Largest difference of one token's log-prob between sampler and learner, in nats, before a warning. In bfloat16 the two
@@ -84,7 +85,7 @@ class Stages(Resources):
         self.step_number += 1
         step, method, learner = self.step_number, self.method, self.learner
         counts_before, clock = self._counts(), Clock()
-        server_counts_before = server_figures(self.engine)
+        server_counts_before = self._server_counts()
 
         # Settings that follow a schedule take this step's values before any part reads them.
         scheduled = method.at(step)
@@ -140,7 +141,7 @@ class Stages(Resources):
             **self._totals(spent),
             **learner.checksum(),
             **clock.figures(spent["generated"], figures["tokens_forward"]),
-            **{name: x - server_counts_before[name] for name, x in server_figures(self.engine).items()},
+            **{name: x - server_counts_before[name] for name, x in self._server_counts().items()},
             "memory_peak_mb": peak_megabytes(),
         }
         if self.tracker is not None:
@@ -272,6 +273,10 @@ class Stages(Resources):
         tokens = {"prefilled": sampler.prefilled_tokens, "reused": sampler.reused_tokens}
         judged = meter.tokens if self.pipeline is None else self.pipeline.totals.judge_tokens
         return {**self.unscored, **tokens, "generated": self.budget.generated_tokens, "judged": judged}
+
+    def _server_counts(self) -> dict[str, float]:
+        """Return the counts of servers since they started: those that sample, and those of tools."""
+        return {**server_figures(self.engine), **tool_time(self.world.envs)}
 
     @property
     def unscored(self) -> dict[str, int]:

@@ -22,6 +22,7 @@ from gxpo.parts.protocols import StepInfo
 from gxpo.sampling.engines.openai import OpenAIEngine
 from gxpo.sampling.engines.vllm import VllmEngine
 from gxpo.sampling.rollouts.logged import LOGGED
+from gxpo.training.tool_figures import tool_figures
 
 BORROWED = (
     "replay",
@@ -187,6 +188,7 @@ def episode_figures(forest: Forest) -> dict[str, Any]:
         "kept_against_template": sum(info.get("kept", 0) for info in forest.info),
         **{f"env_{kind}": ends.count(kind) for kind in FAILURES},
         **result_figures(forest),
+        **tool_figures(forest),
     }
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -35,6 +35,31 @@ def samples(decoder=None, n=40, likelihood=None, sampling=ROOM, prompt=PROMPT):
 
 
 # ---------------------------------------------------------------- what is drawn
+@dataclass(frozen=True)
+class Table:
+    """A policy whose logits depend on the place alone: a token that may follow, then an end, then what is sure."""
+
+    mask: int = MASK
+    end: int = END
+    positions: int = 0
+
+    def logits(self, tokens, lengths, begins, row, column):
+        likeliest = {0: (2, 0.6), 1: (END, 0.7), 2: (3, 0.99), 3: (4, 0.98)}
+        out = torch.full((len(row), 7), -torch.inf)
+        for k, place in enumerate((column - begins[row]).tolist()):
+            token, p = likeliest[place]
+            out[k, [token, 5]] = torch.tensor([p, 1 - p]).log()
+        return out
+
+
+@pytest.mark.parametrize("per_step", [1, 2, 4])
+@pytest.mark.parametrize("order", ["confidence", "random", "left_to_right"])
+def test_what_is_sure_behind_an_end_does_not_keep_it_out(order, per_step):
+    engine = MaskedEngine(Table(), TrajectoryLikelihood(), Unmasking(order=order, per_step=per_step))
+    for (c,) in engine.sample([Request(PROMPT, (key,)) for key in keys(5)], replace(ROOM, temperature=0.0)):
+        assert c.tokens == [2, END] and c.finish == "stop"
+
+
 def test_answers_come_as_often_as_their_likelihood_says():
     n, room = 4000, 2
     drawn = Counter(

@@ -6,12 +6,13 @@ import torch
 from tests.models.masked_toys import SETTINGS, bert
 
 import gxpo
+from gxpo.algorithms.likelihoods.base import Answer
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.models.masked import MaskedPolicy
 from gxpo.models.tiny import MASK, character_tokenizer, tiny_masked_model, tokenizer_of_built_in
 from gxpo.training import config, models
 from gxpo.training.models.load import is_masked, warm_task
-from gxpo.training.models.masked import masked_accuracy, masked_loss
+from gxpo.training.models.masked import States, masked_accuracy, masked_loss
 from gxpo.training.models.without_weights import positions
 from gxpo.training.preflight import check_settings
 
@@ -111,6 +112,23 @@ def test_bad_settings_are_refused_in_one_line(keys, message):
 def test_good_settings_are_not():
     refused()
     refused(method="grpo", likelihood="trajectory")
+
+
+def test_a_warm_up_reads_what_a_decoder_in_blocks_meets():
+    n, prompt, block = 10, 3, 4
+    views = [States(block).views(Answer(prompt, torch.arange(n), seed)) for seed in range(4000)]
+    hidden, weight = (torch.cat(x) for x in zip(*views, strict=True))
+    assert not bool(hidden[:, :prompt].any())
+    hidden, read = hidden[:, prompt:], weight > 0
+    # whatever is hidden and not read is behind the block that is
+    last_read = torch.where(read, torch.arange(n), -1).amax(1)
+    in_blocks = (hidden & ~read).any(1)
+    is_behind = torch.arange(n) >= (last_read // block * block + block)[:, None]
+    assert torch.equal((hidden & ~read)[in_blocks], is_behind[in_blocks]) and bool((hidden | ~read).all())
+    assert set(weight.unique().tolist()) == {0.0, 1.0} and bool(read.any(1).all())
+    assert float(read.double().mean(0).min()) > 0.2  # every place is read often
+    # half are of blocks, the last of which (a third) leaves nothing behind it: 1/3
+    assert float(in_blocks.double().mean()) == pytest.approx(1 / 3, abs=4 * (2 / 9 / 4000) ** 0.5)
 
 
 def test_a_step_of_the_warm_up_lowers_its_loss():

@@ -62,6 +62,13 @@ def action_tokens(forest: Forest) -> list[list[int]]:
     return [tokens[begin:end] for begin, end in itertools.pairwise(begins)]
 
 
+def answer_tokens(forest: Forest) -> list[list[int]]:
+    """Token ids of the reply that ended each trajectory's episode with tools, [R]; none where its last one has calls:
+    an episode that a limit ended has no answer."""
+    last_S = (forest._step_begin[1:] - 1).tolist()
+    return [[] if "calls" in forest.step_info[s] else list(forest.action(s)) for s in last_S]
+
+
 def raw_texts(forest: Forest, texts: Sequence[str], decode: DecodeRaw | None) -> list[str]:
     """Text of each trajectory with special tokens written out, [R]; `texts` themselves without a tokenizer."""
     return list(texts) if decode is None else [decode(tokens) for tokens in action_tokens(forest)]

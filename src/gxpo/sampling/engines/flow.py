@@ -98,12 +98,12 @@ class FlowEngine:
         return request.prompt[0], torch.as_tensor(np.asarray(latents[-1])), len(latent_ids)
 
     def _noise(self, sampling: Sampling) -> tuple[Tensor, Tensor]:
-        """Noise scale and kept noise of each step, [T] and [T]."""
+        """Noise scale and carry (coefficient of the predicted noise) of each step, [T] and [T]."""
         options = {}
         if isinstance(sampling, DenoisingSampling):
             options = {name: getattr(sampling, name) for name in ("noise", "window", "begin", "end")}
-        scales, kept = self.model.noise_scales(sampling.temperature, **options)
-        return scales.to(self.device), kept.to(self.device)
+        scales, carries = self.model.noise_scales(sampling.temperature, **options)
+        return scales.to(self.device), carries.to(self.device)
 
     def _renoise(self, rows: Sequence[tuple[tuple[int, Tensor | None, int], Any]], step: int) -> list[Completion]:
         """Noise samples again, to the time of this step of the schedule: one latent each, whose law nobody asks for."""
@@ -126,7 +126,7 @@ class FlowEngine:
         if isinstance(sampling, DenoisingSampling) and sampling.renoised is not None:
             return self._renoise(rows, sampling.renoised)
         starts, model, size = [start for start, _ in rows], self.model, self.model.dimension
-        times, (scales, kept) = model.times.to(self.device), self._noise(sampling)
+        times, (scales, carries) = model.times.to(self.device), self._noise(sampling)
         ahead = isinstance(sampling, DenoisingSampling) and sampling.ahead
         n, longest = len(rows), min(sampling.max_new_tokens, 1 if ahead else len(times))
         # A stream gives D numbers for each step, so a sample's noise does not depend on the rest of the batch.
@@ -149,10 +149,13 @@ class FlowEngine:
             schedule_index = n_prompt_latents[active] + j  # of the latent that is made, in the schedule
             # The initial noise is a standard normal; every other entry is a step of the model from the one before.
             is_initial, previous = schedule_index == 0, (schedule_index - 1).clamp_min(0)
-            scale, carry = torch.where(is_initial, 1.0, scales[previous]), torch.where(is_initial, 0.0, kept[previous])
+            scale, carry = (
+                torch.where(is_initial, 1.0, scales[previous]),
+                torch.where(is_initial, 0.0, carries[previous]),
+            )
             new_time = times[schedule_index]
             if ahead:
-                scale, carry, new_time = 0 * scale, kept[-1] + 0 * carry, times[-1] + 0 * new_time
+                scale, carry, new_time = 0 * scale, carries[-1] + 0 * carry, times[-1] + 0 * new_time
             mean = torch.zeros(len(active), size, dtype=torch.float64, device=self.device)
             stepped = (~is_initial).nonzero().squeeze(1)
             if len(stepped):

@@ -160,16 +160,19 @@ class MaskedEngine:
             token = drawn.token.cpu()
             share = 1 - is_candidate.sum(1) / block
             score = self._scores(logits, token, row, column, share, uniform[:, room:])
-            score_A = torch.full((len(active), room), -torch.inf, dtype=torch.float64)
-            score_A[row, column] = score
-            rank = score_A.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-            factor = 2 ** step_in_block[active] if self.unmasking.schedule == "doubling" else torch.tensor(1)
-            chosen_A = is_candidate & (rank < (self.unmasking.per_step * factor).reshape(-1, 1))
-            # the first end among them ends the answer: what was drawn behind it does not count
             token_A = torch.full((len(active), room), policy.mask)
             token_A[row, column] = token
+            # behind the first end that is drawn nothing is chosen: there an answer is read as one that goes on, and
+            # what is sure of that would keep the end out
+            drawn_end = torch.where(is_candidate & (token_A == policy.end), place, room).amin(1)
+            is_open = is_candidate & (place <= drawn_end[:, None])
+            score_A = torch.full((len(active), room), -torch.inf, dtype=torch.float64)
+            score_A[row, column] = score
+            score_A.masked_fill_(~is_open, -torch.inf)
+            rank = score_A.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+            factor = 2 ** step_in_block[active] if self.unmasking.schedule == "doubling" else torch.tensor(1)
+            chosen_A = is_open & (rank < (self.unmasking.per_step * factor).reshape(-1, 1))
             end_at = torch.where(chosen_A & (token_A == policy.end), place, room).amin(1)
-            chosen_A &= place <= end_at[:, None]
             logprob_A = torch.zeros(len(active), room, dtype=torch.float64)
             logprob_A[row, column] = drawn.logprob.cpu().to(torch.float64)
             before = answer[active]

@@ -31,6 +31,7 @@ from gxpo.parts.protocols import (
     StreamKey,
     Task,
     TimeStep,
+    instance_of,
 )
 from gxpo.sampling.rollouts.attempts import Attempts, Draw, Episode, Fork, Prompt, Snapshot, forked
 from gxpo.sampling.rollouts.build import forest_of, name_draws
@@ -121,7 +122,8 @@ class Play:
 
     def _begin_episodes(self, specs: Sequence[Attempts]) -> list[Episode]:
         attempts = list(self._expand(specs))
-        first_answers = self.envs.reset({name: a.task.info["seed"] for a, _, _, name in attempts}) if attempts else {}
+        instances = {name: instance_of(self.envs, a.task) for a, _, _, name in attempts}
+        first_answers = self.envs.reset(instances) if attempts else {}
         episodes = []
         for spec, key, label, name in attempts:
             answer = first_answers[name]
@@ -235,7 +237,7 @@ class Play:
                     self._end_broken(twin, failure)
             return
         # without snapshots the same seed and actions must lead to the same place, many environments a step
-        answers = self.envs.reset({twin.name: twin.task.info["seed"] for twin, _ in forks})
+        answers = self.envs.reset({twin.name: instance_of(self.envs, twin.task) for twin, _ in forks})
         for number in range(max(map(len, moves.values()))):
             replies = {n: past[number] for n, past in moves.items() if number < len(past)}
             alive = {n: reply for n, reply in replies.items() if not isinstance(answers[n], EnvFailure)}
@@ -247,7 +249,7 @@ class Play:
                 self._end_broken(twin, answer)
             elif (answer.observation, answer.state) != (at.time_step.observation, at.time_step.state):
                 raise GxpoError(
-                    f"environment {self.envs.name} can't be restarted: the same seed ({twin.task.info['seed']}) and "
+                    f"environment {self.envs.name} can't be restarted: the same start ({twin.task.id}) and "
                     f"{len(moves[twin.name])} actions led to another state; give it snapshot() and restore()"
                 )
 

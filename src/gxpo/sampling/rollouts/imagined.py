@@ -12,7 +12,7 @@ from typing import Any, Literal
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.functions import user_function
-from gxpo.parts.protocols import EnvFailure, Reply, Sampling, Session, TimeStep
+from gxpo.parts.protocols import EnvFailure, Reply, Sampling, Session, TimeStep, instance_of
 from gxpo.parts.registry import part
 from gxpo.sampling.rollouts.attempts import Episode
 from gxpo.sampling.rollouts.base import Count, Rollout, Round
@@ -139,7 +139,7 @@ class Imagined(Rollout):
         """Play an episode's actions in the world itself; return the share of answers that were the model's."""
         world, name, n_same, replies = envs.inner, episode.name, 0, [r for r in episode.replies if r is not None]
         predicted_texts = [*[t["observation_text"] for t in episode.turns[1:]], text_of_step(episode.time_step)]
-        answer = world.reset({name: episode.task.info["seed"]})[name]
+        answer = world.reset({name: instance_of(world, episode.task)})[name]
         for reply, expected_text in zip(replies, predicted_texts, strict=True):
             if isinstance(answer, EnvFailure) or answer.done:
                 break

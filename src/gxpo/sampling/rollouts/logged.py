@@ -368,11 +368,15 @@ class Logged(RolloutPart):
         group = group_of(session, draw)
         context_columns: dict[str, Any] = {}
         turns: list[dict[str, Any]] = []
-        # only an answer of several turns needs the chat, which renders the messages between them
+        # only an answer of several turns needs the chat, which renders the messages between them, and one with tools,
+        # which it shows in the prompt
         conversation = None
-        if answer.between:
+        tools = () if session.envs is None else session.envs.tools
+        prompt_ids = () if tools else session.encode(task)
+        if answer.between or tools:
             prompt: Any = task.prompt
-            conversation = session.chat.start(prompt_messages(session.chat, session.system, prompt))
+            conversation = session.chat.start(prompt_messages(session.chat, session.system, prompt), tools)
+            prompt_ids = conversation.context if tools else prompt_ids
         for i, text in enumerate(answer.texts):
             action = in_tokens(text, session).tokens
             turns.append({"action": action, "logprob": [None] * len(action), "finish": "stop", **context_columns})
@@ -380,7 +384,6 @@ class Logged(RolloutPart):
                 conversation.act(action)
                 update = conversation.observe(answer.between[i])
                 context_columns = {"context" if update.rebuilt else "observation": list(update.ids)}
-        prompt_ids = session.encode(task)
         if not prompt_ids:
             raise TaskError(f"task {task.id!r}: its prompt has no tokens")
         sampling = dataclasses.asdict(unrestricted(session.sampling))

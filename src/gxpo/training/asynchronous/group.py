@@ -82,6 +82,7 @@ class GroupEnvs:
         self._routine, self._prefix = routine, f"{group.place}:"
         self.name, self.instructions, self.max_turns = envs.name, envs.instructions, envs.max_turns
         self.tools, self.provides = envs.tools, envs.provides
+        self.of_tasks = getattr(envs, "of_tasks", False)
 
     def reset(self, seeds: Mapping[str, int]) -> dict[str, TimeStep | EnvFailure]:
         return self._call("reset", seeds)

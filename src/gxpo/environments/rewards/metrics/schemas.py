@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from gxpo.base.errors import ConfigError, need
-from gxpo.base.usercode import OverLimit
+from gxpo.base.usercode import OverLimit, one_line
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 PUBLISHED = ("http://json-schema.org/", "https://json-schema.org/")  # the drafts' own, which come with jsonschema
@@ -67,6 +67,19 @@ def fits(schema: Mapping[str, Any]) -> Callable[[Any, Any], bool]:
             raise OverLimit("a value or a schema that is nested too deeply") from None
 
     return fits_part
+
+
+def problem_of(value: Any, schema: Mapping[str, Any]) -> str | None:
+    """Explain in a line why a value does not fit a schema; None where it fits. ConfigError for an invalid schema."""
+    validator = _checked(json.dumps(schema))
+    try:
+        error = need("jsonschema", "rewards").exceptions.best_match(validator.iter_errors(value))
+    except RecursionError:
+        return "it is nested too deeply"
+    if error is None:
+        return None
+    place = ".".join(map(str, error.absolute_path))
+    return one_line(f"{place}: {error.message}" if place else error.message)
 
 
 @lru_cache(256)
