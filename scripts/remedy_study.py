@@ -19,11 +19,11 @@ from statistics import fmean
 from typing import Any
 
 from claims import committed, runs_of, spent_until
-from gxpo.compare.conclude import collapsed, difference_spread, trouble
+from gxpo.compare.conclude import difference_spread, has_collapsed, trouble
 from gxpo.compare.inference import FEWEST_SEEDS, Spread, holm, mean_over_settings
 from gxpo.compare.results import Estimate, RunResult
 from gxpo.compare.wording import count, interval, number
-from gxpo.doctor.evidence import PATH, Measured, OfTask, to_json
+from gxpo.doctor.evidence import PATH, Measurement, OfTask, to_json
 from study import HERE, STORE, read_list, run
 from study_rows import read_store, result_of, with_former
 
@@ -137,7 +137,7 @@ def was_sick(name: str, rows: Mapping[int, Row]) -> bool:
 
 
 # ---------------------------------------------------------------- what was measured
-def measured(listed: Mapping[str, Any], store: Store) -> list[Measured]:
+def measured(listed: Mapping[str, Any], store: Store) -> list[Measurement]:
     """Every remedy of every sickness over the tasks whose untreated runs were sick; Holm's correction over the remedies
     of a sickness."""
     groups: dict[str, dict[str, list[tuple[str, Side, Side, Spread]]]] = {}
@@ -158,17 +158,17 @@ def measured(listed: Mapping[str, Any], store: Store) -> list[Measured]:
     return sorted(out, key=lambda m: (m.sickness, -m.difference))
 
 
-def _measured(name: str, found: Sequence[tuple[str, Side, Side, Spread]], mean: Estimate, p: float) -> Measured:
+def _measured(name: str, found: Sequence[tuple[str, Side, Side, Spread]], mean: Estimate, p: float) -> Measurement:
     tasks, fallen, of_base, runs = [], 0, 0, 0
     for setting, arm, base, s in found:
         e = s.estimate()
         tasks.append(OfTask(setting, round(e.mean, 4), round(e.low, 4), round(e.high, 4), e.n))
         own_results, untreated = arm.results(arm.rows), base.results({**base.pilot, **base.rows})
-        fallen += sum(collapsed(r, "more") for r in own_results.values())
-        of_base += sum(collapsed(untreated[seed], "more") for seed in own_results if seed in untreated)
+        fallen += sum(has_collapsed(r, "more") for r in own_results.values())
+        of_base += sum(has_collapsed(untreated[seed], "more") for seed in own_results if seed in untreated)
         runs += len(own_results)
     arm = found[0][1]
-    return Measured(
+    return Measurement(
         sickness=name,
         label=arm.label,
         remedy=arm.remedy,
@@ -271,7 +271,7 @@ def _figures(side: Side, rows: Mapping[int, Row], target: float) -> str:
     if not results:
         return "no run"
     spent = [spent_until(rows[s], target, "tokens") for s in results]
-    fallen = sum(collapsed(r, "more") for r in results.values())
+    fallen = sum(has_collapsed(r, "more") for r in results.values())
     return (
         f"{number(fmean(r.end for r in results.values()))}, {sum(reached for _, reached in spent)} of {len(spent)}, "
         f"{fmean(x for x, _ in spent) / 1000:.0f} k" + (f", {fallen} collapsed" if fallen else "")
@@ -291,11 +291,11 @@ def _line(side: Side, base: Side, target: float) -> str:
     return (
         f"| {side.label} | {len(results)} | {number(fmean(r.end for r in results.values()))} | {text} | "
         f"{sum(reached for _, reached in spent)} of {len(spent)} | {count(fmean(x for x, _ in spent))} | "
-        f"{sum(collapsed(r, 'more') for r in results.values())} | {side.failed} |"
+        f"{sum(has_collapsed(r, 'more') for r in results.values())} | {side.failed} |"
     )
 
 
-def summary(found: Sequence[Measured]) -> Iterator[str]:
+def summary(found: Sequence[Measurement]) -> Iterator[str]:
     """Markdown: every remedy of every sickness over its tasks."""
     yield "| sickness | remedy | tasks | seeds | less untreated (95 %) | collapsed, untreated | verdict |"
     yield "|---" * 7 + "|"

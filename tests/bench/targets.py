@@ -28,7 +28,7 @@ def gated(seconds):
         done = 0
         while gate.wait():
             done += 1
-            gate.done({"done": done, "seconds": seconds})
+            gate.finish_round({"done": done, "seconds": seconds})
 
     work.holds_gate = True
     return work

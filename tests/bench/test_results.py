@@ -12,14 +12,14 @@ MACHINE = {"threads": 2, "torch": "2"}
 
 def test_every_row_is_saved_and_gone_on_with(tmp_path):
     path = tmp_path / "deep" / "rows.json"
-    first = Results.at(path, "peer", MACHINE)
+    first = Results.open(path, "peer", MACHINE)
     first.add([{"name": "tiny/16", "ratio": 2.0, "memory": float("nan"), "spread": (1.0, float("inf"))}])
     assert json.loads(path.read_text()) == {
         "suite": "peer",
         "machine": MACHINE,
         "rows": [{"name": "tiny/16", "ratio": 2.0, "memory": None, "spread": [1.0, None]}],
     }
-    again = Results.at(path, "peer", MACHINE)
+    again = Results.open(path, "peer", MACHINE)
     again.add([{"name": "tiny/256", "ratio": 4.0}])
     assert [row["name"] for row in Results.load(path).rows] == ["tiny/16", "tiny/256"]
     assert [p.name for p in path.parent.iterdir()] == ["rows.json"]
@@ -41,22 +41,22 @@ def test_rows_are_known_by_name_or_by_what_stands_above_them():
 )
 def test_rows_of_other_work_are_not_mixed_in(tmp_path, suite, machine, message):
     path = tmp_path / "rows.json"
-    Results.at(path, "peer", MACHINE).add([{"name": "a", "ratio": 1.0}])
+    Results.open(path, "peer", MACHINE).add([{"name": "a", "ratio": 1.0}])
     before = path.read_text()
     with pytest.raises(ConfigError, match=message):
-        Results.at(path, suite, machine)
+        Results.open(path, suite, machine)
     assert path.read_text() == before
 
 
 def test_what_only_the_rows_to_come_depend_on_is_noted(tmp_path):
     path = tmp_path / "rows.json"
-    Results.at(path, "sample", MACHINE).add([{"name": "a", "ratio": 1.0}])
-    again = Results.at(path, "sample", MACHINE | {"vllm": "0.32"})
+    Results.open(path, "sample", MACHINE).add([{"name": "a", "ratio": 1.0}])
+    again = Results.open(path, "sample", MACHINE | {"vllm": "0.32"})
     again.add([{"name": "vllm/a", "ratio": 1.0}])
     assert Results.load(path).machine == MACHINE | {"vllm": "0.32"}
     with pytest.raises(ConfigError, match=r"vllm 0\.32, which is 0\.33 now"):
-        Results.at(path, "sample", MACHINE | {"vllm": "0.33"})
-    assert Results.at(path, "sample", MACHINE).machine["vllm"] == "0.32"
+        Results.open(path, "sample", MACHINE | {"vllm": "0.33"})
+    assert Results.open(path, "sample", MACHINE).machine["vllm"] == "0.32"
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"suite": "peer"}', '{"suite": "p", "machine": {}, "rows": 3}', "\xff"])

@@ -54,7 +54,7 @@ def test_a_row_is_the_median_of_neighbouring_rounds():
         [figures(2.0, 30, tokens=10), figures(6.0, 40)],
         [figures(4.0, 20, tokens=12), figures(2.0, 40)],
     ]
-    row = runner.row_of(CASE, rounds, [200.0, 300.0], others=0.01)
+    row = runner.row_of(CASE, rounds, [200.0, 300.0], other_cores=0.01)
     assert row["name"] == "a/row" and row["ratio"] == 2.0 and row["spread"] == [0.5, 3.0]
     assert row["gxpo"] == {"seconds": 2.0, "memory_mb": 20, "tokens": 10, "memory_floor_mb": 200.0}
     assert row["other"] == {"seconds": 2.0, "memory_mb": 40, "memory_floor_mb": 300.0}

@@ -66,7 +66,7 @@ def test_a_second_turn_goes_on_from_what_was_kept(path, monkeypatch):
     built_engine = sample._engine
     monkeypatch.setattr(sample, "_engine", lambda *a: engines.append(found := built_engine(*a)) or found)
     for keep in (True, False):
-        sample.second_turn(path, "float32", WORK, keep=keep, between=3)()
+        sample.second_turn(path, "float32", WORK, keep=keep, n_between=3)()
     (kept_value, *_), (again, *_) = engines
     first = 2 * 5  # two prompts of 5
     assert kept_value.prefilled_tokens == first + 4 * (1 + 3) and kept_value.reused_tokens == 4 * (5 + 6 - 1)

@@ -113,10 +113,10 @@ def test_unknown_suites_and_rows(measured, plan, suite, chosen, message):
 
 
 def test_rows_say_how_they_were_measured(plan):
-    assert plan.marked({"others_cores": 0.1}) == {"others_cores": 0.1}
-    assert plan.marked({"others_cores": 0.3})["busy"] is True
+    assert plan.with_marks({"others_cores": 0.1}) == {"others_cores": 0.1}
+    assert plan.with_marks({"others_cores": 0.3})["busy"] is True
     plan.quick = True
-    assert plan.marked({"name": "a"}) == {"name": "a", "quick": True}
+    assert plan.with_marks({"name": "a"}) == {"name": "a", "quick": True}
 
 
 def test_the_suites_have_what_they_promise(tmp_path):

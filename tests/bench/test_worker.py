@@ -16,7 +16,7 @@ def test_a_gate_says_that_it_is_ready_then_answers_every_round():
     ask, answer = io.StringIO('{"round": true}\n{"round": true}\n'), io.StringIO()
     gate = Gate(ask, answer)
     while gate.wait():
-        gate.done({"tokens": 5})
+        gate.finish_round({"tokens": 5})
     ready, *rounds = lines(answer)
     assert ready["ready"] and ready["memory_floor_mb"] > 0
     assert len(rounds) == 2
@@ -27,7 +27,7 @@ def test_work_may_say_what_of_the_round_counts():
     answer = io.StringIO()
     gate = Gate(io.StringIO("{}\n"), answer)
     assert gate.wait()
-    gate.done({"seconds": 0.25})
+    gate.finish_round({"seconds": 0.25})
     assert lines(answer)[1]["seconds"] == 0.25
 
 

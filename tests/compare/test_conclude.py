@@ -204,8 +204,8 @@ def test_a_control_that_gains_is_said() -> None:
     [([0.2, 0.6, 0.2], True), ([0.2, 0.6, 0.31], False), ([0.0, 0.04, 0.0], False), ([0.06, 0.0], True)],
 )
 def test_collapsed(values: list[float], fallen: bool) -> None:
-    assert module.collapsed(run("grpo", 0, values), "more") is fallen
-    assert not module.collapsed(run("grpo", 0, values), "less")
+    assert module.has_collapsed(run("grpo", 0, values), "more") is fallen
+    assert not module.has_collapsed(run("grpo", 0, values), "less")
 
 
 def test_arms_and_runs_that_do_not_fit() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 from tests.compare.made import comparison, undecided
 
-from gxpo.compare.sentences import compared, over_settings, verdict
+from gxpo.compare.sentences import differences_of_arms, over_settings, verdict
 
 
 def test_several_undecided_arms_are_one_sentence() -> None:
@@ -23,7 +23,7 @@ def test_several_undecided_arms_are_one_sentence() -> None:
 
 
 def test_controls_get_no_verdict() -> None:
-    assert [d.arm for d in compared(comparison())] == ["rloo", "dr_grpo"]
+    assert [d.arm for d in differences_of_arms(comparison())] == ["rloo", "dr_grpo"]
 
 
 def test_settings_without_a_common_measure_are_counted_alone() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 from tests.compare.made import comparison, estimate
 
-from gxpo.compare.wording import caption, duration, interval, marked, number, ordered, settings
+from gxpo.compare.wording import caption, duration, interval, label_with_kind, number, settings, sort_arms
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,12 @@ def test_an_interval_without_bounds_is_its_mean() -> None:
 
 
 def test_arms_come_base_first_and_controls_last() -> None:
-    assert [marked(a) for a in ordered(comparison())] == ["grpo (base)", "dr_grpo", "rloo", "shuffled (control)"]
+    assert [label_with_kind(a) for a in sort_arms(comparison())] == [
+        "grpo (base)",
+        "dr_grpo",
+        "rloo",
+        "shuffled (control)",
+    ]
 
 
 def test_a_caption_names_measure_budget_and_tuned_keys() -> None:

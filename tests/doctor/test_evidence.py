@@ -3,14 +3,16 @@
 import pytest
 
 from gxpo.doctor import evidence
-from gxpo.doctor.evidence import Measured, OfTask, measured_for_keys, measured_for_line, signed, to_json
+from gxpo.doctor.evidence import Measurement, OfTask, format_signed, measured_for_keys, measured_for_line, to_json
 
 
 def measured(low, high, p=0.01, tasks=None, label="ngrpo", keys=None, sickness="all_wrong"):
     middle = (low + high) / 2
     tasks = tasks or ((low, high),)
     of_task = tuple(OfTask(f"task{i}", (a + b) / 2, a, b, 20) for i, (a, b) in enumerate(tasks))
-    return Measured(sickness, label, "x", keys or {"method": label}, middle, low, high, p, 20, of_task, 0, 0, 20, "c0")
+    return Measurement(
+        sickness, label, "x", keys or {"method": label}, middle, low, high, p, 20, of_task, 0, 0, 20, "c0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ def test_tasks_that_contradict_each_other_are_quoted_one_by_one():
     ("value", "text"), [(0.5, "+.50"), (-0.25, "-.25"), (1.25, "+1.25"), (0.004, ".00"), (-0.004, ".00"), (0, ".00")]
 )
 def test_differences_have_two_decimals_and_no_leading_zero(value, text):
-    assert signed(value) == text
+    assert format_signed(value) == text
 
 
 def test_a_line_is_matched_by_a_text_of_its_change():

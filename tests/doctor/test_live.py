@@ -103,7 +103,7 @@ def test_rollouts_are_kept_in_groups_and_bounds():
         doctor.rollouts(rollouts(step, 200), of=1000)
     doctor.check()
     kept_rollouts = logs[0].rollouts
-    assert kept_rollouts is not None and len(kept_rollouts) <= 4_000 and kept_rollouts.of == 40_000
+    assert kept_rollouts is not None and len(kept_rollouts) <= 4_000 and kept_rollouts.total == 40_000
     assert {1, 40} <= set(kept_rollouts.step.tolist()) and len(set(kept_rollouts.step.tolist())) >= 10
     assert kept_rollouts.group[:4].tolist() == [0, 0, 1, 1] and kept_rollouts.prompt[:3] == ["p0", "p0", "p1"]
 
@@ -132,13 +132,13 @@ def test_when_a_check_is_due():
     doctor.row(6, {"reward": 0.0})
     doctor.check()
     assert [s for s in range(6, 12) if doctor.due(s)] == [10, 11]
-    clock.now, doctor.spent = 100.0, 1.5  # more than a hundredth
+    clock.now, doctor.check_seconds = 100.0, 1.5  # more than a hundredth
     assert not doctor.due(10)
     clock.now = 150.0
     assert doctor.due(10)
     assert not live([], every=0)[0].due(10)
     stopping, _, _ = live([], stop_on=("critical",), clock=clock)
-    stopping.spent = 1e9  # or where a run stops would depend on the clock
+    stopping.check_seconds = 1e9  # or where a run stops would depend on the clock
     assert stopping.due(10)
     with pytest.raises(ValueError, match="every=-1"):
         Live("trl", every=-1)
@@ -153,7 +153,7 @@ def test_time_of_checks_is_counted():
 
     doctor = Live("trl", examine=slow, clock=clock)
     doctor.check()
-    assert doctor.spent == 2.0
+    assert doctor.check_seconds == 2.0
 
 
 def test_what_goes_wrong_inside_is_one_warning():

@@ -74,8 +74,8 @@ def _answered(answer_shift: int, number: int = 12, size: int = 2) -> Facts:
 def test_references_that_are_hit_and_rejected() -> None:
     match = _answered(0).references
     assert match is not None
-    assert (match.n, match.hits, match.chance, match.accepted) == (24, 24, 0.0, 0.0)
-    assert len(match.rejected) == 24 and match.shift is None and match.consensus is None
+    assert (match.n, match.hits, match.chance, match.accepted_share) == (24, 24, 0.0, 0.0)
+    assert len(match.rejected_rows) == 24 and match.shift is None and match.consensus is None
 
 
 def test_references_of_the_next_prompt() -> None:
@@ -90,7 +90,7 @@ def test_one_prompt_with_two_references() -> None:
 
     match = Facts(rollouts(groups(12, 2, row))).references
     assert match is not None
-    assert (match.repeated, match.contradictions) == (6, 6)
+    assert (match.n_repeated, match.contradictions) == (6, 6)
 
 
 def test_few_prompts_prove_no_shift() -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.doctor.logs import groups, rollouts
 
 from gxpo.doctor import rollout_facts
-from gxpo.doctor.rollout_facts import Facts, _doubled
+from gxpo.doctor.rollout_facts import Facts, _has_doubled_turn
 from gxpo.doctor.rollouts import Row, assemble
 
 
@@ -111,7 +111,7 @@ def test_advantages_against_scores() -> None:
     ],
 )
 def test_prompts_that_were_templated_twice(prompt, is_doubled):
-    assert _doubled(prompt) is is_doubled
+    assert _has_doubled_turn(prompt) is is_doubled
 
 
 def sample(*rows):

@@ -61,7 +61,7 @@ def test_a_sample_has_whole_groups_of_all_steps(tmp_path):
     sample, _, notes = read(tmp_path, keep=100)
     assert sorted(set(sample.step.tolist())) == list(range(1, 11))
     assert {len(g) for g in groups(sample)} == {4}
-    assert (len(sample), sample.of) == (80, 2000)
+    assert (len(sample), sample.total) == (80, 2000)
     assert notes == ["a sample of 80 of 2,000 rollouts was read"]
 
 

@@ -108,7 +108,7 @@ def test_a_large_parquet_table_is_read_in_stretches(tmp_path, monkeypatch, decod
     sample, _, _ = read(tmp_path, keep=1_000)
     assert {len(g) for g in groups(sample)[1:-1]} == {4} and sample.step[0] == 0
     assert sample.step[-1] == (200 if decoded else 197)
-    assert len(set(sample.step.tolist())) >= 30 and sample.of == n
+    assert len(set(sample.step.tolist())) >= 30 and sample.total == n
 
 
 def test_bytes_of_a_table_that_are_not_utf_8_are_replaced(tmp_path):

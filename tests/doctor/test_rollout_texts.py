@@ -66,7 +66,7 @@ def test_overlap():
     rows = [("Two  words", False), ("other", False), ("two words", True), ("new", True)]
     r = sample(*((1, i, 0.0, {"prompt": p, "held_out": h}) for i, (p, h) in enumerate(rows)))
     figures = rollout_texts.overlap(r)
-    assert (figures.held_out, figures.shared, figures.rows) == (2, 1, [(2, 0)])
+    assert (figures.held_out, figures.n_shared, figures.rows) == (2, 1, [(2, 0)])
 
 
 def test_closed_only():

@@ -37,7 +37,7 @@ def test_blocks_of_equal_prompts_are_groups(tmp_path):
     assert sample.advantage.tolist() == [0.7, -0.7, 0, 0, 0, 0, -0.7, 0.7]
     assert sample.reference == [None] * 4 + ["5", "5", "6", "6"]
     assert sample.where[5] == "completions/completions_00002.parquet:1"
-    assert (sample.grouped_by, sample.of, len(files_read), notes, sample.held_out.any()) == (
+    assert (sample.grouped_by, sample.total, len(files_read), notes, sample.held_out.any()) == (
         "blocks",
         8,
         2,

@@ -23,7 +23,7 @@ def test_rows_are_ordered_by_step_evaluation_and_group():
     assert sample is not None
     assert sample.completion == ["c", "e", "d", "f", "b", "a"]
     assert sample.group.tolist() == [0, 0, 1, -1, 2, 3]  # x of step 2 is another group than x of step 1
-    assert sample.of == 6 and len(sample) == 6  # there are at least those that were read
+    assert sample.total == 6 and len(sample) == 6  # there are at least those that were read
     assert assemble([], 0, "recorded") is None
 
 
@@ -38,7 +38,7 @@ def test_rows_are_selected_by_mask_and_by_index():
     sample = assemble([Row(1, f"p{i}", f"c{i}", float(i), i, reference=str(i)) for i in range(4)], 9, "prompt")
     assert sample is not None
     some = sample.select(np.array([True, False, True, False]))
-    assert some.prompt == ["p0", "p2"] and some.reference == ["0", "2"] and some.of == 9
+    assert some.prompt == ["p0", "p2"] and some.reference == ["0", "2"] and some.total == 9
     assert sample.select([3, 1]).completion == ["c3", "c1"] and sample.select([3, 1]).grouped_by == "prompt"
 
 

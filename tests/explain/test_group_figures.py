@@ -18,7 +18,7 @@ from gxpo.explain.outlook import look
 def test_groups_are_chosen_whole_from_all_kinds() -> None:
     source = many(400, 4)
     looks = [look(m, source.forest) for m in ("grpo", "dr_grpo")]
-    group_figures = figures(source.forest, looks, source.recorded)
+    group_figures = figures(source.forest, looks, source.recorded_advantage)
     taken = choose_groups(group_figures, rollouts=80)
     assert len(taken) == 20 and taken.tolist() == sorted(set(taken.tolist()))
     silent = group_figures.zero_signal["grpo"][taken]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tests.explain.rollout_pages import many, numbers
 
-from gxpo.explain.rollout_columns import _tokens, observations, packed, packed_tokens
+from gxpo.explain.rollout_columns import _tokens, observations, pack, packed_tokens
 from gxpo.forest.forest import Forest
 
 
@@ -16,10 +16,10 @@ def test_columns_are_packed_on_the_coarsest_axis() -> None:
     forest = many(2, 2).forest
     assert packed_tokens(forest, torch.tensor([1.0, 1, 2, 2, 3, 3, 4, 4]))["a"] == "R"
     assert packed_tokens(forest, torch.arange(8.0))["a"] == "P"
-    assert packed(np.array([7, 7])) == {"c": 7} and packed(np.array([math.nan, math.nan]))["k"] == "f8"
-    few = packed(np.array([0.5, math.nan, 0.5, 0.5, math.nan, 0.5, 0.5, 0.5]))
+    assert pack(np.array([7, 7])) == {"c": 7} and pack(np.array([math.nan, math.nan]))["k"] == "f8"
+    few = pack(np.array([0.5, math.nan, 0.5, 0.5, math.nan, 0.5, 0.5, 0.5]))
     assert few["k"] == "u1" and str(numbers(few, 8)[:3]) == "[0.5, nan, 0.5]"
-    assert packed(np.array([1, 300]))["k"] == "u2" and packed(np.array([-1, 3]))["k"] == "i1"
+    assert pack(np.array([1, 300]))["k"] == "u2" and pack(np.array([-1, 3]))["k"] == "i1"
 
 
 def test_the_step_in_which_a_token_was_unmasked_is_on_the_page() -> None:

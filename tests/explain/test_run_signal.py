@@ -46,7 +46,7 @@ def test_signal_and_size_of_a_mixed_group(tmp_path):
     assert dr_grpo.relative == pytest.approx(0.70711, abs=1e-5) and dr_grpo.cosine == pytest.approx(1.0)
     assert (dr_grpo.both, dr_grpo.same_sign, dr_grpo.only_base, dr_grpo.only_method) == (2, 1.0, 0, 0)
     # Within the mixed group alone both rollouts have +-.5.
-    assert dr_grpo.of["mixed"] == (1, 1, pytest.approx(0.5)) and dr_grpo.of["all_wrong"] == (1, 0, 0.0)
+    assert dr_grpo.by_kind["mixed"] == (1, 1, pytest.approx(0.5)) and dr_grpo.by_kind["all_wrong"] == (1, 0, 0.0)
     assert {k: n for k, n in result.groups.items() if n} == {"all_right": 1, "all_wrong": 1, "mixed": 1}
 
 
@@ -54,7 +54,7 @@ def test_signal_from_groups_that_are_all_wrong(tmp_path):
     # NGRPO counts a right answer that nobody gave: both rollouts of the all-wrong group are pushed down.
     ngrpo = _row(signal_of_run(_run(tmp_path, [[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]), ["ngrpo"]), "ngrpo")
     assert ngrpo.with_signal == 2 and (ngrpo.only_method, ngrpo.only_base) == (2, 0)
-    assert ngrpo.of["all_wrong"][:2] == (1, 1) and ngrpo.of["all_right"][:2] == (1, 0)
+    assert ngrpo.by_kind["all_wrong"][:2] == (1, 1) and ngrpo.by_kind["all_right"][:2] == (1, 0)
 
 
 def test_signs_against_a_baseline_of_the_batch(tmp_path):

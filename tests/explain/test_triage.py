@@ -79,7 +79,7 @@ def test_calls_in_the_ways_that_agents_write_them() -> None:
     ]
     assert calls_of("<think>f(x)</think>\nI call f(x) now") == []
     assert longest_run([("f", "1"), ("f", "1"), ("g", ""), ("f", "1")]) == 2
-    assert longest_run([("f", "1"), ("f", "2"), ("f", "2"), ("f", "3")], of="tool") == 2
+    assert longest_run([("f", "1"), ("f", "2"), ("f", "2"), ("f", "3")], unit="tool") == 2
     assert cycles([("a", ""), ("b", ""), ("a", ""), ("c", "")]) == 1
 
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import remedy_study  # noqa: E402
 import study  # noqa: E402
 from gxpo.doctor import Finding, RunLog, evidence  # noqa: E402
-from gxpo.doctor.evidence import Measured, OfTask  # noqa: E402
+from gxpo.doctor.evidence import Measurement, OfTask  # noqa: E402
 from gxpo.doctor.finding import Diagnosis  # noqa: E402
 from gxpo.doctor.remedies import SOURCES, remedies, remedy_table  # noqa: E402
 from gxpo.doctor.text import text  # noqa: E402
@@ -29,13 +29,13 @@ LIST = remedy_study.read_lists()
 ARMS = {(n, a["label"]) for e in LIST["experiments"] for n in remedy_study.names(e) for a in e["arms"]}
 
 
-def remedy(label: str, *differences: tuple[float, float, float], **more: Any) -> Measured:
+def remedy(label: str, *differences: tuple[float, float, float], **more: Any) -> Measurement:
     """A remedy with (difference, low, high) of each task; the mean's interval is the tasks' mean one."""
     tasks = tuple(OfTask(f"task{i}", *d, 20) for i, d in enumerate(differences))
     mean = [sum(x) / len(x) for x in zip(*differences, strict=True)]
     keys = more.pop("keys", {"method": label})
     p = more.pop("p", 0.01)
-    return Measured("all_wrong", label, f"method={label}", keys, *mean, p, 20, tasks, 0, 0, 40, "abc", **more)
+    return Measurement("all_wrong", label, f"method={label}", keys, *mean, p, 20, tasks, 0, 0, 40, "abc", **more)
 
 
 # ---------------------------------------------------------------- the list

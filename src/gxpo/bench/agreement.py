@@ -24,7 +24,12 @@ MAX_GRAD_NORM = 0.5  # low enough to clip every step
 
 @dataclass(frozen=True)
 class Settings:
-    """ragged: completions may end early; micro_batch: TRL's; epochs: optimiser steps on the same rollouts."""
+    """Settings of a case.
+
+    ragged       completions may end early
+    micro_batch  TRL's
+    epochs       optimiser steps on the same rollouts
+    """
 
     ragged: bool
     micro_batch: int
@@ -59,8 +64,8 @@ def rows(
 
 def run_both(folder: str, **settings: Any) -> Callable[[], dict[str, Any]]:
     """Run one case in TRL and in gxpo."""
-    chosen, path = Settings(**settings), f"{folder}/tiny"
-    return lambda: {"rows": _compare_steps(path, chosen, *_run_trl(path, f"{folder}/trl", chosen))}
+    case_settings, path = Settings(**settings), f"{folder}/tiny"
+    return lambda: {"rows": _compare_steps(path, case_settings, *_run_trl(path, f"{folder}/trl", case_settings))}
 
 
 @dataclass
@@ -86,28 +91,28 @@ def _run_trl(path: str, out: str, settings: Settings) -> tuple[list[Step], dict[
     tokenizer, policy = load_for_trl(path, "float32")
     steps: list[Step] = []
     losses: list[float] = []  # of the micro-batches so far
-    accumulated = PROMPTS * GROUP // settings.micro_batch  # micro-batches of an optimiser step
+    n_accumulated = PROMPTS * GROUP // settings.micro_batch  # micro-batches of an optimiser step
 
     # TRL computes a loss for each micro-batch; gxpo's step is compared with their sum over an optimiser step, and with
     # the gradient before clipping.
-    class Recorded(trl.GRPOTrainer):
-        def _calculate_rewards(self, inputs: Any, *rest: Any) -> Any:
-            rewards_BF = super()._calculate_rewards(inputs, *rest)
+    class RecordingTrainer(trl.GRPOTrainer):
+        def _calculate_rewards(self, inputs: Any, *arguments: Any) -> Any:
+            rewards_BF = super()._calculate_rewards(inputs, *arguments)
             steps.append(Step(rewards_BF.sum(1).double(), [x["prompt"] for x in inputs]))
             return rewards_BF
 
         def _generate_and_score_completions(self, inputs: Any) -> Any:
-            scored = super()._generate_and_score_completions(inputs)
+            batch = super()._generate_and_score_completions(inputs)
             names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
             # Copies, which later steps can't change.
-            steps[-1].batch = {name: scored[name].clone() for name in names}
-            return scored
+            steps[-1].batch = {name: batch[name].clone() for name in names}
+            return batch
 
         def training_step(self, *args: Any) -> Any:
             loss = super().training_step(*args)
             losses.append(float(loss))
             # A loss at a time until the step is complete: only then p.grad is the whole gradient.
-            if len(losses) == accumulated:
+            if len(losses) == n_accumulated:
                 steps[-1].losses.append(sum(losses))
                 steps[-1].gradients.append(
                     {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}
@@ -128,7 +133,7 @@ def _run_trl(path: str, out: str, settings: Settings) -> tuple[list[Step], dict[
         weight_decay=0.0,
         max_grad_norm=MAX_GRAD_NORM,
     )
-    Recorded(
+    RecordingTrainer(
         model=policy,
         args=trl.GRPOConfig(**arguments),
         train_dataset=datasets.Dataset.from_list([{"prompt": q} for q in questions(STEPS * PROMPTS, LENGTH)]),
@@ -138,7 +143,9 @@ def _run_trl(path: str, out: str, settings: Settings) -> tuple[list[Step], dict[
     return steps, {name: p.detach().clone() for name, p in policy.named_parameters()}
 
 
-def _compare_steps(path: str, settings: Settings, steps: list[Step], after: dict[str, Tensor]) -> list[dict[str, Any]]:
+def _compare_steps(
+    path: str, settings: Settings, steps: list[Step], trl_parameters: dict[str, Tensor]
+) -> list[dict[str, Any]]:
     """Take gxpo's own steps on TRL's rollouts, and compare loss and gradient of each."""
     import torch
     import transformers
@@ -154,7 +161,7 @@ def _compare_steps(path: str, settings: Settings, steps: list[Step], after: dict
         model, lr=settings.lr, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=MAX_GRAD_NORM
     )
     learner, grpo = _GradientRecorder(torch_learner), method("grpo@trl")
-    before, out = torch_learner.snapshot(), []
+    start_parameters, out = torch_learner.snapshot(), []
     # Parameters are never copied from TRL between steps, so that errors would add up and show.
     for number, step in enumerate(steps, 1):
         forest = _forest(step)
@@ -168,13 +175,15 @@ def _compare_steps(path: str, settings: Settings, steps: list[Step], after: dict
             row = _difference(f"step{len(out) + 1}", learner.gradient, gradient)
             row |= {"loss_difference": abs(info.loss - loss), "loss": info.loss, "loss_trl": loss}
             row["agrees"] = max(row["difference"], row["loss_difference"]) < TOLERANCE
-            out.append(row | {"tokens": int(step.batch["completion_mask"].sum())} | _clipped(bound.metrics[-1]))
+            out.append(row | {"tokens": int(step.batch["completion_mask"].sum())} | _clip_figures(bound.metrics[-1]))
     # Changes and not parameters: the difference of the steps relative to what they moved.
-    parameters_row = _difference("parameters", _subtract(torch_learner.snapshot(), before), _subtract(after, before))
+    parameters_row = _difference(
+        "parameters", _subtract(torch_learner.snapshot(), start_parameters), _subtract(trl_parameters, start_parameters)
+    )
     return [*out, parameters_row | {"agrees": parameters_row["difference"] < TOLERANCE}]
 
 
-def _clipped(metrics: Mapping[str, float]) -> dict[str, float]:
+def _clip_figures(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: x for name, x in metrics.items() if "clip" in name}
 
 
@@ -199,12 +208,12 @@ class _GradientRecorder:
     def __init__(self, learner: Any) -> None:
         self.learner, self.gradient = learner, {}
 
-    def step(self, forest: Any, loss: Any, **how: Any) -> Any:
-        self.gradient = self.learner.gradient(forest, loss, **how)
-        return self.learner.step(forest, loss, **how)
+    def step(self, forest: Any, loss: Any, **kwargs: Any) -> Any:
+        self.gradient = self.learner.gradient(forest, loss, **kwargs)
+        return self.learner.step(forest, loss, **kwargs)
 
-    def outputs(self, *args: Any, **how: Any) -> Any:
-        return self.learner.outputs(*args, **how)
+    def outputs(self, *args: Any, **kwargs: Any) -> Any:
+        return self.learner.outputs(*args, **kwargs)
 
 
 def _subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:

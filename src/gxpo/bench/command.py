@@ -19,7 +19,7 @@ from gxpo.bench.runner import BenchError
 
 @dataclass(frozen=True)
 class Options:
-    """Options of `gxpo bench --help`; `saved` is --from."""
+    """Options of `gxpo bench --help`; `source` is --from."""
 
     threads: int | None = None
     rounds: int | None = None
@@ -27,7 +27,7 @@ class Options:
     anyway: bool = False
     out: Path | None = None
     plot: Path | None = None
-    saved: Path | None = None
+    source: Path | None = None
     python: str | None = None
     vllm: str | None = None
     as_json: bool = False
@@ -41,10 +41,10 @@ def bench(suite: str | None, names: Sequence[str], options: Options) -> str | No
     # A file that matplotlib can't write is refused before minutes of measuring.
     if options.plot is not None:
         pictures.check(options.plot)
-    if options.saved is not None:
+    if options.source is not None:
         if suite is not None or names or options.out is not None:
             raise ConfigError("--from shows what a file holds: it goes with --json and --plot alone")
-        results = Results.load(options.saved)
+        results = Results.load(options.source)
         _show(results, options)
         return _verdict(results)
     suites.check_suite(suite)
@@ -52,17 +52,17 @@ def bench(suite: str | None, names: Sequence[str], options: Options) -> str | No
     partial_results: list[Results] = []
     try:
         # The results so far are collected by the callee, so that a failure loses none.
-        results = _measured(suite, names, options, partial_results)
+        results = _measure_suite(suite, names, options, partial_results)
     except BenchError as error:
-        finished = partial_results[0].only(names) if partial_results else None
-        if finished and finished.rows and not options.as_json:
-            table(finished, _reads(suite))
+        finished_results = partial_results[0].only(names) if partial_results else None
+        if finished_results and finished_results.rows and not options.as_json:
+            table(finished_results, _reads(suite))
         return str(error)
     _show(results, options)
     return _verdict(results)
 
 
-def _measured(suite: str, names: Sequence[str], options: Options, partial_results: list[Results]) -> Results:
+def _measure_suite(suite: str, names: Sequence[str], options: Options, partial_results: list[Results]) -> Results:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     with tempfile.TemporaryDirectory(prefix="gxpo-bench-") as folder:
         plan = Plan(

@@ -54,7 +54,7 @@ def synthetic_forest(turns: int, *, forks: bool = False, seed: int = 0) -> Fores
     columns = tile_columns(Forest.from_records(_group(forks)), groups)
     kind, step_action = columns["kind"], columns["step_action"]
     state = torch.randint(STATES, kind.shape, generator=draw) + STATES * _copy_index(kind, groups)
-    paid = uniform(len(kind))[step_action]
+    reward_S = uniform(len(kind))[step_action]
     tokens = len(columns["token"])
     success = (uniform(groups * GROUP) < 0.5).to(torch.float64)
     return Forest(
@@ -65,7 +65,7 @@ def synthetic_forest(turns: int, *, forks: bool = False, seed: int = 0) -> Fores
             "state_names": tuple(f"s{i}" for i in range(STATES * groups)),
             "token": torch.randint(1, 1000, columns["token"].shape, generator=draw),
             "behaviour_logprob": -uniform(len(columns["token"])),
-            "step_reward": torch.where(paid < 0.5, paid, torch.nan),
+            "step_reward": torch.where(reward_S < 0.5, reward_S, torch.nan),
             "outcome": uniform(groups * GROUP).round(decimals=1),
             "success": success,
             "components": torch.stack([success, (uniform(groups * GROUP) < 0.9).to(torch.float64)], 1),
@@ -159,9 +159,9 @@ class Work:
         """Peak memory of a call in MiB, less the memory before it."""
         _trim_heap()
         forget_peak()
-        before = resident("VmRSS")
+        start_mib = resident("VmRSS")
         self.seconds()
-        return max(0.0, resident("VmHWM") - before)
+        return max(0.0, resident("VmHWM") - start_mib)
 
 
 def signals_for(part: Any, forest: Forest, seed: int = 0) -> Signals:
@@ -256,9 +256,9 @@ def _short_count(turns: int) -> str:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
+    previous_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous_threads)

@@ -136,8 +136,14 @@ def true_advantages(forest: Forest, tasks: Mapping[str, Task], session: Session,
         for episode in episodes:
             reward_sum = 0.0
             episode_keys = []
-            for turn, at in enumerate(episode.snapshots):
-                key = (episode.task.id, at.context.ids, at.time_step.state, at.moves, round(reward_sum, 9))
+            for turn, snapshot in enumerate(episode.snapshots):
+                key = (
+                    episode.task.id,
+                    snapshot.context.ids,
+                    snapshot.time_step.state,
+                    snapshot.moves,
+                    round(reward_sum, 9),
+                )
                 histories.setdefault(key, (episode, turn))
                 episode_keys.append(key)
                 reward_sum += float(episode.turns[turn].get("reward") or 0.0)
@@ -176,10 +182,10 @@ def _values_of_histories(
 
 
 def _outcome(episode: Episode) -> float:
-    paid = episode.env_reward
-    if paid is None:
+    reward = episode.env_reward
+    if reward is None:
         raise GxpoError(f"an episode of {episode.task.id} broke: {episode.failure}")
-    return paid
+    return reward
 
 
 # ---------------------------------------------------------------- the comparison
@@ -195,8 +201,8 @@ def rank_correlation(x: Tensor, y: Tensor) -> float:
     >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 30.0, 20.0]))
     0.5
     """
-    one = torch.zeros(len(x), dtype=torch.int64)
-    a, b = (grouped.rank(v, one) - (len(v) - 1) / 2 for v in (x, y))
+    single_group = torch.zeros(len(x), dtype=torch.int64)
+    a, b = (grouped.rank(v, single_group) - (len(v) - 1) / 2 for v in (x, y))
     size = float(a.square().sum() * b.square().sum()) ** 0.5
     return float((a * b).sum()) / size if size > 0 else float("nan")
 
@@ -355,14 +361,14 @@ def entries(plan: Plan) -> list[Entry]:
         sized_world = replace(world, tasks=3, samples=4, practice=1) if plan.quick else world
         measurement = WorldMeasurement(sized_world, name, plan.folder / name)
 
-        def measure(plan: Plan, measured: WorldMeasurement, method: str) -> list[Row]:
-            row = plan.marked(measured.row(method))
+        def measure(plan: Plan, measurement_of_world: WorldMeasurement, method: str) -> list[Row]:
+            row = plan.with_marks(measurement_of_world.row(method))
             plan.notify(f"{row['name']}: " + (f"rank {row['rank']:.3f}" if "rank" in row else row["note"]))
             return [row]
 
         # A function of a loop: bound by `partial`, or all rows would measure the last method.
         for method in candidates():
-            run = partial(measure, measured=measurement, method=method)
+            run = partial(measure, measurement_of_world=measurement, method=method)
             out.append(Entry(f"{name}/{method}", run, timed=False))
     return out
 

@@ -129,7 +129,7 @@ def step_limit(model: str, length: int, group: int, folder: str, rounds: int) ->
     dtype, config = next(causal.parameters()).dtype, causal.config.get_text_config()
 
     def run() -> Figures:
-        steps = [_timed(step) for _ in range(rounds)]
+        steps = [_time_step(step) for _ in range(rounds)]
         seconds, sampled, updated = (median(s[k] for s in steps) for k in ("seconds", "time_sample_s", "time_update_s"))
         # The limit is measured between steps, in the process that makes them.
         counts = counts_of(causal, PROMPTS * GROUP // group, group, length, NEW)
@@ -154,7 +154,7 @@ def step_limit(model: str, length: int, group: int, folder: str, rounds: int) ->
     return run
 
 
-def _timed(step: Callable[[], Figures]) -> Figures:
+def _time_step(step: Callable[[], Figures]) -> Figures:
     start = time.perf_counter()
     figures = step()
     return {"seconds": time.perf_counter() - start, **figures}
@@ -170,12 +170,16 @@ def grown_step(rollouts: int, action: int, folder: str, rounds: int) -> Callable
     step: Any = gxpo_step("tiny", 16, GROUP, folder, settings)
     # memory above what model and trainer hold before their first step, without what measuring kernels has freed
     give_back(0)
-    before = resident("VmRSS")
+    start_memory = resident("VmRSS")
     step()
 
     def run() -> Figures:
-        steps = [_timed(step) for _ in range(rounds)]
-        seconds, tokens, memory = median(s["seconds"] for s in steps), rollouts * action, resident("VmHWM") - before
+        steps = [_time_step(step) for _ in range(rounds)]
+        seconds, tokens, memory = (
+            median(s["seconds"] for s in steps),
+            rollouts * action,
+            resident("VmHWM") - start_memory,
+        )
         return {
             "gxpo": {"seconds": seconds},
             "memory_mb": memory,
@@ -197,7 +201,7 @@ def entries(plan: Plan) -> list[Entry]:
         row, folder = ROWS[name], plan.models(ROWS[name].model)
         plan.notify(f"{name}: steps against the machine's limit")
         work = {"model": row.model, "length": row.length, "group": row.group, "folder": folder, "rounds": rounds}
-        return [plan.marked({"name": name} | plan.once(name, HERE + "step_limit", **work))]
+        return [plan.with_marks({"name": name} | plan.once(name, HERE + "step_limit", **work))]
 
     def of_growth(name: str, sizes: list[tuple[int, int]], plan: Plan) -> list[Figures]:
         rows, folder = [], plan.models("tiny")
@@ -207,7 +211,7 @@ def entries(plan: Plan) -> list[Entry]:
             figures = plan.once(name, HERE + "grown_step", **work)
             rows.append({"name": f"{name}/{rollouts}x{action}"} | figures)
         smallest = rows[0]["us_per_token"]
-        return [plan.marked(row | {"ratio": smallest / row["us_per_token"]}) for row in rows]
+        return [plan.with_marks(row | {"ratio": smallest / row["us_per_token"]}) for row in rows]
 
     names = [name for name in ROWS if not plan.quick or name.startswith("tiny")]
     by_rollouts = [(n, NEW) for n in ROLLOUTS[: 2 if plan.quick else None]]

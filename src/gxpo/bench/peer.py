@@ -89,7 +89,9 @@ def gxpo_step(model: str, length: int, group: int, folder: str, settings: Mappin
 
 
 # ---------------------------------------------------------------- TRL
-def trl_arguments(out: str, micro_batch: int, batch: int, group: int, full: bool = True, **more: Any) -> dict[str, Any]:
+def trl_arguments(
+    out: str, micro_batch: int, batch: int, group: int, full: bool = True, **overrides: Any
+) -> dict[str, Any]:
     """GRPOConfig's arguments on this machine: fused optimiser, no checkpointing; `full`: every sample is `NEW` long."""
     return {
         "output_dir": out,
@@ -109,7 +111,7 @@ def trl_arguments(out: str, micro_batch: int, batch: int, group: int, full: bool
         "generation_kwargs": {"min_new_tokens": NEW} if full else None,
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
-        **more,
+        **overrides,
     }
 
 
@@ -159,7 +161,7 @@ def trl_step(model: str, length: int, group: int, folder: str, micro_batch: int)
                 control.should_training_stop = not gate.wait()
 
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                gate.done(times)
+                gate.finish_round(times)
 
         def rewards(completion_ids: Any, **columns: Any) -> list[float]:
             return [synthetic_reward(ids) for ids in completion_ids]

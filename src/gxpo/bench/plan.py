@@ -22,9 +22,9 @@ def save_models(folder: str, names: Sequence[str]) -> None:
 
     for name in names:
         source = {"tiny": "tiny:cold", "smollm2": "smollm2-135m"}[name]
-        loaded = models.load(source, task="arithmetic", dtype=DTYPE[name])
-        loaded.model.save_pretrained(f"{folder}/{name}")
-        loaded.tokenizer.save_pretrained(f"{folder}/{name}")
+        model = models.load(source, task="arithmetic", dtype=DTYPE[name])
+        model.model.save_pretrained(f"{folder}/{name}")
+        model.tokenizer.save_pretrained(f"{folder}/{name}")
 
 
 @dataclass
@@ -59,9 +59,9 @@ class Plan:
         """Measure the row of a case."""
         rounds = self.rounds or (2 if self.quick else case.rounds)
         row = runner.measure(replace(case, rounds=rounds), threads=self.threads, anyway=self.anyway, notify=self.notify)
-        return self.marked(row)
+        return self.with_marks(row)
 
-    def marked(self, row: Row) -> Row:
+    def with_marks(self, row: Row) -> Row:
         """The row with notes on how it was measured."""
         busy = row.get("others_cores", 0.0) > runner.QUIET
         return row | ({"busy": True} if busy else {}) | ({"quick": True} if self.quick else {})
@@ -70,15 +70,15 @@ class Plan:
         """Figures of a single untimed round of work. Raises the same errors as `measure`."""
         worker = runner.Worker(runner.Side(name, target, arguments), self.threads)
         try:
-            others, start = OtherProcesses(), time.process_time()
+            other_processes, start = OtherProcesses(), time.process_time()
             # Own use is known exactly: what others used is the rest of what the machine counted.
             figures = worker.round()
-            used = others.cores(time.process_time() - start + figures["cpu_seconds"])
+            cores_used = other_processes.cores(time.process_time() - start + figures["cpu_seconds"])
         finally:
             worker.close()
-        if used > runner.QUIET and not self.anyway:
-            raise runner.BenchError(runner.busy_message(f"while {name} was measured", used))
-        return figures | {"others_cores": round(used, 3)}
+        if cores_used > runner.QUIET and not self.anyway:
+            raise runner.BenchError(runner.busy_message(f"while {name} was measured", cores_used))
+        return figures | {"others_cores": round(cores_used, 3)}
 
 
 @dataclass(frozen=True)

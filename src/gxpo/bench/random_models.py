@@ -59,14 +59,14 @@ class Kind:
     plain: bool = False  # it has its own names for the sizes
     kind: str = "ForCausalLM"
 
-    def model(self, sizes: Sizes, seed: int = 0, **more: Any) -> Any:
+    def model(self, sizes: Sizes, seed: int = 0, **overrides: Any) -> Any:
         """A random model in evaluation mode; the global random state is left as it was."""
         import torch
 
         transformers: Any = need("transformers", "train")
         size_settings = {} if self.plain else sizes.settings()
         # Settings of the kind win over those that all have.
-        settings = {**size_settings, **self.settings, **more}
+        settings = {**size_settings, **self.settings, **overrides}
         # A value `$NAME` stands for one of the sizes; a None takes a setting out.
         settings = {k: getattr(sizes, v[1:]) if _is_size(v) else v for k, v in settings.items() if v is not None}
         config = getattr(transformers, self.config or f"{self.prefix}Config")(**settings)

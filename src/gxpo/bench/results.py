@@ -27,7 +27,7 @@ class Results:
     path: Path | None = None
 
     @classmethod
-    def at(cls, path: Path | None, suite: str, machine: Mapping[str, Any]) -> Results:
+    def open(cls, path: Path | None, suite: str, machine: Mapping[str, Any]) -> Results:
         """Continue the results of a file, or begin new ones; `ConfigError` if the file belongs to other work."""
         if path is None or not path.exists():
             return cls(suite, _plain(machine), path=path)
@@ -175,8 +175,8 @@ COLUMNS: tuple[tuple[str, Callable[[Row], Any]], ...] = (
 
 def heading(results: Results, reads: str) -> str:
     """Suite, machine, versions, and the meaning of the ratio."""
-    m = dict(results.machine)
-    peer = m.pop("peer", None) or {}
+    machine = dict(results.machine)
+    peer = machine.pop("peer", None) or {}
     formats = {
         "processor": "{}",
         "cores": "{} cores",
@@ -186,15 +186,15 @@ def heading(results: Results, reads: str) -> str:
         "python": "python {}",
         "torch": "torch {}",
     }
-    parts = [text.format(m.pop(k)) for k, text in formats.items() if m.get(k) is not None]
-    parts += [f"{k} {v}" for k, v in m.items() if v is not None]
+    parts = [text.format(machine.pop(k)) for k, text in formats.items() if machine.get(k) is not None]
+    parts += [f"{k} {v}" for k, v in machine.items() if v is not None]
     peer_versions = [f"{k} {v}" for k, v in peer.items() if v is not None and k != "python"]
     if peer_versions:
         parts.append(f"both sides with {', '.join(peer_versions)}")
     return f"{results.suite}: {', '.join(parts)}; {reads}"
 
 
-def _left_out(row: Row) -> bool:
+def _is_left_out(row: Row) -> bool:
     return str(row.get("note", "")).startswith("left out: ")
 
 
@@ -209,7 +209,7 @@ def table(results: Results, reads: str) -> None:
     rich_table.add_column("name", no_wrap=True)
     for name in ("ratio", "spread", *(name for name, _ in columns)):
         rich_table.add_column(name, justify="right")
-    rows = [row for row in results.rows if not _left_out(row)]
+    rows = [row for row in results.rows if not _is_left_out(row)]
     for row in rows:
         rich_table.add_row(row["name"], _ratio(row), _spread(row), *(_number(read(row)) for _, read in columns))
     console = terminal.console(width=max(140, terminal.console().width))
@@ -217,8 +217,8 @@ def table(results: Results, reads: str) -> None:
     console.print(rich_table)
     # Below the table: everything that forbids to quote a figure as it stands.
     notes = [f"{row['name']}: {row['note']}" for row in rows if row.get("note")]
-    if left_out := [row["name"] for row in results.rows if _left_out(row)]:
-        notes.append(f"left out ({len(left_out)}; --json says why): {', '.join(left_out)}")
+    if names_left_out := [row["name"] for row in results.rows if _is_left_out(row)]:
+        notes.append(f"left out ({len(names_left_out)}; --json says why): {', '.join(names_left_out)}")
     if any(row.get("busy") for row in results.rows):
         notes.append("* others were using the machine meanwhile: not to be quoted")
     if any(row.get("quick") for row in results.rows):

@@ -124,12 +124,12 @@ class Worker:
 
 def check_quiet(seconds: float = 1.0) -> None:
     """Raise `BenchError` if other processes are using the machine now."""
-    others = OtherProcesses()
+    other_processes = OtherProcesses()
     start = time.process_time()
     time.sleep(seconds)
-    used = others.cores(time.process_time() - start)
-    if used > QUIET:
-        raise BenchError(busy_message("now", used))
+    cores_used = other_processes.cores(time.process_time() - start)
+    if cores_used > QUIET:
+        raise BenchError(busy_message("now", cores_used))
 
 
 def measure(
@@ -149,19 +149,19 @@ def measure(
             for worker in sides:
                 worker.round()
         # Other processes are watched over all rounds, the setup left out.
-        others, start = OtherProcesses(), time.process_time()
+        other_processes, start = OtherProcesses(), time.process_time()
         rounds = [[worker.round() for worker in sides] for _ in range(case.rounds)]
         # The time that workers used is not the others'.
-        own_seconds = time.process_time() - start + sum(r["cpu_seconds"] for both in rounds for r in both)
-        used = others.cores(own_seconds)
+        own_seconds = time.process_time() - start + sum(r["cpu_seconds"] for pair in rounds for r in pair)
+        cores_used = other_processes.cores(own_seconds)
         memory_floors = [worker.floor for worker in sides]
-    if used > QUIET and not anyway:
-        raise BenchError(busy_message(f"while {case.name} was measured", used))
-    return row_of(case, rounds, memory_floors, others=used)
+    if cores_used > QUIET and not anyway:
+        raise BenchError(busy_message(f"while {case.name} was measured", cores_used))
+    return row_of(case, rounds, memory_floors, other_cores=cores_used)
 
 
 def row_of(
-    case: Case, rounds: Sequence[Sequence[Mapping[str, Any]]], floors: Sequence[float], *, others: float
+    case: Case, rounds: Sequence[Sequence[Mapping[str, Any]]], floors: Sequence[float], *, other_cores: float
 ) -> dict[str, Any]:
     """Figures of a row: medians over the rounds, and the smallest and largest ratio of two neighbouring rounds."""
     # The ratio is the median of ratios, not a ratio of medians: drift of the machine cancels within a pair of rounds.
@@ -172,10 +172,10 @@ def row_of(
         "spread": [min(ratios), max(ratios)],
         **case.figures,
         "rounds": case.rounds,
-        "others_cores": round(others, 3),
+        "others_cores": round(other_cores, 3),
     }
     for place, side in enumerate((case.candidate, case.baseline)):
-        side_rounds = [both[place] for both in rounds]
+        side_rounds = [pair[place] for pair in rounds]
         first = side_rounds[0]
         figures = {k: v for k in first if isinstance(v := first[k], (int, float)) and k != "cpu_seconds"}
         row[side.name] = {k: median(r[k] for r in side_rounds) for k in figures} | {"memory_floor_mb": floors[place]}
@@ -185,8 +185,8 @@ def row_of(
     return row
 
 
-def busy_message(when: str, used: float) -> str:
+def busy_message(when: str, cores_used: float) -> str:
     return (
-        f"the machine is not idle: other processes used {used:.2f} cores {when} (at most {QUIET} may). "
+        f"the machine is not idle: other processes used {cores_used:.2f} cores {when} (at most {QUIET} may). "
         "Nothing is reported; try again later, or --anyway to have it marked"
     )

@@ -69,10 +69,10 @@ def cases(folder: str, quick: bool = False) -> list[Case]:
     return rows
 
 
-def against(name: str, work: Work, folder: str, other: str, target: str) -> Case:
+def against(name: str, work: Work, folder: str, peer_name: str, target: str) -> Case:
     """gxpo's engine against another implementation."""
     arguments = work.arguments(folder)
-    return Case(name, Side("gxpo", HERE + "engine", arguments), Side(other, HERE + target, arguments))
+    return Case(name, Side("gxpo", HERE + "engine", arguments), Side(peer_name, HERE + target, arguments))
 
 
 def compiled(work: Work, folder: str) -> Case:
@@ -131,8 +131,8 @@ def engine(
     return once
 
 
-def second_turn(path: str, dtype: str, work: dict[str, Any], keep: bool = True, between: int = 16) -> Round:
-    """Sample an action, append `between` further tokens, sample another: the seconds are of the second sampling.
+def second_turn(path: str, dtype: str, work: dict[str, Any], keep: bool = True, n_between: int = 16) -> Round:
+    """Sample an action, append `n_between` further tokens, sample another: the seconds are of the second sampling.
 
     keep    the engine may go on from the first action's cache
     """
@@ -141,15 +141,15 @@ def second_turn(path: str, dtype: str, work: dict[str, Any], keep: bool = True, 
     engine_under_test, prompts, sampling = _engine(path, dtype, work, 256)
     engine_under_test.stop_ids = ()
     step = _counter()
-    (observation,) = _prompts(path, 1, between, seed=1)
+    (observation,) = _prompts(path, 1, n_between, seed=1)
 
     def once() -> dict[str, Any]:
-        first = _requests(prompts, work["group"], step(), keep=keep)
+        first_requests = _requests(prompts, work["group"], step(), keep=keep)
         # Only the second sampling is timed: the first fills the cache that it may continue from.
         contexts = [
-            Request((*request.prompt, *done.tokens, *observation), (key,), (name,) if keep else ())
-            for request, group in zip(first, engine_under_test.sample(first, sampling), strict=True)
-            for done, key, name in zip(group, request.streams, request.keep or ("",) * len(group), strict=True)
+            Request((*request.prompt, *action.tokens, *observation), (key,), (name,) if keep else ())
+            for request, group in zip(first_requests, engine_under_test.sample(first_requests, sampling), strict=True)
+            for action, key, name in zip(group, request.streams, request.keep or ("",) * len(group), strict=True)
         ]
         start = time.perf_counter()
         out = engine_under_test.sample(contexts, sampling)

@@ -114,16 +114,16 @@ class _Timed:
     """
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._cpu, self._start = pid, self._used(pid), time.perf_counter()
+        self._pid, self._cpu, self._start = pid, self._cpu_seconds(pid), time.perf_counter()
 
     def figures(self, tokens: int) -> dict[str, Any]:
         seconds = time.perf_counter() - self._start
-        used = self._used(self._pid) - self._cpu
-        return {"seconds": seconds, "cpu_seconds": used, "memory_mb": 0.0, **_speed(tokens, seconds)}
+        cpu_seconds = self._cpu_seconds(self._pid) - self._cpu
+        return {"seconds": seconds, "cpu_seconds": cpu_seconds, "memory_mb": 0.0, **_speed(tokens, seconds)}
 
     @staticmethod
-    def _used(pid: int) -> float:
+    def _cpu_seconds(pid: int) -> float:
         """utime and stime, fields 14 and 15 of /proc/PID/stat, the second of which may hold blanks."""
         stat = Path(f"/proc/{pid}/stat")
-        other = stat.read_text().rpartition(")")[2].split() if stat.exists() else []
-        return time.process_time() + (sum(int(x) for x in other[11:13]) / TICKS)
+        stat_fields = stat.read_text().rpartition(")")[2].split() if stat.exists() else []
+        return time.process_time() + (sum(int(x) for x in stat_fields[11:13]) / TICKS)

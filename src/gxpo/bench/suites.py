@@ -37,7 +37,7 @@ def _credit(plan: Plan) -> list[Entry]:
     def measure(plan: Plan) -> list[Row]:
         plan.notify("credit: every part, by the number of turns")
         figures = plan.once("credit", f"{__name__}:credit_target", threads=plan.threads, quick=plan.quick)
-        return [plan.marked(row | {"others_cores": figures["others_cores"]}) for row in figures["rows"]]
+        return [plan.with_marks(row | {"others_cores": figures["others_cores"]}) for row in figures["rows"]]
 
     return [Entry("", measure)]
 
@@ -143,8 +143,8 @@ def check_suite(suite: str | None) -> None:
     """Raise `ConfigError` unless there is such a suite."""
     suite_names = (*SUITES, "all")
     if suite not in suite_names:
-        what = "give a suite" if suite is None else f"there is no suite {suite!r}{did_you_mean(suite, suite_names)}"
-        raise ConfigError(f"{what}: {', '.join(suite_names)}")
+        trouble = "give a suite" if suite is None else f"there is no suite {suite!r}{did_you_mean(suite, suite_names)}"
+        raise ConfigError(f"{trouble}: {', '.join(suite_names)}")
 
 
 def versions(plan: Plan, trl: bool) -> Row:
@@ -174,7 +174,7 @@ def run(
     # Names are checked before minutes of measuring.
     _check_names(suite, names, [entry.name for entry in every_entry])
     entries = [entry for entry in every_entry if _is_requested(entry.name, names)]
-    results = Results.at(out, suite, versions(plan, any(entry.trl for entry in entries)))
+    results = Results.open(out, suite, versions(plan, any(entry.trl for entry in entries)))
     on_results(results)
     for entry in entries:
         if results.has(entry.name):
@@ -234,12 +234,12 @@ def installed_versions(python: str | None, names: Sequence[str]) -> dict[str, st
 
 def need_installed(python: str | None, name: str, extra: str) -> dict[str, str]:
     """Raise `MissingExtra` unless an environment has gxpo and the distribution `name`."""
-    installed = installed_versions(python, ("gxpo", name))
-    missing = [what for what, version in installed.items() if version is None]
+    version_by_name = installed_versions(python, ("gxpo", name))
+    missing = [distribution for distribution, version in version_by_name.items() if version is None]
     if missing:
-        where = python or sys.executable
+        interpreter = python or sys.executable
         raise MissingExtra(
-            f"{' and '.join(missing)} is not installed for {where}: pip install 'gxpo[{extra}]' there, or name another "
-            "interpreter with --python"
+            f"{' and '.join(missing)} is not installed for {interpreter}: pip install 'gxpo[{extra}]' there, or name "
+            "another interpreter with --python"
         )
     return {"python": python or sys.executable}

@@ -64,13 +64,15 @@ def learner_update(
     from gxpo.models.decoder.choices import Sizes
     from gxpo.training import models
 
-    loaded = models.load(f"{folder}/{model}", task="arithmetic", dtype=DTYPE[model]).model
+    causal = models.load(f"{folder}/{model}", task="arithmetic", dtype=DTYPE[model]).model
     # As in a run: the model's own micro-batch and dtype of states.
     learner_arguments = {"tokens_per_microbatch": MICROBATCH[model], "states": STATES[model], **(settings or {})}
-    learner = TorchLearner(loaded, lr=LR[model], **learner_arguments)
+    learner = TorchLearner(causal, lr=LR[model], **learner_arguments)
     # Kernels are chosen as a run does it, outside of the timed round.
-    chosen = {"products": learner_arguments["products"]} if "products" in learner_arguments else {}
-    learner.use({name: t.choice for name, t in learner.trials(Sizes(length, new, group, prompts * group), chosen)})
+    stated_choices = {"products": learner_arguments["products"]} if "products" in learner_arguments else {}
+    learner.use(
+        {name: t.choice for name, t in learner.trials(Sizes(length, new, group, prompts * group), stated_choices)}
+    )
     forest = forest_of(learner._readout.vocabulary, length, prompts, group, new)
     # A credit of 0 in whole groups is what a run has where all rewards are equal.
     has_signal_P = forest.ids("group", axis="P") >= silent
@@ -129,8 +131,8 @@ def cases(folder: str, quick: bool = False) -> list[Case]:
             work = {"model": model, "length": length, "folder": folder}
             bare = Side("bare", HERE + "bare_update", work)
 
-            def ours(name: str, target: str = HERE + "learner_update", work: Any = work, **more: Any) -> Side:
-                return Side(name, target, {**work, **more})
+            def ours(name: str, target: str = HERE + "learner_update", work: Any = work, **arguments: Any) -> Side:
+                return Side(name, target, {**work, **arguments})
 
             rows.append(Case(f"bare/{label}", ours("learner"), bare, rounds))
             rows.append(Case(f"two_pass/{label}", ours("learner", two_pass=True), bare, rounds))

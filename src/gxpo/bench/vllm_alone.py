@@ -31,8 +31,8 @@ def main() -> None:
     say({"ready": True})
     for line in sys.stdin:
         prompts = [{"prompt_token_ids": ids} for ids in json.loads(line)]
-        done = llm.generate(prompts, params, use_tqdm=False)
-        say({"tokens": sum(len(out.outputs[0].token_ids) for out in done)})
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        say({"tokens": sum(len(out.outputs[0].token_ids) for out in outputs)})
 
 
 if __name__ == "__main__":

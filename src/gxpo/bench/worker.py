@@ -22,7 +22,7 @@ Round = Callable[[], "Mapping[str, Any] | None"]
 
 
 class Gate:
-    """Synchronisation of rounds: the work calls `wait` before each, `done` after it.
+    """Synchronisation of rounds: the work calls `wait` before each, `finish_round` after it.
 
     A target that does not own its loop (a trainer's callbacks) takes the gate itself; others are functions.
     """
@@ -42,7 +42,7 @@ class Gate:
         self._cpu, self._began = time.process_time(), time.perf_counter()
         return True
 
-    def done(self, figures: Mapping[str, Any] | None = None) -> None:
+    def finish_round(self, figures: Mapping[str, Any] | None = None) -> None:
         """End a round; `figures` may hold its own `seconds`, if not all of the round counts."""
         seconds = time.perf_counter() - self._began
         peak, floor = resident("VmHWM"), self._floor or 0.0
@@ -83,7 +83,7 @@ def main() -> None:
             work(gate)
             return
         while gate.wait():
-            gate.done(work())
+            gate.finish_round(work())
     except Exception as error:
         traceback.print_exc()
         gate._say({"error": f"{type(error).__name__}: {error}"})

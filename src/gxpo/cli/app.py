@@ -171,8 +171,8 @@ def resume(
     progress = Progress(quiet=as_json)
     with progress:
         display: dict[str, Any] = {"callbacks": [progress], "watch": progress.interrupts, "progress": "none"}
-        finished = go_on(found_run(run), steps=steps, allow_changed_data=allow_changed_data, **display)
-    _finish(progress, finished, as_json)
+        outcome = go_on(found_run(run), steps=steps, allow_changed_data=allow_changed_data, **display)
+    _finish(progress, outcome, as_json)
 
 
 @app.command(name="eval")
@@ -275,7 +275,7 @@ def methods(
             help="Show which methods work in that trainer, its settings for them, and why others do not.",
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="List all methods, by stage.")] = False,
+    lists_all: Annotated[bool, typer.Option("--all", help="List all methods, by stage.")] = False,
     as_json: Json = False,
     bibtex: Annotated[bool, typer.Option("--bibtex", help="Print citations.")] = False,
 ) -> None:
@@ -307,7 +307,7 @@ def methods(
             trainer=trainer,
             as_json=as_json,
             bibtex=bibtex,
-            every=every,
+            lists_all=lists_all,
             conditions={
                 "family": family,
                 "search": search,
@@ -398,7 +398,7 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Plot the rows to a .svg, .png or .pdf file.")
     ] = None,
-    saved: Annotated[
+    source: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="Show a file of --out; measure nothing.")
     ] = None,
     python: Annotated[
@@ -425,7 +425,7 @@ def bench(
     from gxpo.bench.command import bench as run_bench
 
     # A failed measurement is exit code 1, after the rows that were finished have been shown.
-    options = Options(threads, rounds, quick, anyway, out, plot, saved, python, vllm, as_json)
+    options = Options(threads, rounds, quick, anyway, out, plot, source, python, vllm, as_json)
     if failure := run_bench(suite, names or [], options):
         fail(failure, 1)
 
@@ -471,12 +471,14 @@ def _describe_error(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
     # Only where the module is loaded already: an error message must not import torch.
-    if (runtime := sys.modules.get("gxpo.base.runtime")) is not None and (lost := runtime.lost_peer(error)) is not None:
-        return lost, 2
+    if (runtime := sys.modules.get("gxpo.base.runtime")) is not None and (
+        peer_message := runtime.lost_peer(error)
+    ) is not None:
+        return peer_message, 2
     return f"{description} (a bug in gxpo; --debug shows where)", 1
 
 
-def _warn(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
+def _warn(message: Warning | str, category: type[Warning], filename: str, lineno: int, *args: Any) -> None:
     """Print a warning; of gxpo's own ones only the message, without the source line."""
     is_gxpo_warning = category is UserWarning and filename.startswith(str(Path(__file__).parents[1]))
     text = (

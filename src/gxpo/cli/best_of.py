@@ -76,8 +76,8 @@ def _trainer_of(run: Path) -> Any:
     return trainer
 
 
-def _is_within(path: Path, other: Path) -> bool:
-    return path.resolve() == other.resolve() or other.resolve() in path.resolve().parents
+def _is_within(path: Path, directory: Path) -> bool:
+    return path.resolve() == directory.resolve() or directory.resolve() in path.resolve().parents
 
 
 def _text(figures: Mapping[str, Any]) -> str:

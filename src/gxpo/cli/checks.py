@@ -185,11 +185,13 @@ def signal(
     )
     # A recommendation may be within the noise of the measurement, which the advice then says.
     best, is_decided = recommended(measurements)
-    chosen = None if best is None else as_rows([best])[0]
+    best_row = None if best is None else as_rows([best])[0]
     if as_json:
-        say(json.dumps({"rows": as_rows(measurements), "recommended": chosen, "advice": advice(chosen, is_decided)}))
+        say(
+            json.dumps({"rows": as_rows(measurements), "recommended": best_row, "advice": advice(best_row, is_decided)})
+        )
         return
-    show(as_rows(measurements), chosen, is_decided)
+    show(as_rows(measurements), best_row, is_decided)
 
 
 def _signal_of_run(run: Path, methods: list[str] | None, step: int | None, as_json: bool) -> None:
@@ -260,7 +262,8 @@ def advice(best: Mapping[str, Any] | None, told_apart: bool) -> str:
         return (
             "No method has a signal here: its gradients on different tasks do not agree. More --tasks, or easier ones."
         )
-    what = f"rollout.group_size={best['group_size']} with {best['method']} needs the fewest tokens"
+    recommendation = f"rollout.group_size={best['group_size']} with {best['method']} needs the fewest tokens"
     if told_apart:
-        return f"{what}: set that."
-    return f"{what}, but the next is within the error: more --tasks would tell them apart, or take what suits you."
+        return f"{recommendation}: set that."
+    doubt = "but the next is within the error: more --tasks would tell them apart, or take what suits you."
+    return f"{recommendation}, {doubt}"

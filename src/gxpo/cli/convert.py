@@ -55,7 +55,7 @@ def convert(
         files = [word for word in source if word.endswith((".sh", ".bash", ".yaml", ".yml"))]
         conversion, name = convert_verl(source), Path(files[0]).name if files else "it"
     if as_json:
-        notes = [{"where": where, "what": what} for where, what in conversion.notes]
+        notes = [{"where": place, "what": loss} for place, loss in conversion.notes]
         keys = {"config": dict(conversion.keys), "open": conversion.open, "origins": dict(conversion.origins)}
         say(json.dumps({**keys, "not_carried_over": notes}, indent=1))
         return

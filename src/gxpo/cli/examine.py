@@ -31,7 +31,7 @@ def doctor(
             "each in a process of its own, all of them in a child that is ended after a minute.",
         ),
     ] = "",
-    listed: Annotated[
+    lists_sicknesses: Annotated[
         bool, typer.Option("--list", help="List every sickness it can diagnose, with its statistic.")
     ] = False,
     mappings: Annotated[
@@ -59,7 +59,7 @@ def doctor(
     from gxpo.doctor import Diagnosis, diagnose, read
     from gxpo.doctor.text import sickness_list, text
 
-    if listed:
+    if lists_sicknesses:
         from gxpo.doctor.sickness import SICKNESSES, STAGES
 
         rows = [
@@ -219,14 +219,14 @@ def explain(
     Example: gxpo explain runs/arithmetic --json
     """
     from gxpo.compare.arms import parse_arm, split_arms
-    from gxpo.explain.beside import Beside
+    from gxpo.explain.beside import SecondRun
     from gxpo.explain.rollout_page import as_data, looks_of, page_text, run_text
     from gxpo.explain.rollout_source import read, steps_of
 
     # The page is written by default; with --json alone the data take its place.
     if beside is not None and as_json and out is None:
         fail("--beside is shown on the page: give --out FILE.html with --json, or leave --json out")
-    other = None if beside is None else Beside.parse(beside)
+    second_run = None if beside is None else SecondRun.parse(beside)
     arms = [parse_arm(text, {}) for option in methods or () for text in split_arms(option)]
     keys = {arm.label: arm.keys for arm in arms}
     steps = [s for s in steps_of(path) if s is not None]
@@ -235,10 +235,10 @@ def explain(
     if out is not None or not as_json:
         has_several = step is None and len(steps) > 1
         if has_several:
-            page = run_text(path, steps, keys, trust=trust, beside=other)
+            page = run_text(path, steps, keys, trust=trust, beside=second_run)
         else:
             shown_step = step if step is not None else next(iter(steps), None)
-            page = page_text(source, looks, beside=None if other is None else other.read(shown_step))
+            page = page_text(source, looks, beside=None if second_run is None else second_run.read(shown_step))
         to = out or EXPLAIN_PAGE
         try:
             to.write_text(page, encoding="utf-8", errors="replace")

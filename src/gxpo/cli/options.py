@@ -15,9 +15,9 @@ from gxpo.base.terminal import escaped, say
 class _Commands(TyperGroup):
     """Command group that answers an unknown option which is the name of a setting with the right `--set`."""
 
-    def make_context(self, *args: Any, **more: Any) -> Any:
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().make_context(*args, **more)
+            return super().make_context(*args, **kwargs)
         except Exception as error:
             _escape(error)
             raise

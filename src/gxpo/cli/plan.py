@@ -121,21 +121,21 @@ def show_unexecuted(config_file: Path | None, sets: list[str] | None, from_run: 
         _show_plan(resolved_of(config_file, sets, from_run), {}, as_json)
 
 
-def _show_plan(resolved: Any, measured: dict[str, Any], as_json: bool) -> None:
+def _show_plan(resolved: Any, probe_figures: dict[str, Any], as_json: bool) -> None:
     from gxpo.explain.plan import arithmetic, show_keys, show_plan, show_probe
     from gxpo.training.preflight import rehearse
 
-    if not measured:  # the probe has run it
+    if not probe_figures:  # the probe has run it
         rehearse(resolved)
     figures = arithmetic(resolved)
     if as_json:
         keys = {k: {"value": str(s.value), "origin": s.origin} for k, s in resolved.keys.items()}
         document = {"plan": figures, "keys": keys, "without": resolved.method.without}
-        say(json.dumps(document | ({"probe": measured} if measured else {}), indent=1))
+        say(json.dumps(document | ({"probe": probe_figures} if probe_figures else {}), indent=1))
         return
     show_keys(resolved)
     for line in resolved.method.without:
         say(f"\n{line}")
     show_plan(figures)
-    if measured:
-        show_probe(measured)
+    if probe_figures:
+        show_probe(probe_figures)

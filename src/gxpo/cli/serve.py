@@ -13,7 +13,9 @@ from gxpo.cli.options import AllowKey, Json, Sets, app, quiet, say
 
 @app.command()
 def serve(
-    what: Annotated[str, typer.Argument(metavar="CONFIG|RUN|MODEL", help="A YAML file, a run directory, or a model.")],
+    source: Annotated[
+        str, typer.Argument(metavar="CONFIG|RUN|MODEL", help="A YAML file, a run directory, or a model.")
+    ],
     sets: Sets = None,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: a free one.", min=0, max=65535)] = 0,
     temperature: Annotated[float | None, typer.Option(help="Default: the configuration's.", min=0.0)] = None,
@@ -55,7 +57,7 @@ def serve(
     def notify(line: str) -> None:
         say(line, err=True)
 
-    with serving.stages_of(what, sets or [], notify) as stages:
+    with serving.stages_of(source, sets or [], notify) as stages:
         # The agent of the configuration plays, as in a training step, and the server ends with it.
         if play is not None:
             forest, decoded = serving.play(stages, play, out)

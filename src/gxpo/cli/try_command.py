@@ -94,7 +94,7 @@ def try_changes(
         seeds=seeds or (MOST_SEEDS if is_sequential or has_limit else SEEDS), first_seed=first_seed, steps=steps,
         minutes=minutes, tokens=tokens, sequential=is_sequential, metric=metric, start=start, command=command,
         template=template, writes=tuple(writes or ()), python=python, jobs=jobs, out=out,
-        typed=f"gxpo {shlex.join(sys.argv[1:])}",
+        command_line=f"gxpo {shlex.join(sys.argv[1:])}",
     )  # fmt: skip
     kind = trial_session.RunSession if request.is_own_run else trial_session.Session
     session = kind(request, notify=lambda line: say(line, err=as_json or not dry_run))

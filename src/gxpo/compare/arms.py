@@ -52,14 +52,14 @@ def parse_arm(text: str, setting: Mapping[str, Any]) -> Arm:
         label = Path(spec).stem if label == spec else label
         keys = {k: s.value for k, s in config.read(spec).items()}
     else:
-        method, _, rest = spec.partition(":")
+        method, _, key_text = spec.partition(":")
         if method.endswith(".py"):
             raise ConfigError(
                 f"arm {text!r} is a part of a method: say of which one and where, as grpo:credit={spec}, "
                 f"grpo:weight.mine={spec} or grpo:objective={spec}"
             )
         # Commas inside of brackets belong to a list.
-        set_keys = config.parse_set([x for x in _COMMA.split(rest) if x.strip()]) if rest else {}
+        set_keys = config.parse_set([x for x in _COMMA.split(key_text) if x.strip()]) if key_text else {}
         keys = {"method": method.strip(), **{k: s.value for k, s in set_keys.items()}}
     if not str(keys.setdefault("method", setting.get("method", DEFAULT_BASE))).strip() or not label:
         raise ConfigError(f"arm {text!r}: write METHOD, METHOD:KEY=VALUE,..., FILE.yaml, or LABEL= before one of them")
@@ -92,30 +92,32 @@ def make_arms(
     arms = [parse_arm(text, setting) for text in texts]
     # An arm that equals the base by label or by keys is the base, and not trained twice.
     base_spec = parse_arm(base or DEFAULT_BASE, setting)
-    base_arms = [replace(a, kind="base") for a in arms if a.label == base_spec.label or _same(a, base_spec)][:1]
+    base_arms = [replace(a, kind="base") for a in arms if a.label == base_spec.label or _has_equal_keys(a, base_spec)][
+        :1
+    ]
     if base is None and not base_arms and not controls and arms:
         base_arms = [replace(arms[0], kind="base")]  # without controls, the first arm is the base
     base_arm = base_arms[0] if base_arms else replace(base_spec, kind="base")
-    others = [a for a in arms if a.label != base_arm.label]
-    if len(others) < len(arms) - len(base_arms):
+    other_arms = [a for a in arms if a.label != base_arm.label]
+    if len(other_arms) < len(arms) - len(base_arms):
         raise ConfigError(f"arm {base_arm.label} is given twice")
-    result = [base_arm, *others]
+    result = [base_arm, *other_arms]
     if controls:
         result.append(Arm(SHUFFLED, {**base_arm.keys, "scoring.shuffle": True}, "control"))
     if len(result) == 1:
         raise ConfigError(f"{base_arm.label} alone is nothing to compare: give another method")
     # Labels are compared as directories, which two labels may share although they differ in a letter.
     for i, arm in enumerate(result):
-        for other in result[:i]:
-            if folder(arm.label) == folder(other.label):
+        for earlier_arm in result[:i]:
+            if folder(arm.label) == folder(earlier_arm.label):
                 raise ConfigError(f"two arms are called {arm.label}: give one a name of its own, NAME={arm.label}")
-            if _same(arm, other):
-                raise ConfigError(f"arms {other.label} and {arm.label} are the same: {dict(arm.keys)}")
+            if _has_equal_keys(arm, earlier_arm):
+                raise ConfigError(f"arms {earlier_arm.label} and {arm.label} are the same: {dict(arm.keys)}")
     return result
 
 
-def _same(one: Arm, other: Arm) -> bool:
-    return dict(one.keys) == dict(other.keys)
+def _has_equal_keys(first: Arm, second: Arm) -> bool:
+    return dict(first.keys) == dict(second.keys)
 
 
 def folder(label: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gxpo.base.errors import ConfigError
 from gxpo.compare import foreign
-from gxpo.compare.discovery import Group, RunDirectory, differing, format_value
+from gxpo.compare.discovery import Group, RunDirectory, format_value, keys_that_differ
 from gxpo.compare.results import Budget, RunResult
 
 SAME_TASK_KEYS = ("model", "task")
@@ -21,12 +21,12 @@ def refuse_other_tasks(groups: Sequence[Group]) -> None:
     """Raise `ConfigError` for runs of different tasks or models, or that were evaluated in different ways."""
     gxpo_runs = [run for g in groups for run in g.runs if run.log is None]
     for key in (*SAME_TASK_KEYS, *SAME_EVALUATION_KEYS):
-        values = {repr(run.keys.get(key)): run for run in gxpo_runs}
-        if len(values) > 1:
-            one, other = list(values.values())[:2]
+        run_by_value = {repr(run.keys.get(key)): run for run in gxpo_runs}
+        if len(run_by_value) > 1:
+            first, second = list(run_by_value.values())[:2]
             raise ConfigError(
-                f"these runs can't be compared: {key} is {format_value(one.keys.get(key))} in {one.path} and "
-                f"{format_value(other.keys.get(key))} in {other.path}; compare those that agree"
+                f"these runs can't be compared: {key} is {format_value(first.keys.get(key))} in {first.path} and "
+                f"{format_value(second.keys.get(key))} in {second.path}; compare those that agree"
             )
 
 
@@ -46,12 +46,12 @@ def notes_on(groups: Sequence[Group], runs: Sequence[RunResult], measure: str) -
 def refuse_other_verdicts(runs: Sequence[RunResult]) -> None:
     """Raise `ConfigError` if verdicts are of different held-out tasks."""
     tables = [r for r in runs if r.after]
-    for other in tables[1:]:
-        if other.after.keys() != tables[0].after.keys():
-            common = len(other.after.keys() & tables[0].after.keys())
+    for run in tables[1:]:
+        if run.after.keys() != tables[0].after.keys():
+            common = len(run.after.keys() & tables[0].after.keys())
             raise ConfigError(
                 f"these runs can't be compared: {tables[0].path} was evaluated on {len(tables[0].after)} held-out "
-                f"tasks and {other.path} on {len(other.after)}, {common} of them the same"
+                f"tasks and {run.path} on {len(run.after)}, {common} of them the same"
             )
 
 
@@ -76,29 +76,31 @@ def _seeds(groups: Sequence[Group], runs: Sequence[RunResult]) -> list[str]:
 
 def _late_first_points(runs: Sequence[RunResult], measure: str) -> list[str]:
     late = [r for r in runs if r.points[0].step > 0]
-    more = f" and {len(late) - 1} more" if len(late) > 1 else ""
-    opening = f"the first {measure} of {late[0].path}{more} is of step {late[0].points[0].step}" if late else ""
+    further_runs = f" and {len(late) - 1} more" if len(late) > 1 else ""
+    opening = f"the first {measure} of {late[0].path}{further_runs} is of step {late[0].points[0].step}" if late else ""
     return [f"{opening}: what was gained before is not seen"] if late else []
 
 
 def _configurations(groups: Sequence[Group]) -> list[str]:
     """Notes on stated keys in which arms differ besides the method."""
-    differ = [k for k in differing([g.keys for g in groups]) if k not in ("method", "scoring.shuffle")]
+    differing_by_arm = [k for k in keys_that_differ([g.keys for g in groups]) if k not in ("method", "scoring.shuffle")]
     # A difference counts only where a person has stated the key: defaults of two versions may differ by themselves.
-    differ = [k for k in differ if any(k in g.runs[0].stated_keys for g in groups)]
+    differing_by_arm = [k for k in differing_by_arm if any(k in g.runs[0].stated_keys for g in groups)]
     # A difference of the evaluation makes figures incomparable, one of the training only confounds them.
-    evaluation_keys = [k for k in differ if k.startswith(_EVALUATION_PREFIXES)]
-    training_keys = [k for k in differ if k not in evaluation_keys]
+    evaluation_keys = [k for k in differing_by_arm if k.startswith(_EVALUATION_PREFIXES)]
+    training_keys = [k for k in differing_by_arm if k not in evaluation_keys]
     notes = []
     if training_keys and len({g.keys["method"] for g in groups}) > 1:
-        listed = "; ".join(f"{k}: {_by_arm(groups, lambda g, k=k: format_value(g.keys.get(k)))}" for k in training_keys)
-        notes.append(f"a difference need not be the method's, they differ in more: {listed}")
+        values_text = "; ".join(
+            f"{k}: {_by_arm(groups, lambda g, k=k: format_value(g.keys.get(k)))}" for k in training_keys
+        )
+        notes.append(f"a difference need not be the method's, they differ in more: {values_text}")
     notes += [
         f"not evaluated alike: {k} is {_by_arm(groups, lambda g, k=k: format_value(g.keys.get(k)))}"
         for k in evaluation_keys
     ]
     for group in groups:
-        differing_keys = differing([run.keys for run in group.runs])
+        differing_keys = keys_that_differ([run.keys for run in group.runs])
         if differing_keys:
             notes.append(f"runs of {group.label} differ in {', '.join(differing_keys)}")
     return notes
@@ -112,22 +114,26 @@ def _different_starts(groups: Sequence[Group]) -> list[str]:
             if run.keys:
                 init_by_seed.setdefault(run.seed, {})[group.label] = format_value(run.keys.get("init_from"))
     differing_seeds = [seed for seed, init_by_arm in init_by_seed.items() if len(set(init_by_arm.values())) > 1]
-    listed = ", ".join(map(str, differing_seeds))
+    seeds_text = ", ".join(map(str, differing_seeds))
     return (
-        [f"pairs did not begin alike: init_from differs between the arms at seed {listed}"] if differing_seeds else []
+        [f"pairs did not begin alike: init_from differs between the arms at seed {seeds_text}"]
+        if differing_seeds
+        else []
     )
 
 
 def notes_on_cut_schedules(runs: Sequence[tuple[RunDirectory, RunResult, Budget]]) -> list[str]:
     """Note on runs cut before their learning-rate schedule ended; `runs`: a run, its whole result, the budget."""
-    cut = []
+    cut_runs = []
     for run, result, budget in runs:
         schedule = run.keys.get("optim.schedule") if run.log is None else run.log.config.get("schedule")
         has_schedule = schedule is not None and not str(schedule).startswith("constant")
-        if has_schedule and result.points[-1].spent(budget.unit) > 1.1 * budget.amount:
-            cut.append(f"{result.path} ({schedule})")
-    more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
-    return [f"cut while the learning rate was still to fall: {', '.join(cut[:3])}{more}"] if cut else []
+        if has_schedule and result.points[-1].cost(budget.unit) > 1.1 * budget.amount:
+            cut_runs.append(f"{result.path} ({schedule})")
+    further_runs = f" and {len(cut_runs) - 3} more" if len(cut_runs) > 3 else ""
+    return (
+        [f"cut while the learning rate was still to fall: {', '.join(cut_runs[:3])}{further_runs}"] if cut_runs else []
+    )
 
 
 def _versions(runs: Sequence[RunDirectory]) -> list[str]:

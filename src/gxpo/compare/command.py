@@ -165,22 +165,22 @@ def on_setting(
             notify(line)
         if ledger is not None:
             notify(rule(ledger.budget, sum(arm.kind == "arm" for arm in setting_arms)))
-        chosen: dict[str, dict[str, Any]] = {}
+        tuned_by_arm: dict[str, dict[str, Any]] = {}
         if not plan_only:
-            chosen = tune(plan, runner, notify)
+            tuned_by_arm = tune(plan, runner, notify)
         # Tuned values and stated horizons change an arm's keys, so its directories are checked once more.
-        final = with_horizons(tuned_plan(plan, chosen), cost.costs)
-        for job in final.jobs():
+        final_plan = with_horizons(tuned_plan(plan, tuned_by_arm), cost.costs)
+        for job in final_plan.jobs():
             refuse_other(job)
         if not plan_only:
-            write_plan(final, chosen, commands)
+            write_plan(final_plan, tuned_by_arm, commands)
             # The comparison is concluded on Ctrl-C, too: the finished runs are worth a table.
             try:
-                _run(final, ledger, runner, notify)
+                _run(final_plan, ledger, runner, notify)
             finally:
-                if keep is not None and any(job.done for job in final.jobs()):
-                    keep.append(conclude_plan(final, chosen, commands, ledger))
-        return keep[-1] if keep else conclude_plan(final, chosen, commands, ledger)
+                if keep is not None and any(job.is_done for job in final_plan.jobs()):
+                    keep.append(conclude_plan(final_plan, tuned_by_arm, commands, ledger))
+        return keep[-1] if keep else conclude_plan(final_plan, tuned_by_arm, commands, ledger)
     finally:
         if owns_runner:
             runner.close()
@@ -239,15 +239,15 @@ def conclude_plan(
     plan: Plan, tuned: Mapping[str, Mapping[str, Any]], commands: Sequence[str], ledger: Ledger | None = None
 ) -> Comparison:
     """Compare the finished runs of a plan; with a ledger, verdicts and intervals are those of its stopping rule."""
-    s = plan.setting
+    setting = plan.setting
     comparison = conclude(
         collect(plan),
         plan.arms,
-        setting=s.name,
-        measure=s.measure,
-        better=s.better,
-        budget=s.budget,
-        keys=dict(s.keys),
+        setting=setting.name,
+        measure=setting.measure,
+        better=setting.better,
+        budget=setting.budget,
+        keys=dict(setting.keys),
         tuned=tuned,
         commands=commands,
         versions=versions(),
@@ -304,10 +304,10 @@ def write_plan(plan: Plan, tuned: Mapping[str, Mapping[str, Any]], commands: Seq
 def plan_lines(plan: Plan, cost: Forecast, spread: SeedSpread, runner: Local) -> list[str]:
     """Describe the plan in lines: arms, runs, time and tokens, and the difference that so many seeds can find."""
     base = next(a for a in plan.arms if a.kind == "base")
-    others = [a.label for a in plan.arms if a.kind == "arm"]
+    arms = [a.label for a in plan.arms if a.kind == "arm"]
     controls = [a.label for a in plan.arms if a.kind == "control"]
     lines = [
-        f"{', '.join(others) or 'nothing'} against {base.label} on {plan.setting.name}"
+        f"{', '.join(arms) or 'nothing'} against {base.label} on {plan.setting.name}"
         + (f" (control: {', '.join(controls)})" if controls else "")
         + f": {len(plan.seeds)} seeds, {plan.setting.budget} each"
     ]
@@ -368,12 +368,12 @@ def spread_of(plan: Plan) -> SeedSpread:
         middle = sorted(estimates, key=seed_sd)[len(estimates) // 2]
         return SeedSpread(seed_sd(middle), zero_if_unknown(middle.by_task), "from the runs that are there")
     rows = [v for name in suites.names() for v in suites.suite(name).validated]
-    measured = [v for v in rows if v.setting == plan.setting.name and v.method != SHUFFLED]
-    if measured:
+    validated = [v for v in rows if v.setting == plan.setting.name and v.method != SHUFFLED]
+    if validated:
         from scipy.stats import t
 
         # The suites store 95% intervals of n seeds: half of one is t(n - 1) sd / sqrt(n).
-        sds = sorted((v.high - v.low) / 2 / float(t.ppf(0.975, v.seeds - 1)) * math.sqrt(v.seeds) for v in measured)
+        sds = sorted((v.high - v.low) / 2 / float(t.ppf(0.975, v.seeds - 1)) * math.sqrt(v.seeds) for v in validated)
         return SeedSpread(sds[len(sds) // 2], 0.0, "as measured on this setting before")
     return SeedSpread(ASSUMED_SD, 0.0, "assumed")
 
@@ -386,18 +386,18 @@ def seeds_for(difference: float, spread: SeedSpread) -> int:
     """Number of seeds that find a true difference of this size with 80 % power."""
     if not difference > 0:
         raise ConfigError(f"--resolve {difference}: the difference must be above 0")
-    needed = seeds_needed(difference, spread.sd, spread.task_error)
-    if needed is None and spread.task_error:
+    n_seeds = seeds_needed(difference, spread.sd, spread.task_error)
+    if n_seeds is None and spread.task_error:
         raise ConfigError(
             f"--resolve {difference}: no number of seeds will do with these held-out tasks; it takes "
             f"{more_tasks(difference, spread.task_error):.0f} times as many (--set eval.tasks=...)"
         )
-    if needed is None or needed > MOST_SEEDS:
+    if n_seeds is None or n_seeds > MOST_SEEDS:
         raise ConfigError(
             f"--resolve {difference} takes more than {MOST_SEEDS} seeds (spread of {spread.sd:.3f}, {spread.source}): "
             "ask for a larger difference, or a longer --budget"
         )
-    return needed
+    return n_seeds
 
 
 def tuning_of(texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -406,11 +406,11 @@ def tuning_of(texts: Sequence[str]) -> dict[str, list[Any]]:
     for text in texts:
         key, sign, values = text.partition("=")
         # Parsed as a list of YAML, so that 1e-4 is a number and a text with a comma may be quoted.
-        listed = values if values.strip().startswith("[") else f"[{values}]"
-        parsed = config.parse_set([f"{key}={listed}"]) if sign else {}
-        value = next(iter(parsed.values())).value if parsed else None
+        yaml_list = values if values.strip().startswith("[") else f"[{values}]"
+        stated_by_key = config.parse_set([f"{key}={yaml_list}"]) if sign else {}
+        value = next(iter(stated_by_key.values())).value if stated_by_key else None
         if not isinstance(value, list) or len(value) < 2:
             raise ConfigError(f"--tune {text}: write KEY=V1,V2 with at least two values, e.g. optim.lr=1e-4,3e-4,1e-3")
         dotted({key: value[0]})  # an unknown key is an error here, not in the first tuning run
-        values_by_key[next(iter(parsed))] = value
+        values_by_key[next(iter(stated_by_key))] = value
     return values_by_key

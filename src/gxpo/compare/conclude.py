@@ -37,7 +37,7 @@ from gxpo.compare.results import (
     RunResult,
     Verdict,
 )
-from gxpo.compare.wording import interval, listed, number, one_rate, places, probability
+from gxpo.compare.wording import interval, join_words, number, one_rate, places, probability
 
 ACCURACY = "eval_accuracy"  # the measure that is the mean of verdicts by held-out task
 ALPHA = 0.05
@@ -80,13 +80,15 @@ def conclude(
     summaries = [
         _summary(arm, runs_by_arm[arm.label], usable_by_arm[arm.label], measure, better, budget) for arm in arms
     ]
-    others = [arm for arm in arms if arm.kind != "base"]
-    pairs_by_arm = {arm.label: paired(usable_by_arm[arm.label], usable_by_arm[base.label]) for arm in others}
+    compared_arms = [arm for arm in arms if arm.kind != "base"]
+    pairs_by_arm = {arm.label: pair_runs(usable_by_arm[arm.label], usable_by_arm[base.label]) for arm in compared_arms}
     # All differences before any verdict: Holm's correction of one arm depends on the p of the others. Controls are not
     # claims of an improvement, so they neither count for the correction nor are corrected.
     sign = 1.0 if better == "more" else -1.0
-    compared_labels = [arm.label for arm in others if arm.kind == "arm"]
-    raw_differences = [_difference(a.label, base.label, pairs_by_arm[a.label], measure, sign, budget) for a in others]
+    compared_labels = [arm.label for arm in compared_arms if arm.kind == "arm"]
+    raw_differences = [
+        _difference(a.label, base.label, pairs_by_arm[a.label], measure, sign, budget) for a in compared_arms
+    ]
     adjusted_p = dict(
         zip(compared_labels, holm([d.end.p for d in raw_differences if d.arm in compared_labels]), strict=True)
     )
@@ -144,7 +146,7 @@ def overall(comparisons: Sequence[Comparison]) -> list[Overall]:
         first = comparisons[0]
         sign = 1.0 if first.better == "more" else -1.0
         # Only seeds that both arms have, in each setting by itself.
-        pairs = [paired(usable(c.arm(label).runs), usable(_base(c).runs)) for c in comparisons]
+        pairs = [pair_runs(usable_runs(c.arm(label).runs), usable_runs(_base(c).runs)) for c in comparisons]
         # An arm without a pair in one setting has no mean over all of them.
         if not all(pairs):
             continue
@@ -172,7 +174,7 @@ def trouble(run: RunResult) -> str:
     return "" if math.isfinite(run.start) and math.isfinite(run.end) else "an evaluation without a value"
 
 
-def paired(arm: Sequence[RunResult], base: Sequence[RunResult]) -> list[Pair]:
+def pair_runs(arm: Sequence[RunResult], base: Sequence[RunResult]) -> list[Pair]:
     """Pairs (arm, base) of runs of equal seed, in the order of seeds."""
     of_base = {r.seed: r for r in base}
     return [(r, of_base[r.seed]) for r in sorted(arm, key=lambda r: r.seed) if r.seed in of_base]
@@ -180,15 +182,15 @@ def paired(arm: Sequence[RunResult], base: Sequence[RunResult]) -> list[Pair]:
 
 def difference_spread(pairs: Sequence[Pair], measure: str, sign: float = 1.0) -> Spread:
     """Paired difference of the last evaluations, over seeds and, if verdicts are known, held-out tasks."""
-    arm, base = (_verdict_table(side, measure, lambda r: r.after, of="end") for side in _sides(pairs))
+    arm, base = (_verdict_table(side, measure, lambda r: r.after, field="end") for side in _sides(pairs))
     if arm is not None and base is not None:
-        shared = sorted(set(arm) & set(base))
-        if _share_enough_tasks(shared, [*arm, *base]):
-            return crossed_spread(np.array([sign * np.subtract(arm[t], base[t]) for t in shared]).T)
+        tasks = sorted(set(arm) & set(base))
+        if _share_enough_tasks(tasks, [*arm, *base]):
+            return crossed_spread(np.array([sign * np.subtract(arm[t], base[t]) for t in tasks]).T)
     return seed_spread([sign * subtract(a.end, b.end) for a, b in pairs])
 
 
-def collapsed(run: RunResult, better: Literal["more", "less"]) -> bool:
+def has_collapsed(run: RunResult, better: Literal["more", "less"]) -> bool:
     """Return True if the run ended below `COLLAPSED` times its best evaluation, and that was at least `COLLAPSE_FLOOR`.
 
     Always False if less is better: such a measure has no best value to fall from.
@@ -213,7 +215,7 @@ def _by_arm(runs: Sequence[RunResult], arms: Sequence[Arm]) -> dict[str, list[Ru
     return grouped
 
 
-def usable(runs: Sequence[RunResult]) -> list[RunResult]:
+def usable_runs(runs: Sequence[RunResult]) -> list[RunResult]:
     """Runs that are in the estimates: those that spent their budget."""
     return [r for r in runs if not trouble(r)]
 
@@ -231,12 +233,12 @@ def subtract(a: float, b: float) -> float:
     return 0.0 if math.isclose(a, b, rel_tol=1e-12) else a - b
 
 
-def _share_enough_tasks(shared: Sequence[str], everything: Sequence[str]) -> bool:
-    return len(shared) > 1 and len(shared) >= SHARED_TASKS * len(set(everything))
+def _share_enough_tasks(shared_tasks: Sequence[str], all_tasks: Sequence[str]) -> bool:
+    return len(shared_tasks) > 1 and len(shared_tasks) >= SHARED_TASKS * len(set(all_tasks))
 
 
 def _verdict_table(
-    runs: Sequence[RunResult], measure: str, verdicts: Verdicts, *, of: Literal["start", "end"]
+    runs: Sequence[RunResult], measure: str, verdicts: Verdicts, *, field: Literal["start", "end"]
 ) -> dict[str, list[float]] | None:
     """Verdicts of each run by held-out task, for the tasks that all runs have; None if the measure is not the mean of
     verdicts, or some run did not record them."""
@@ -244,65 +246,67 @@ def _verdict_table(
     if measure != ACCURACY or not tables or not all(tables):
         return None
     # Verdicts whose mean is not the reported value belong to another evaluation, or to a curve cut between two.
-    if any(abs(fmean(v.values()) - getattr(r, of)) > ROUNDING for v, r in zip(tables, runs, strict=True)):
+    if any(abs(fmean(v.values()) - getattr(r, field)) > ROUNDING for v, r in zip(tables, runs, strict=True)):
         return None
-    shared = sorted(set(tables[0]).intersection(*tables[1:]))
-    if not _share_enough_tasks(shared, [t for v in tables for t in v]):
+    shared_tasks = sorted(set(tables[0]).intersection(*tables[1:]))
+    if not _share_enough_tasks(shared_tasks, [t for v in tables for t in v]):
         return None
-    return {t: [v[t] for v in tables] for t in shared}
+    return {t: [v[t] for v in tables] for t in shared_tasks}
 
 
-def _level(runs: Sequence[RunResult], measure: str, verdicts: Verdicts, of: Literal["start", "end"]) -> Estimate:
+def _level(runs: Sequence[RunResult], measure: str, verdicts: Verdicts, field: Literal["start", "end"]) -> Estimate:
     """Mean of the measure with its interval over runs, and over tasks if it is known by task."""
     if not runs:
         return NO_ESTIMATE
-    table = _verdict_table(runs, measure, verdicts, of=of)
+    table = _verdict_table(runs, measure, verdicts, field=field)
     if table is not None:
         return crossed_spread(np.array(list(table.values())).T).estimate()
-    return seed_interval([getattr(r, of) for r in runs])
+    return seed_interval([getattr(r, field) for r in runs])
 
 
 def _gain(runs: Sequence[RunResult], measure: str) -> Estimate:
     """Last minus first evaluation, paired within each run."""
     if not runs:
         return NO_ESTIMATE
-    before = _verdict_table(runs, measure, lambda r: r.before, of="start")
-    after = _verdict_table(runs, measure, lambda r: r.after, of="end")
-    if before is not None and after is not None:
-        shared = sorted(set(before) & set(after))
-        if _share_enough_tasks(shared, [*before, *after]):
-            return crossed_spread(np.array([np.subtract(after[t], before[t]) for t in shared]).T).estimate()
+    start_table = _verdict_table(runs, measure, lambda r: r.before, field="start")
+    end_table = _verdict_table(runs, measure, lambda r: r.after, field="end")
+    if start_table is not None and end_table is not None:
+        shared_tasks = sorted(set(start_table) & set(end_table))
+        if _share_enough_tasks(shared_tasks, [*start_table, *end_table]):
+            return crossed_spread(
+                np.array([np.subtract(end_table[t], start_table[t]) for t in shared_tasks]).T
+            ).estimate()
     return seed_interval([r.end - r.start for r in runs])
 
 
 def area(run: RunResult, budget: Budget) -> float:
     """Mean of the measure over the budget; nan if the run has no value, or its cost is unknown."""
-    is_known = any(math.isfinite(p.value) and math.isfinite(p.spent(budget.unit)) for p in run.points)
+    is_known = any(math.isfinite(p.value) and math.isfinite(p.cost(budget.unit)) for p in run.points)
     return area_under_curve(run.points, budget.unit, budget.amount) if budget.amount > 0 and is_known else math.nan
 
 
 def _summary(
     arm: Arm,
     runs: Sequence[RunResult],
-    usable: Sequence[RunResult],
+    usable_runs: Sequence[RunResult],
     measure: str,
     better: Literal["more", "less"],
     budget: Budget,
 ) -> ArmSummary:
     # Costs are means over the runs that spent their budget; failed ones are only counted.
     def mean(value: Callable[[RunResult], float]) -> float:
-        return fmean(value(r) for r in usable) if usable else math.nan
+        return fmean(value(r) for r in usable_runs) if usable_runs else math.nan
 
     return ArmSummary(
         arm=arm,
         runs=list(runs),
         # Before and after by held-out task where verdicts are recorded, or else by seed alone.
-        start=_level(usable, measure, lambda r: r.before, "start"),
-        end=_level(usable, measure, lambda r: r.after, "end"),
-        area=seed_interval([area(r, budget) for r in usable]) if usable else NO_ESTIMATE,
-        middle=interquartile_mean([r.end for r in usable]) if usable else NO_ESTIMATE,
-        gain=_gain(usable, measure),
-        collapsed=sum(collapsed(r, better) for r in usable),
+        start=_level(usable_runs, measure, lambda r: r.before, "start"),
+        end=_level(usable_runs, measure, lambda r: r.after, "end"),
+        area=seed_interval([area(r, budget) for r in usable_runs]) if usable_runs else NO_ESTIMATE,
+        middle=interquartile_mean([r.end for r in usable_runs]) if usable_runs else NO_ESTIMATE,
+        gain=_gain(usable_runs, measure),
+        collapsed=sum(has_collapsed(r, better) for r in usable_runs),
         failed={r.seed: trouble(r) for r in runs if trouble(r)},
         tokens=mean(lambda r: r.tokens),
         updates=mean(lambda r: r.updates),
@@ -331,10 +335,10 @@ def never_acted(pairs: Sequence[Pair]) -> bool:
     sign that they sampled alike.
     """
 
-    def equal(one: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]]) -> bool:
-        shared = [name for name in one if name in other]
-        varies = any(len(set(one[name])) > 1 for name in shared)
-        return varies and all(np.array_equal(one[name], other[name], equal_nan=True) for name in shared)
+    def equal(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]) -> bool:
+        names = [name for name in first if name in second]
+        varies = any(len(set(first[name])) > 1 for name in names)
+        return varies and all(np.array_equal(first[name], second[name], equal_nan=True) for name in names)
 
     return bool(pairs) and all(equal(a.trace, b.trace) for a, b in pairs)
 
@@ -353,9 +357,9 @@ def _with_verdict(
     if d.end.n >= FEWEST_SEEDS and not d.end.holds_zero and p < ALPHA:
         verdict = "better" if d.end.mean > 0 else "worse"
     by_task = 0.0 if math.isnan(d.end.by_task) else d.end.by_task
-    needed = seeds_needed(d.end.mean, seed_sd(d.end), by_task, ALPHA / tests)
-    decided = replace(d, p_adjusted=math.nan if p_adjusted is None else p, seeds_needed=needed, verdict=verdict)
-    return replace(decided, sentence=_verdict_sentence(decided, p, tests, places))
+    n_seeds = seeds_needed(d.end.mean, seed_sd(d.end), by_task, ALPHA / tests)
+    difference = replace(d, p_adjusted=math.nan if p_adjusted is None else p, seeds_needed=n_seeds, verdict=verdict)
+    return replace(difference, sentence=_verdict_sentence(difference, p, tests, places))
 
 
 def _verdict_sentence(d: Difference, p: float, tests: int, places: int) -> str:
@@ -405,72 +409,86 @@ def rounded_up(n: float) -> str:
 
 
 def _notes(
-    c: Comparison, usable: Mapping[str, Sequence[RunResult]], pairs: Mapping[str, Sequence[Pair]], places: int
+    comparison: Comparison,
+    usable_runs: Mapping[str, Sequence[RunResult]],
+    pairs: Mapping[str, Sequence[Pair]],
+    places: int,
 ) -> list[str]:
     """Caveats for a reader, one fact a line."""
-    base, sign = _base(c), 1.0 if c.better == "more" else -1.0
+    base, sign = _base(comparison), 1.0 if comparison.better == "more" else -1.0
     notes, overspent = [], dict[str, float]()
     # Runs that are missing, and budgets that were not spent alike.
-    for a in c.arms:
-        label, n = a.arm.label, len(a.runs)
+    for summary in comparison.arms:
+        label, n = summary.arm.label, len(summary.runs)
         # Failed runs are reported with the direction of their bias.
-        if a.failed:
+        if summary.failed:
             notes.append(
-                f"{label}: {len(a.failed)} of {n} runs ended before their budget and are in no estimate; where the "
-                "method is the cause, its figures flatter it"
+                f"{label}: {len(summary.failed)} of {n} runs ended before their budget and are in no estimate; where "
+                "the method is the cause, its figures flatter it"
             )
         elif not n:
             notes.append(f"{label}: no run")
         # A run that spent less had less to learn from, one that spent more an advantage.
-        spent = [r.points[-1].spent(c.budget.unit) / c.budget.amount for r in usable[label] if c.budget.amount > 0]
-        if short := [s for s in spent if s < UNDERSPENT]:
+        spent_shares = [
+            r.points[-1].cost(comparison.budget.unit) / comparison.budget.amount
+            for r in usable_runs[label]
+            if comparison.budget.amount > 0
+        ]
+        if short := [s for s in spent_shares if s < UNDERSPENT]:
             notes.append(f"{label}: {len(short)} of {n} runs spent less than the budget, {min(short):.0%} at the least")
-        if spent and fmean(spent) > OVERSPENT:
-            overspent[label] = fmean(spent)
+        if spent_shares and fmean(spent_shares) > OVERSPENT:
+            overspent[label] = fmean(spent_shares)
         # Tokens of judges are not in the budget, but they are paid for.
-        if judged := [r.judge_tokens for r in usable[label] if r.judge_tokens > 0]:
+        if judged := [r.judge_tokens for r in usable_runs[label] if r.judge_tokens > 0]:
             notes.append(f"{label}: judges and teachers generated {fmean(judged):,.0f} tokens a run besides")
     if overspent:
-        least, most = f"{min(overspent.values()):.0%}", f"{max(overspent.values()):.0%}"
-        share = least if least == most else f"{least} to {most}"
-        who = "all arms" if len(overspent) == len(c.arms) else listed(list(overspent))
-        notes.append(f"{who} spent {share} of the budget: the last step is large beside it")
+        least, greatest = f"{min(overspent.values()):.0%}", f"{max(overspent.values()):.0%}"
+        share = least if least == greatest else f"{least} to {greatest}"
+        subject = "all arms" if len(overspent) == len(comparison.arms) else join_words(list(overspent))
+        notes.append(f"{subject} spent {share} of the budget: the last step is large beside it")
     # Pairs that are none: without a partner, of another start, or of other tasks.
     for label, arm_pairs in pairs.items():
         # Twice the pairs: each pair accounts for a run of both arms.
-        unpaired = len(usable[label]) + len(usable[base.arm.label]) - 2 * len(arm_pairs)
+        unpaired = len(usable_runs[label]) + len(usable_runs[base.arm.label]) - 2 * len(arm_pairs)
         if unpaired:
             notes.append(
                 f"{label}: {unpaired} runs have no pair of equal seed in the other arm, and are in no difference"
             )
         # Equal starts are what pairing rests on: a seed decides tasks and sampling, and the first parameters.
         differing_seeds = [
-            a.seed for a, b in arm_pairs if c.measure.startswith("eval_") and abs(a.start - b.start) > 1e-9
+            summary.seed
+            for summary, b in arm_pairs
+            if comparison.measure.startswith("eval_") and abs(summary.start - b.start) > 1e-9
         ]
         if differing_seeds:
-            notes.append(
-                f"{label}: began differently from {base.arm.label} at seeds {listed([str(s) for s in differing_seeds])}"
-            )
-        if c.measure == ACCURACY and arm_pairs and math.isnan(difference_spread(arm_pairs, c.measure).by_task):
+            seeds = join_words([str(s) for s in differing_seeds])
+            notes.append(f"{label}: began differently from {base.arm.label} at seeds {seeds}")
+        if (
+            comparison.measure == ACCURACY
+            and arm_pairs
+            and math.isnan(difference_spread(arm_pairs, comparison.measure).by_task)
+        ):
             notes.append(f"{label}: not paired by held-out task (verdicts are missing, or of other tasks)")
-    if c.measure != ACCURACY:
-        notes.append(f"{c.measure}: intervals are over seeds alone and say nothing of other held-out tasks")
+    if comparison.measure != ACCURACY:
+        notes.append(f"{comparison.measure}: intervals are over seeds alone and say nothing of other held-out tasks")
     # The control must not gain and the base must: otherwise the setting measures something else than learning.
-    for a in c.arms:
-        has_gained = a.gain.n >= FEWEST_SEEDS and not a.gain.holds_zero and sign * a.gain.mean > 0
-        if a.arm.kind == "control" and has_gained:
+    for summary in comparison.arms:
+        has_gained = summary.gain.n >= FEWEST_SEEDS and not summary.gain.holds_zero and sign * summary.gain.mean > 0
+        if summary.arm.kind == "control" and has_gained:
             notes.append(
-                f"{a.arm.label} gained {interval(a.gain, places, sign=True)} without rewards to learn from: rewards "
-                "leak, or the evaluation is not held out, or the start was still moving"
+                f"{summary.arm.label} gained {interval(summary.gain, places, sign=True)} without rewards to learn "
+                "from: rewards leak, or the evaluation is not held out, or the start was still moving"
             )
-        if a.arm.kind == "base" and a.gain.n >= FEWEST_SEEDS and not has_gained:
-            notes.append(f"{a.arm.label} itself did not gain: a setting in which nothing is learnt tells little apart")
-    if c.measure == ACCURACY and usable[base.arm.label]:
-        ends = [a.end.mean for a in c.arms if a.arm.kind != "control" and a.end.n]
+        if summary.arm.kind == "base" and summary.gain.n >= FEWEST_SEEDS and not has_gained:
+            notes.append(
+                f"{summary.arm.label} itself did not gain: a setting in which nothing is learnt tells little apart"
+            )
+    if comparison.measure == ACCURACY and usable_runs[base.arm.label]:
+        ends = [summary.end.mean for summary in comparison.arms if summary.arm.kind != "control" and summary.end.n]
         if min(ends) > 0.9 or max(ends) < 0.1:
             notes.append("every arm ends within .1 of the least or the greatest value: there is no room to differ")
-    if not any(a.arm.kind == "control" for a in c.arms):
+    if not any(summary.arm.kind == "control" for summary in comparison.arms):
         notes.append("no control on shuffled rewards: a gain that does not come from them would not be seen")
-    if not any(c.tuned.values()) and c.differences and one_rate(c):
+    if not any(comparison.tuned.values()) and comparison.differences and one_rate(comparison):
         notes.append("all arms at one learning rate, which need not be the best for each")
     return notes

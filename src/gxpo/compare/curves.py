@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gxpo.compare.conclude import usable
+from gxpo.compare.conclude import usable_runs
 from gxpo.compare.results import Budget, RunResult, Unit
 from gxpo.training.statistics import mean_interval
 
@@ -36,7 +36,7 @@ def mean_curve(runs: Sequence[RunResult], budget: Budget) -> MeanCurve:
     The grid begins where every run has been evaluated and ends at the budget, or where the shortest run ended.
     """
     # A curve needs a point: runs that were killed before their first evaluation have none.
-    lines = [line for run in usable(runs) if len((line := _line(run, budget.unit))[0])]
+    lines = [line for run in usable_runs(runs) if len((line := _line(run, budget.unit))[0])]
     if not lines:
         return MeanCurve([], [])
     # Only where all runs have values: a mean over fewer of them would jump where one ends.
@@ -58,5 +58,5 @@ def figure_or_nan(run: RunResult, figure: str) -> Any:
 
 
 def _line(run: RunResult, unit: Unit) -> tuple[np.ndarray, np.ndarray]:
-    finite_points = [p for p in run.points if math.isfinite(p.value) and math.isfinite(p.spent(unit))]
-    return np.array([p.spent(unit) for p in finite_points]), np.array([p.value for p in finite_points])
+    finite_points = [p for p in run.points if math.isfinite(p.value) and math.isfinite(p.cost(unit))]
+    return np.array([p.cost(unit) for p in finite_points]), np.array([p.value for p in finite_points])

@@ -79,7 +79,7 @@ def distinguishes_arms(key: str) -> bool:
 
 def find(texts: Sequence[str | Path], labels: Mapping[str, str]) -> list[RunDirectory]:
     """Find the runs at paths, each PATH or LABEL=PATH; `labels`: path -> label. `RecordError` if a path has none."""
-    out: dict[Path, RunDirectory] = {}
+    run_by_path: dict[Path, RunDirectory] = {}
     for text in map(str, texts):
         label, path = labels.get(text, ""), Path(text)
         # A path may hold "=": LABEL=PATH is tried only if the whole is no path.
@@ -87,12 +87,12 @@ def find(texts: Sequence[str | Path], labels: Mapping[str, str]) -> list[RunDire
             label, path = labelled["label"].strip(), Path(labelled["path"].strip())
         if not path.exists():
             raise RecordError(f"{path}: no such file or directory")
-        for one in _runs_at(path):
-            one = replace(one, folder=label, is_labelled=True) if label else one
+        for run in _runs_at(path):
+            run = replace(run, folder=label, is_labelled=True) if label else run
             # The same run by two paths would be two independent seeds.
-            if out.setdefault(one.path.resolve(), one) is not one:
-                raise ConfigError(f"{one.path} is given twice")
-    return list(out.values())
+            if run_by_path.setdefault(run.path.resolve(), run) is not run:
+                raise ConfigError(f"{run.path} is given twice")
+    return list(run_by_path.values())
 
 
 def _runs_at(path: Path) -> list[RunDirectory]:
@@ -100,7 +100,7 @@ def _runs_at(path: Path) -> list[RunDirectory]:
         return [single]
     directories = sorted(p.parent for depth in range(1, DEPTH + 1) for p in path.glob("*/" * depth + CONFIG))
     directories = [p for p in directories if TUNING not in p.relative_to(path).parts]
-    runs = [replace(one, folder=p.parent.name) for p in directories if (one := gxpo_run(p)) is not None]
+    runs = [replace(run, folder=p.parent.name) for p in directories if (run := gxpo_run(p)) is not None]
     return runs or _foreign(path)
 
 
@@ -180,7 +180,7 @@ def _labels(runs: Sequence[RunDirectory]) -> dict[Path, str]:
     """Derive labels: the method and the stated keys that differ; for other trainers' logs a name from the path."""
     gxpo_runs, other_runs = [r for r in runs if r.log is None], [r for r in runs if r.log is not None]
     # Keys that all share say nothing: a label names what differs.
-    differ = differing([r.keys for r in gxpo_runs])
+    differ = keys_that_differ([r.keys for r in gxpo_runs])
     short = {k: k.rsplit(".", 1)[-1] for k in differ}
     # The last word of a key, unless two keys end with the same one.
     short = {k: s if list(short.values()).count(s) == 1 else k for k, s in short.items()}
@@ -214,7 +214,7 @@ def _name_from_path(path: Path) -> str:
     return (path.stem if path.is_file() else path.name) if is_telling else path.parent.name
 
 
-def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def keys_that_differ(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys that distinguish arms and whose values are not equal in all configurations."""
     keys = dict.fromkeys(k for c in configs for k in c if distinguishes_arms(k))
     return [k for k in keys if len({repr(c[k]) if k in c else None for c in configs}) > 1]

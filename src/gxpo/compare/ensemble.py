@@ -39,8 +39,10 @@ def focal_diversity(verdicts: Verdicts) -> float:
     _, tasks = _shape(verdicts)
     diversities = []
     for focal in verdicts:
-        failed = [t for t in range(tasks) if focal[t] < 1]
-        diversities.append(generalized_diversity([[row[t] for t in failed] for row in verdicts]) if failed else 1.0)
+        failed_tasks = [t for t in range(tasks) if focal[t] < 1]
+        diversities.append(
+            generalized_diversity([[row[t] for t in failed_tasks] for row in verdicts]) if failed_tasks else 1.0
+        )
     return sum(diversities) / len(diversities)
 
 
@@ -56,17 +58,17 @@ def best_subset(verdicts: Verdicts, size: int, weight: float = 0.5) -> tuple[int
     if not 0 <= weight <= 1:
         raise ValueError(f"weight must be from 0 to 1, not {weight}")
 
-    def fitness(chosen: tuple[int, ...]) -> float:
-        rows = [verdicts[m] for m in chosen]
+    def fitness(subset: tuple[int, ...]) -> float:
+        rows = [verdicts[m] for m in subset]
         # A tie is no majority.
         right = sum(2 * sum(row[t] >= 1 for row in rows) > size for t in range(tasks)) / tasks
         return weight * focal_diversity(rows) + (1 - weight) * right
 
     best_fitness, best_models = -math.inf, ()
-    for chosen in combinations(range(models), size):
+    for subset in combinations(range(models), size):
         # A tolerance, since fitness is a sum of floats: ties must go to the first subset on every machine.
-        if (value := fitness(chosen)) > best_fitness + 1e-12:
-            best_fitness, best_models = value, chosen
+        if (value := fitness(subset)) > best_fitness + 1e-12:
+            best_fitness, best_models = value, subset
     return best_models
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.compare import foreign
 from gxpo.compare.caveats import notes_on, notes_on_cut_schedules, refuse_other_tasks
-from gxpo.compare.discovery import Group, RunDirectory, differing, distinguishes_arms, find, group_by_arm
+from gxpo.compare.discovery import Group, RunDirectory, distinguishes_arms, find, group_by_arm, keys_that_differ
 from gxpo.compare.jobs import Job
 from gxpo.compare.reading import figures_of, read_run
 from gxpo.compare.results import Arm, Budget, RunResult, Unit
@@ -33,7 +33,7 @@ _BUDGET_UNITS: dict[str, Unit] = {
 }
 
 
-class Existing(NamedTuple):
+class ExistingRuns(NamedTuple):
     """Existing runs, ready to be compared.
 
     arms     base, the others, controls
@@ -63,7 +63,7 @@ def read_existing(
     labels: Mapping[str, str] | None = None,
     measure: str | None = None,
     better: Better | None = None,
-) -> Existing:
+) -> ExistingRuns:
     """Read existing runs and prepare them for a comparison.
 
     paths    run directories of gxpo, directories of them, or anything that `gxpo doctor` reads; or LABEL=PATH
@@ -88,7 +88,7 @@ def read_existing(
     # One point is no curve, and can't be cut at a budget.
     notes += [f"left out: {r.path}: {r.trouble}" for _, _, r in whole_results if len(r.points) < 2]
     whole_results = [(g, run, r) for g, run, r in whole_results if len(r.points) > 1]
-    usable_groups = [g for g in groups if any(g is one for one, _, _ in whole_results)]
+    usable_groups = [g for g in groups if any(g is group for group, _, _ in whole_results)]
     if len(usable_groups) < 2:
         raise ConfigError(f"nothing to compare: {'; '.join(notes) or 'no run was measured twice'}")
     # Every curve is read anew, cut at the budget that all have spent: a longer run must not win by its length.
@@ -97,20 +97,22 @@ def read_existing(
     runs = [_result(g, run, figure, budget) for g, run, _ in whole_results]
     for i, (_, run, r) in enumerate(whole_results):
         # A run that spent less counts as failed, with the best reason that is known.
-        if (spent := r.points[-1].spent(budget.unit)) < budget.amount:
-            ended = f"ended after step {r.points[-1].step}, at {spent:,.0f} of {budget}"
-            runs[i] = replace(runs[i], trouble=Job(run.path, {}).trouble or r.trouble or ended)
-    # Caveats come before `paired` renumbers seeds: they are about the runs as they were made.
+        if (amount := r.points[-1].cost(budget.unit)) < budget.amount:
+            reason = f"ended after step {r.points[-1].step}, at {amount:,.0f} of {budget}"
+            runs[i] = replace(runs[i], trouble=Job(run.path, {}).trouble or r.trouble or reason)
+    # Caveats come before `pair_seeds` renumbers seeds: they are about the runs as they were made.
     arms = _arms(usable_groups, base)
     notes += notes_on(usable_groups, runs, figure)
     notes += notes_on_cut_schedules([(run, r, budget) for _, run, r in whole_results])
-    runs, further_notes = paired(runs, [arm.label for arm in arms])
+    runs, further_notes = pair_seeds(runs, [arm.label for arm in arms])
     notes += further_notes
     # Logs of other trainers have no keys of gxpo's, so that nothing is known to be shared.
     keys = {} if any(not g.keys for g in usable_groups) else _shared_keys(usable_groups)
     # The direction is read from the words of the figure's name, as in eval_length.
     direction = better or ("less" if LESS_IS_BETTER & set(re.split(r"[/_]", figure)) else "more")
-    return Existing(arms, runs, budget, _setting(usable_groups), list(dict.fromkeys(notes)), figure, keys, direction)
+    return ExistingRuns(
+        arms, runs, budget, _setting(usable_groups), list(dict.fromkeys(notes)), figure, keys, direction
+    )
 
 
 # ---------------------------------------------------------------- measure
@@ -125,20 +127,20 @@ def _measure(groups: Sequence[Group], requested: str | None) -> tuple[str, list[
         # The first default that all runs have, held-out figures first.
         name = next((c for c in foreign.DEFAULT_MEASURES if all(_has(run, c) for run in runs)), None)
         if name is None:
-            lacking = next(run for run in runs if not _has(run, foreign.DEFAULT_MEASURES[-1]))
+            lacking_run = next(run for run in runs if not _has(run, foreign.DEFAULT_MEASURES[-1]))
             raise ConfigError(
-                f"no measure is in all runs: {lacking.path} has neither a held-out figure nor a reward that the others "
-                "have: name one with --measure"
+                f"no measure is in all runs: {lacking_run.path} has neither a held-out figure nor a reward that the "
+                "others have: name one with --measure"
             )
         name = _own_name(name) if only_gxpo else name
     notes = []
     # A figure of training is measured on the tasks that are trained on, and by chance at each step.
     if not (foreign.held_out(name) or trainer("gxpo").keys.get(name, "").startswith("eval/")):
         reason = ""
-        lacking = [str(run.path) for run in runs if not any(_has(run, c) for c in foreign.DEFAULT_MEASURES[:2])]
-        if requested is None and 0 < len(lacking) < len(runs):
-            reason = f": {', '.join(lacking[:3])} has no held-out figure" if len(lacking) == 1 else (
-                f": {len(lacking)} of {len(runs)} runs have no held-out figure"
+        lacking_run = [str(run.path) for run in runs if not any(_has(run, c) for c in foreign.DEFAULT_MEASURES[:2])]
+        if requested is None and 0 < len(lacking_run) < len(runs):
+            reason = f": {', '.join(lacking_run[:3])} has no held-out figure" if len(lacking_run) == 1 else (
+                f": {len(lacking_run)} of {len(runs)} runs have no held-out figure"
             )  # fmt: skip
         notes.append(
             f"{name} is a figure of training, not held-out{reason}; a point is the mean of a tenth of the steps"
@@ -172,22 +174,26 @@ def _budget(whole_results: Sequence[tuple[Group, RunDirectory, RunResult]]) -> t
     """The largest budget that all runs have spent, stumps aside; also notes about it."""
     notes: list[str] = []
     unit = _unit([run for _, run, _ in whole_results], notes)
-    spent = {r.path: r.points[-1].spent(unit) for _, _, r in whole_results}
-    median_spent = statistics.median(spent.values())
+    spent_by_path = {r.path: r.points[-1].cost(unit) for _, _, r in whole_results}
+    median_spent = statistics.median(spent_by_path.values())
     # A run that crashed early would cut all others down to its length.
-    considered = [
-        r for _, run, r in whole_results if not (ended_early(run, r) and spent[r.path] < STUMP_SHARE * median_spent)
+    full_runs = [
+        r
+        for _, run, r in whole_results
+        if not (ended_early(run, r) and spent_by_path[r.path] < STUMP_SHARE * median_spent)
     ]
-    amount = min(spent[r.path] for r in considered)
+    amount = min(spent_by_path[r.path] for r in full_runs)
     if amount <= 0:
-        raise ConfigError(f"{min(spent, key=lambda p: spent[p])} has spent no {unit}: compare it over another budget")
+        raise ConfigError(
+            f"{min(spent_by_path, key=lambda p: spent_by_path[p])} has spent no {unit}: compare it over another budget"
+        )
     budget = Budget(unit, amount)
-    most = max(spent.values())
-    if most > amount:
-        least = min(considered, key=lambda r: spent[r.path])
+    greatest = max(spent_by_path.values())
+    if greatest > amount:
+        least = min(full_runs, key=lambda r: spent_by_path[r.path])
         notes.append(
-            f"compared over {budget}, which all have spent (the least: {least.path}; the most: {most:,.0f}): longer "
-            "curves are cut there, between two points on the straight line"
+            f"compared over {budget}, which all have spent (the least: {least.path}; the most: {greatest:,.0f}): "
+            "longer curves are cut there, between two points on the straight line"
         )
     return budget, notes
 
@@ -198,15 +204,17 @@ def _unit(runs: Sequence[RunDirectory], notes: list[str]) -> Unit:
     if all(stated_units) and len(common := set.intersection(*stated_units)) == 1:
         return common.pop()
     # Without tokens in some log all have to be compared by updates.
-    unknown = [run for run in runs if run.log is not None and foreign.generated(run.log) is None]
-    if unknown:
-        others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+    runs_without_tokens = [run for run in runs if run.log is not None and foreign.generated_tokens(run.log) is None]
+    if runs_without_tokens:
+        further_runs = f" and {len(runs_without_tokens) - 1} more" if len(runs_without_tokens) > 1 else ""
         counts = (
-            " (num_tokens counts prompts, too)" if any(r.log and "num_tokens" in r.log.raw for r in unknown) else ""
+            " (num_tokens counts prompts, too)"
+            if any(r.log and "num_tokens" in r.log.raw for r in runs_without_tokens)
+            else ""
         )
         notes.append(
-            f"generated tokens of {unknown[0].path}{others} are not in the log{counts}: compared over equal "
-            "updates, which in other trainers' logs are steps, and tokens are left at 0"
+            f"generated tokens of {runs_without_tokens[0].path}{further_runs} are not in the log{counts}: compared "
+            "over equal updates, which in other trainers' logs are steps, and tokens are left at 0"
         )
         return "updates"
     if any(run.log is not None for run in runs):
@@ -222,19 +230,19 @@ def ended_early(run: RunDirectory, result: RunResult) -> bool:
     if run.log is not None or not isinstance(steps, int) or not result.points:
         return False
     end = result.points[-1]
-    limits = [(run.keys[k], end.spent(u)) for k, u in _BUDGET_UNITS.items() if run.keys.get(k) is not None]
-    return end.step < steps and not any(spent >= limit for limit, spent in limits)
+    limits = [(run.keys[k], end.cost(u)) for k, u in _BUDGET_UNITS.items() if run.keys.get(k) is not None]
+    return end.step < steps and not any(amount >= limit for limit, amount in limits)
 
 
 # ---------------------------------------------------------------- arms
-def paired(runs: Sequence[RunResult], arms: Sequence[str]) -> tuple[list[RunResult], list[str]]:
+def pair_seeds(runs: Sequence[RunResult], arms: Sequence[str]) -> tuple[list[RunResult], list[str]]:
     """Renumber seeds so that runs pair with the first arm's: an arm without a common seed takes its seeds in order."""
     seeds = {arm: sorted(r.seed for r in runs if r.arm == arm) for arm in arms}
-    first, *others = arms
+    first, *other_arms = arms
     notes: list[str] = []
     new_seeds: dict[tuple[str, int], int] = {}
     unpaired_arms: list[str] = []
-    for arm in others:
+    for arm in other_arms:
         # Runs of other trainers are often numbered by hand: without a common seed, order is all there is.
         common = set(seeds[arm]) & set(seeds[first])
         if not common:
@@ -243,8 +251,8 @@ def paired(runs: Sequence[RunResult], arms: Sequence[str]) -> tuple[list[RunResu
             new_seeds |= {(arm, old): new for old, new in zip(seeds[arm], seeds_to_take, strict=True)}
             unpaired_arms.append(f"{arm} ({', '.join(map(str, seeds[arm][:8]))}{', ...' * (len(seeds[arm]) > 8)})")
         elif set(seeds[arm]) != set(seeds[first]):
-            listed = ", ".join(map(str, sorted(common)))
-            notes.append(f"{arm} and {first} have other seeds, too; pairs are seeds {listed}")
+            seeds_text = ", ".join(map(str, sorted(common)))
+            notes.append(f"{arm} and {first} have other seeds, too; pairs are seeds {seeds_text}")
     if unpaired_arms:
         notes.append(
             f"no seed in common with {first} ({', '.join(map(str, seeds[first][:8]))}): {', '.join(unpaired_arms)}; "
@@ -263,12 +271,12 @@ def _arms(groups: Sequence[Group], base: str | None) -> list[Arm]:
         (g for g in plain if g.keys.get("method") == base_name), None
     )
     if base_group is None and base is not None:
-        listed = [g.label for g in groups]
-        raise ConfigError(f"base {base!r} is no arm{did_you_mean(base, listed)} (there are {', '.join(listed)})")
+        labels = [g.label for g in groups]
+        raise ConfigError(f"base {base!r} is no arm{did_you_mean(base, labels)} (there are {', '.join(labels)})")
     base_group = base_group or plain[0]
-    rest = [g for g in groups if g is not base_group]
-    ordered = [base_group, *(g for g in rest if not g.shuffled), *(g for g in rest if g.shuffled)]
-    differ = differing([g.keys for g in groups if g.keys])
+    other_groups = [g for g in groups if g is not base_group]
+    ordered = [base_group, *(g for g in other_groups if not g.shuffled), *(g for g in other_groups if g.shuffled)]
+    differ = keys_that_differ([g.keys for g in groups if g.keys])
     return [
         Arm(g.label, _keys(g, differ), "base" if g is base_group else "control" if g.shuffled else "arm")
         for g in ordered
@@ -285,7 +293,7 @@ def _keys(group: Group, differ: Sequence[str]) -> dict[str, Any]:
 
 def _shared_keys(groups: Sequence[Group]) -> dict[str, Any]:
     """Keys stated by a person with the same value in all arms."""
-    differ = differing([g.keys for g in groups])
+    differ = keys_that_differ([g.keys for g in groups])
     first = groups[0].runs[0]
     return {
         k: v

@@ -80,10 +80,10 @@ class Plan:
         """Every combination of the `tuning` values."""
         return [dict(zip(self.tuning, values, strict=True)) for values in product(*self.tuning.values())]
 
-    def tuning_jobs(self, arm: Arm, tried: Mapping[str, Any]) -> list[Job]:
+    def tuning_jobs(self, arm: Arm, values: Mapping[str, Any]) -> list[Job]:
         """Jobs that try an arm at some values, in OUT/tuning/ARM/KEY=VALUE/seed-N."""
-        directory = self.out / "tuning" / folder(arm.label) / folder(",".join(f"{k}={v}" for k, v in tried.items()))
-        with_values = replace(arm, keys={**arm.keys, **tried})
+        directory = self.out / "tuning" / folder(arm.label) / folder(",".join(f"{k}={v}" for k, v in values.items()))
+        with_values = replace(arm, keys={**arm.keys, **values})
         seeds = range(TUNING_SEED, TUNING_SEED + self.tuning_seeds)
         return [Job(directory / f"seed-{s}", run_keys(self.setting, with_values, s), keep=False) for s in seeds]
 
@@ -127,9 +127,9 @@ def make_setting(
         raise ConfigError(f"--task {task} has no budget of its own{hint}: give one, --budget 60000 (generated tokens)")
     # A base setting, known or empty, is copied with the changed keys, so that its measure and direction carry over.
     overrides = {**with_origin(keys, task), **({"model": with_origin({"m": model}, "--model")["m"]} if model else {})}
-    merged = config.over(config.over({}, dotted(overrides)), config.parse_set(list(sets)))
+    stated_by_key = config.over(config.over({}, dotted(overrides)), config.parse_set(list(sets)))
     base = suite_setting or Setting(name=name, keys={"task": task}, budget=budget or Budget("tokens", 1))
-    changes = {"keys": {k: s.value for k, s in merged.items()}, "budget": budget or base.budget}
+    changes = {"keys": {k: s.value for k, s in stated_by_key.items()}, "budget": budget or base.budget}
     changes |= {k: v for k, v in (("measure", measure), ("better", better)) if v is not None}
     return base.model_copy(update=changes)
 
@@ -159,8 +159,8 @@ def parse_budget(text: str) -> Budget:
 def run_keys(setting: Setting, arm: Arm, seed: int) -> dict[str, Any]:
     """All keys of a run: defaults of comparisons, over them the setting's and the arm's, then budget and seed."""
     limit = {f"trainer.max_{setting.budget.unit}": _as_int_if_integral(setting.budget.amount)}
-    shared = config.over({}, dotted(with_origin({**KEYS, **setting.keys}, f"setting {setting.name}")))
-    resolved = config.over(shared, dotted(with_origin(arm.keys, f"arm {arm.label}")))
+    setting_keys = config.over({}, dotted(with_origin({**KEYS, **setting.keys}, f"setting {setting.name}")))
+    resolved = config.over(setting_keys, dotted(with_origin(arm.keys, f"arm {arm.label}")))
     return {**{k: s.value for k, s in resolved.items()}, **limit, "seed": seed}
 
 
@@ -172,11 +172,11 @@ def check(plan: Plan) -> None:
     """Raise `ConfigError` before anything runs for an unknown key, a method that the task can't serve, or a directory
     with other runs."""
     for arm in plan.arms:
-        for tried in plan.candidates(arm):
-            keys = run_keys(plan.setting, replace(arm, keys={**arm.keys, **tried}), plan.seeds[0])
+        for values in plan.candidates(arm):
+            keys = run_keys(plan.setting, replace(arm, keys={**arm.keys, **values}), plan.seeds[0])
             resolved = config.resolve(with_origin(keys, f"arm {arm.label}"))
             rehearse(resolved)
-    tuning = [job for arm in plan.arms for tried in plan.candidates(arm) for job in plan.tuning_jobs(arm, tried)]
+    tuning = [job for arm in plan.arms for values in plan.candidates(arm) for job in plan.tuning_jobs(arm, values)]
     for job in tuning if plan.tuning else plan.jobs():
         refuse_other(job)
 
@@ -207,51 +207,53 @@ def tune(plan: Plan, runner: Runner, notify: Notify) -> dict[str, dict[str, Any]
         return {}
     # The control is not tuned: it is the base on other rewards, with the base's values.
     arms = [arm for arm in plan.arms if arm.kind != "control"]
-    jobs = [job for arm in arms for tried in plan.candidates(arm) for job in plan.tuning_jobs(arm, tried)]
+    jobs = [job for arm in arms for values in plan.candidates(arm) for job in plan.tuning_jobs(arm, values)]
     notify(f"tuning {', '.join(plan.tuning)}: {len(jobs)} runs on seeds of their own, which are not reported")
     for _ in run_jobs(runner, jobs, notify, plan.setting.measure):
         pass
-    chosen: dict[str, dict[str, Any]] = {}
+    tuned_by_arm: dict[str, dict[str, Any]] = {}
     sign = 1.0 if plan.setting.better == "more" else -1.0
     for arm in arms:
         # A value with a failed run is left out: its mean over the other seeds would flatter it.
         means = []
-        for tried in plan.candidates(arm):
-            ends = [_end_measure(job, plan.setting.measure) for job in plan.tuning_jobs(arm, tried)]
+        for values in plan.candidates(arm):
+            ends = [_end_measure(job, plan.setting.measure) for job in plan.tuning_jobs(arm, values)]
             if ends and all(e is not None for e in ends):
-                means.append((sign * fmean([e for e in ends if e is not None]), tried))
+                means.append((sign * fmean([e for e in ends if e is not None]), values))
         if means:
-            chosen[arm.label] = dict(max(means, key=lambda pair: pair[0])[1])
-            notify(f"  {arm.label}: {', '.join(f'{k}={v}' for k, v in chosen[arm.label].items())}")
+            tuned_by_arm[arm.label] = dict(max(means, key=lambda pair: pair[0])[1])
+            notify(f"  {arm.label}: {', '.join(f'{k}={v}' for k, v in tuned_by_arm[arm.label].items())}")
     base = next(arm.label for arm in plan.arms if arm.kind == "base")
-    chosen |= {arm.label: chosen[base] for arm in plan.arms if arm.kind == "control" and base in chosen}
-    return chosen
+    tuned_by_arm |= {
+        arm.label: tuned_by_arm[base] for arm in plan.arms if arm.kind == "control" and base in tuned_by_arm
+    }
+    return tuned_by_arm
 
 
 def _end_measure(job: Job, measure: str) -> float | None:
     """The measure at the end of a run; None if the run is not finished or failed."""
-    if not job.done or job.trouble:
+    if not job.is_done or job.trouble:
         return None
     result = read_run(job.path, "", 0, measure)
     return result.end if result.points else None
 
 
-def tuned_plan(plan: Plan, chosen: Mapping[str, Mapping[str, Any]]) -> Plan:
+def tuned_plan(plan: Plan, tuned_by_arm: Mapping[str, Mapping[str, Any]]) -> Plan:
     """The plan with each arm at its tuned values."""
-    arms = [replace(arm, keys={**arm.keys, **chosen.get(arm.label, {})}) for arm in plan.arms]
+    arms = [replace(arm, keys={**arm.keys, **tuned_by_arm.get(arm.label, {})}) for arm in plan.arms]
     return replace(plan, arms=arms, tuning={})
 
 
 def run_jobs(runner: Runner, jobs: Sequence[Job], notify: Notify, measure: str) -> Iterator[Job]:
     """Run the jobs, yield each as it ends and notify of its result."""
-    new = sum(not job.done for job in jobs)
+    new = sum(not job.is_done for job in jobs)
     n_done = len(jobs) - new
     if n_done:
         notify(f"{n_done} of {len(jobs)} runs are there already")
     for job, trouble in runner(jobs):
         # What was stopped continues with the same command, and is no result.
         if new and not trouble.startswith(STOPPED):
-            n_done = sum(j.done for j in jobs)
+            n_done = sum(j.is_done for j in jobs)
             end = _end_measure(job, measure)
             outcome = trouble or (f"{measure.removeprefix('eval_')} {end:.3f}" if end is not None else "no evaluation")
             notify(f"  {n_done}/{len(jobs)}  {name_of(job)}: {outcome}")
@@ -272,7 +274,7 @@ def collect(plan: Plan) -> list[RunResult]:
     for arm in plan.arms:
         for seed in plan.seeds:
             job = plan.job(arm, seed)
-            if not job.done:
+            if not job.is_done:
                 continue
             result = read_run(job.path, arm.label, seed, plan.setting.measure)
             results.append(replace(result, trouble=job.trouble or result.trouble))
@@ -298,7 +300,9 @@ def with_horizons(plan: Plan, costs: Mapping[str, Mapping[str, Any]]) -> Plan:
 def reads_progress(resolved: config.Resolved) -> bool:
     """Return True if the configuration depends on the number of steps of the run."""
     configurations = resolved.phases or (resolved,)
-    parts = (part for one in configurations for part in one.method.parts())
-    open_ended = any(number.schedule.over is None for one in configurations for number in one.method.scheduled)
-    by_run = open_ended or any(one.settings.optim.schedule != "constant" for one in configurations)
+    parts = (part for configuration in configurations for part in configuration.method.parts())
+    open_ended = any(
+        number.schedule.over is None for configuration in configurations for number in configuration.method.scheduled
+    )
+    by_run = open_ended or any(configuration.settings.optim.schedule != "constant" for configuration in configurations)
     return by_run or any(hasattr(part, "total_steps") for part in parts)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.base.errors import RecordError
-from gxpo.compare.conclude import area, collapsed
+from gxpo.compare.conclude import area, has_collapsed
 from gxpo.compare.curves import figure_or_nan
 from gxpo.compare.results import Arm, ArmSummary, Comparison, Difference, Estimate, RunResult
 from gxpo.compare.wording import settings
@@ -91,8 +91,8 @@ def write_json(comparison: Comparison, path: str | Path) -> Path:
 
 def write_csv(comparisons: Comparison | Sequence[Comparison], path: str | Path) -> Path:
     """Write a CSV line for each run under `RUN_COLUMNS`; numbers that are not finite are left empty."""
-    several = [comparisons] if isinstance(comparisons, Comparison) else comparisons
-    lines = [_run_line(c, a, r) for c in several for a in c.arms for r in a.runs]
+    comparison_list = [comparisons] if isinstance(comparisons, Comparison) else comparisons
+    lines = [_run_line(c, a, r) for c in comparison_list for a in c.arms for r in a.runs]
     write_atomic(Path(path), "".join(_lines([RUN_COLUMNS, *lines])).encode("utf-8", "replace"))
     return Path(path)
 
@@ -173,7 +173,7 @@ def _run_line(comparison: Comparison, summary: ArmSummary, run: RunResult) -> li
         "setting": comparison.setting,
         "kind": summary.arm.kind,
         "area": area(run, comparison.budget),
-        "collapsed": int(collapsed(run, comparison.better)),
+        "collapsed": int(has_collapsed(run, comparison.better)),
     }
     return [values[c] if c in values else figure_or_nan(run, c) for c in RUN_COLUMNS]
 
@@ -181,14 +181,14 @@ def _run_line(comparison: Comparison, summary: ArmSummary, run: RunResult) -> li
 def _row(comparison: Comparison, study: str, summary: ArmSummary, difference: Difference | None) -> Row:
     c, arm, end = comparison, summary.arm, difference.end if difference else None
     # Tuned values lie over the arm's own.
-    changed = {k: v for k, v in {**arm.keys, **c.tuned.get(arm.label, {})}.items() if k != "method"}
+    changed_keys = {k: v for k, v in {**arm.keys, **c.tuned.get(arm.label, {})}.items() if k != "method"}
     return Row(
         study=study,
         setting=c.setting,
         task=str(c.keys.get("task", "")),
         model=str(c.keys.get("model", "")),
         method=_method(arm, c.keys),
-        keys=settings(changed),
+        keys=settings(changed_keys),
         budget=c.budget.amount,
         unit=c.budget.unit,
         seeds=summary.end.n,
@@ -213,15 +213,15 @@ def _cells(row: Row) -> list[Any]:
     return [getattr(row, c) for c in COLUMNS]
 
 
-def _parse_row(cells: Sequence[str], where: str) -> Row:
+def _parse_row(cells: Sequence[str], source: str) -> Row:
     if len(cells) != len(COLUMNS):
-        raise RecordError(f"{where}: {len(cells)} cells; a row has {len(COLUMNS)}: {heading()}")
+        raise RecordError(f"{source}: {len(cells)} cells; a row has {len(COLUMNS)}: {heading()}")
     values: dict[str, Any] = {}
     for field, cell in zip(dataclasses.fields(Row), cells, strict=True):
         try:
             values[field.name] = _parse_cell(str(field.type), cell)
         except ValueError:
-            raise RecordError(f"{where}: {field.name} is {cell!r}; write a number") from None
+            raise RecordError(f"{source}: {field.name} is {cell!r}; write a number") from None
     return Row(**values)
 
 

@@ -57,17 +57,17 @@ def forecast(plan: Plan, runner: Local, notify: Notify) -> Forecast:
     # Keyed by the configuration and not by the label, which the user may change.
     keys_by_arm = {arm.label: _cache_key(run_keys(plan.setting, arm, 0)) for arm in plan.arms}
     # Tuning runs count as runs to be made: they cost as much as reported ones.
-    missing = {arm.label: sum(not j.done for j in plan.jobs([arm])) for arm in plan.arms}
+    missing = {arm.label: sum(not j.is_done for j in plan.jobs([arm])) for arm in plan.arms}
     trials = {arm.label: len(plan.candidates(arm)) * plan.tuning_seeds if plan.tuning else 0 for arm in plan.arms}
     runs = {label: missing[label] + trials[label] for label in missing}
     unmeasured_arms = [arm for arm in plan.arms if keys_by_arm[arm.label] not in figures_by_keys and missing[arm.label]]
-    measured, reason = _affordable(plan, unmeasured_arms, runs)
-    if measured:
-        others = "; the others are taken to cost as much" if len(measured) < len(unmeasured_arms) else ""
-        notify(f"two steps of {', '.join(arm.label for arm in measured)}, to see what they cost{others}")
+    affordable_arms, reason = _affordable(plan, unmeasured_arms, runs)
+    if affordable_arms:
+        assumption = "; the others are taken to cost as much" if len(affordable_arms) < len(unmeasured_arms) else ""
+        notify(f"two steps of {', '.join(arm.label for arm in affordable_arms)}, to see what they cost{assumption}")
         # A seed that no reported run has.
-        probed = runner.probe([run_keys(plan.setting, arm, TUNING_SEED - 1) for arm in measured])
-        for arm, figures in zip(measured, probed, strict=True):
+        probed = runner.probe([run_keys(plan.setting, arm, TUNING_SEED - 1) for arm in affordable_arms])
+        for arm, figures in zip(affordable_arms, probed, strict=True):
             if "trouble" in figures:
                 raise ConfigError(f"arm {arm.label}: {figures['trouble']}")
             figures_by_keys[keys_by_arm[arm.label]] = figures
@@ -119,16 +119,16 @@ def _affordable(plan: Plan, arms: Sequence[Arm], runs: Mapping[str, int]) -> tup
 def _needs_steps(plan: Plan, arm: Arm) -> bool:
     """Return True if an arm's configuration reads the number of steps, which only a measurement can tell."""
     states_steps = "trainer.steps" in arm.keys or "trainer.steps" in plan.setting.keys
-    return not states_steps and reads_progress(_resolved(plan, arm))
+    return not states_steps and reads_progress(_resolve(plan, arm))
 
 
-def _resolved(plan: Plan, arm: Arm) -> config.Resolved:
+def _resolve(plan: Plan, arm: Arm) -> config.Resolved:
     return config.resolve(with_origin(run_keys(plan.setting, arm, plan.seeds[0]), f"arm {arm.label}"))
 
 
 def _probe_cost(plan: Plan, arm: Arm) -> float:
     """Largest cost of measuring an arm, in runs of that arm; 0 if no limit of its tokens is known."""
-    budget, figures = plan.setting.budget, arithmetic(_resolved(plan, arm))
+    budget, figures = plan.setting.budget, arithmetic(_resolve(plan, arm))
     step = {
         "tokens": figures["generated_tokens_per_step_at_most"],
         "updates": figures["optimiser_steps_per_step"],

@@ -126,13 +126,13 @@ def area_under_curve(points: Sequence[Point], unit: Unit, amount: float) -> floa
     from scipy.integrate import trapezoid
 
     # Sorted, since a curve may be given in any order, and interpolation assumes it.
-    curve = sorted((p.spent(unit), p.value) for p in points if not math.isnan(p.value))
+    curve = sorted((p.cost(unit), p.value) for p in points if not math.isnan(p.value))
     if not curve or not amount > 0:
         raise ValueError(f"a curve needs an evaluation and a budget above 0; got {len(curve)} and {amount}")
     x, y = np.array(curve).T
-    inside = (x > 0) & (x < amount)
-    xs = np.concatenate([[0.0], x[inside], [amount]])
-    ys = np.concatenate([[np.interp(0.0, x, y)], y[inside], [np.interp(amount, x, y)]])
+    is_inside = (x > 0) & (x < amount)
+    xs = np.concatenate([[0.0], x[is_inside], [amount]])
+    ys = np.concatenate([[np.interp(0.0, x, y)], y[is_inside], [np.interp(amount, x, y)]])
     return float(trapezoid(ys, xs)) / amount
 
 
@@ -165,7 +165,7 @@ def probability_of_improvement(arm: ArrayLike, base: ArrayLike) -> Estimate:
         raise ValueError(f"{len(of_arm)} settings of one arm, {len(of_base)} of the other")
     half = len(of_arm)
 
-    def above(*samples: NDArray[Any], axis: int = -1) -> Any:
+    def share_above(*samples: NDArray[Any], axis: int = -1) -> Any:
         del axis  # the last
         shares = []
         for x, y in zip(samples[:half], samples[half:], strict=True):
@@ -173,7 +173,7 @@ def probability_of_improvement(arm: ArrayLike, base: ArrayLike) -> Estimate:
             shares.append(((difference > 0) + 0.5 * (difference == 0)).mean(axis=(-2, -1)))
         return np.mean(shares, axis=0)
 
-    return _bootstrap([*of_arm, *of_base], above)
+    return _bootstrap([*of_arm, *of_base], share_above)
 
 
 def mean_over_settings(spreads: Sequence[Spread]) -> Estimate:

@@ -45,13 +45,13 @@ class Job:
     keep: bool = True
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return (self.path / worker.DONE).is_file()
 
     @property
     def trouble(self) -> str:
         """Reason why the run ended before its budget; empty if it did not, or is not finished."""
-        return str(json.loads((self.path / worker.DONE).read_text())["trouble"]) if self.done else ""
+        return str(json.loads((self.path / worker.DONE).read_text())["trouble"]) if self.is_done else ""
 
     def progress(self) -> dict[str, Any]:
         """Newest complete line of the run's metrics; empty before the first."""
@@ -92,8 +92,8 @@ class Local:
         self._stopped = False
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]:
-        yield from ((job, job.trouble) for job in jobs if job.done)
-        yield from self._each(lambda job: (job, self._train(job)), [job for job in jobs if not job.done])
+        yield from ((job, job.trouble) for job in jobs if job.is_done)
+        yield from self._map(lambda job: (job, self._train(job)), [job for job in jobs if not job.is_done])
 
     def probe(self, keys: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Measure two steps of each configuration (`gxpo.training.probe`); figures in the order of `keys`."""
@@ -101,10 +101,10 @@ class Local:
         figures_by_index: dict[int, dict[str, Any]] = {}
         for indexed_keys in (list(enumerate(keys))[:1], list(enumerate(keys))[1:]):
             ask = lambda pair: (pair[0], self._ask({"probe": True, "keys": dict(pair[1])}, dict))  # noqa: E731
-            figures_by_index |= dict(self._each(ask, indexed_keys))
+            figures_by_index |= dict(self._map(ask, indexed_keys))
         return [figures_by_index[i] for i in range(len(keys))]
 
-    def _each(self, work: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:
+    def _map(self, work: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:
         """Yield results of `work` as they come; an exception or an abandoned loop ends all worker processes."""
         if not items:
             return
@@ -182,18 +182,18 @@ class Ray(Local):
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]:
         # Submitting one task for each free worker, not all at once, is what limits the runs at a time.
-        yield from ((job, job.trouble) for job in jobs if job.done)
-        waiting = [job for job in jobs if not job.done]
+        yield from ((job, job.trouble) for job in jobs if job.is_done)
+        queue = [job for job in jobs if not job.is_done]
         job_by_reference: dict[Any, Job] = {}
-        while waiting or job_by_reference:
-            while waiting and len(job_by_reference) < self.workers:
-                job = waiting.pop(0)
+        while queue or job_by_reference:
+            while queue and len(job_by_reference) < self.workers:
+                job = queue.pop(0)
                 reference = self._remote.remote(str(job.path.resolve()), dict(job.keys), job.keep, self.threads)
                 job_by_reference[reference] = job
-            finished, _ = self._ray.wait(list(job_by_reference), num_returns=1)
-            job = job_by_reference.pop(finished[0])
+            ready_references, _ = self._ray.wait(list(job_by_reference), num_returns=1)
+            job = job_by_reference.pop(ready_references[0])
             try:
-                yield job, str(self._ray.get(finished[0]))
+                yield job, str(self._ray.get(ready_references[0]))
             # Errors of Ray are the cluster's: the same command takes the run up again.
             except self._ray.exceptions.RayError as error:
                 yield job, f"{STOPPED}: {' '.join(str(error).split())[:300]}"
@@ -210,7 +210,11 @@ def _run_on_node(path: str, keys: Mapping[str, Any], keep: bool, threads: int) -
     environment = {**os.environ, **{name: str(threads) for name in worker.THREADS}}
     item = {"path": path, "keys": dict(keys), "keep": keep}
     program = [sys.executable, "-m", "gxpo.compare.worker"]
-    done = subprocess.run(program, input=json.dumps(item), text=True, capture_output=True, env=environment, check=False)
-    if done.returncode:
-        raise RuntimeError(f"its process ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}")
-    return str(json.loads(done.stdout.splitlines()[-1])["trouble"]) if Path(path).exists() else "its directory is gone"
+    process = subprocess.run(
+        program, input=json.dumps(item), text=True, capture_output=True, env=environment, check=False
+    )
+    if process.returncode:
+        raise RuntimeError(f"its process ended with exit code {process.returncode}: {process.stderr.strip()[-300:]}")
+    return (
+        str(json.loads(process.stdout.splitlines()[-1])["trouble"]) if Path(path).exists() else "its directory is gone"
+    )

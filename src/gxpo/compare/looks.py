@@ -43,8 +43,8 @@ class Ledger:
         path = out / FILE
         if not path.is_file():
             return cls(path, budget)
-        stored: Mapping[str, Any] = json.loads(path.read_text())
-        return cls(path, budget.same_as(stored["budget"]), stored["seconds"], stored["runs"], stored["reason"])
+        document: Mapping[str, Any] = json.loads(path.read_text())
+        return cls(path, budget.same_as(document["budget"]), document["seconds"], document["runs"], document["reason"])
 
     def write(self) -> None:
         """Store the ledger."""
@@ -77,8 +77,8 @@ def rule(budget: TrialBudget, arms: int) -> str:
     limits = [f"{budget.minutes:g} minutes"] if budget.minutes is not None else []
     limits += [f"{count(budget.tokens)} generated tokens"] if budget.tokens is not None else []
     within = "".join(f" or {limit}" for limit in limits)
-    over = f" over all {arms} arms" if arms > 1 else ""
-    error = f"at most {budget.alpha * 100:.3g} % false positives{over}"
+    scope = f" over all {arms} arms" if arms > 1 else ""
+    error = f"at most {budget.alpha * 100:.3g} % false positives{scope}"
     if budget.seeds < FEWEST_SEEDS:
         error = f"fewer than {FEWEST_SEEDS} seeds are not ranked"
     if not budget.sequential:
@@ -126,15 +126,15 @@ def with_decision(comparison: Comparison, decision: Decision) -> Comparison:
     """
     digits = places(comparison.arms)
     differences = []
-    for d in comparison.differences:
-        arm = decision.arms.get(d.arm)
-        if arm is not None and d.verdict != "equal":
+    for difference in comparison.differences:
+        arm = decision.arms.get(difference.arm)
+        if arm is not None and difference.verdict != "equal":
             verdict = arm.verdict if arm.decided_at is not None else "undecided"
-            d = replace(
-                d, end=arm.estimate, p_adjusted=math.nan, seeds_needed=arm.seeds_needed, verdict=verdict,
-                sentence=sentence(d.arm, arm, digits).replace("the base", d.against),
+            difference = replace(
+                difference, end=arm.estimate, p_adjusted=math.nan, seeds_needed=arm.seeds_needed, verdict=verdict,
+                sentence=sentence(difference.arm, arm, digits).replace("the base", difference.against),
             )  # fmt: skip
-        differences.append(d)
+        differences.append(difference)
     notes = [note for note in comparison.notes if UNPAIRED not in note]
     return replace(comparison, differences=differences, notes=notes)
 

@@ -23,14 +23,14 @@ from gxpo.base.page.forest_plot import Interval, forest_plot
 from gxpo.base.page.text import join
 from gxpo.compare import page_sections
 from gxpo.compare.results import Comparison
-from gxpo.compare.sentences import OverSettings, compared, over_settings, verdict
+from gxpo.compare.sentences import OverSettings, differences_of_arms, over_settings, verdict
 from gxpo.compare.wording import (
     UNITS,
     caption,
     count,
     duration,
     interval,
-    listed,
+    join_words,
     places,
     probability,
 )
@@ -46,7 +46,7 @@ def summary(comparisons: Sequence[Comparison]) -> Html:
     """Summary of a suite: verdict over the settings, a table of all differences, a forest plot for each arm."""
     arms = over_settings(comparisons)
     sentences = [line for a in arms for line in a.sentences]
-    single = [d for c in comparisons for d in compared(c)]
+    single = [d for c in comparisons for d in differences_of_arms(c)]
     decided = any(d.verdict in ("better", "worse") for d in (*single, *arms))
     head = verdict_part(
         "healthy" if decided else "note",
@@ -54,12 +54,14 @@ def summary(comparisons: Sequence[Comparison]) -> Html:
         sentences[1:],
         label="verdict",
     )
-    shared = "; ".join(dict.fromkeys(caption(c, setting=False) for c in comparisons))
-    under = f"{shared}. p is corrected for the number of arms within each setting, and again for the means."
-    plots = charts([(_summary_plot(a, comparisons), shared) for a in arms if a.difference]) if arms else ""
+    shared_caption = "; ".join(dict.fromkeys(caption(c, setting=False) for c in comparisons))
+    table_caption = (
+        f"{shared_caption}. p is corrected for the number of arms within each setting, and again for the means."
+    )
+    plots = charts([(_summary_plot(a, comparisons), shared_caption) for a in arms if a.difference]) if arms else ""
     return head + section(
         "All settings",
-        table(COLUMNS, _summary_rows(comparisons, arms), numbers=FIGURES, caption=under, wide=True),
+        table(COLUMNS, _summary_rows(comparisons, arms), numbers=FIGURES, caption=table_caption, wide=True),
         plots,
     )
 
@@ -69,7 +71,7 @@ def _summary_rows(comparisons: Sequence[Comparison], arms: Sequence[OverSettings
         (c.setting, d.arm, interval(d.end, places(c.arms), sign=True), probability(d.p_adjusted), d.end.n, d.verdict,
          c.budget, c.measure)
         for c in comparisons
-        for d in compared(c)
+        for d in differences_of_arms(c)
     ]  # fmt: skip
     # One precision for all rows of the table.
     digits = max((places(c.arms) for c in comparisons), default=3)
@@ -85,7 +87,7 @@ def _summary_plot(arm: OverSettings, comparisons: Sequence[Comparison]) -> Html:
     rows = [
         page_sections.row_of(c.setting, d, d.end, places(c.arms))
         for c in comparisons
-        for d in compared(c)
+        for d in differences_of_arms(c)
         if d.arm == arm.arm
     ]
     mean = arm.difference
@@ -128,51 +130,60 @@ def page_of(comparisons: Sequence[Comparison], out: str | Path) -> Path:
         body = masthead(title, _facts(c)) + _verdict(c) + join(_body(c))
     else:
         title = f"{_arms(comparisons)} in {len(comparisons)} settings"
-        each = [folded(f"{c.setting}: {verdict(c)[0]}", _verdict(c), *_body(c)) for c in comparisons]
-        body = masthead(title, _shared_facts(comparisons)) + summary(comparisons) + join(each)
+        sections = [folded(f"{c.setting}: {verdict(c)[0]}", _verdict(c), *_body(c)) for c in comparisons]
+        body = masthead(title, _shared_facts(comparisons)) + summary(comparisons) + join(sections)
     path = Path(out)
     write_atomic(path, page(f"gxpo compare: {title}", body, style=STYLE).encode("utf-8", "replace"))
     return path
 
 
-def _body(c: Comparison) -> list[Html]:
+def _body(comparison: Comparison) -> list[Html]:
     """Sections of a comparison below its verdict."""
-    changed = page_sections.tasks(c)
+    task_sections = page_sections.tasks(comparison)
     absent = paragraph("The runs recorded no verdicts of held-out tasks.", soft=True)
-    versions = ", ".join(f"{name} {version}" for name, version in c.versions.items())
+    versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
     return [
-        _key_figures(c),
-        section("Differences", page_sections.differences(c), *page_sections.figures(c)),
-        section("Curves", page_sections.curves(c)),
-        section("Held-out tasks", *(changed or [absent])),
-        section("Cost", page_sections.cost(c)),
-        section("Collapsed and failed runs", page_sections.trouble(c), page_sections.runs(c)),
-        section("Settings", *page_sections.settings(c)),
+        _key_figures(comparison),
+        section("Differences", page_sections.differences(comparison), *page_sections.figures(comparison)),
+        section("Curves", page_sections.curves(comparison)),
+        section("Held-out tasks", *(task_sections or [absent])),
+        section("Cost", page_sections.cost(comparison)),
+        section("Collapsed and failed runs", page_sections.trouble(comparison), page_sections.runs(comparison)),
+        section("Settings", *page_sections.settings(comparison)),
         section(
             "To make it again",
-            preformatted("\n".join(c.commands), boxed=True) if c.commands else paragraph("No command is known."),
+            preformatted("\n".join(comparison.commands), boxed=True)
+            if comparison.commands
+            else paragraph("No command is known."),
             paragraph(versions or "Versions unknown.", soft=True),
         ),
     ]
 
 
-def _title(c: Comparison) -> str:
-    base = next((a.arm.label for a in c.arms if a.arm.kind == "base"), "")
-    arms = [a.arm.label for a in c.arms if a.arm.kind == "arm"]
-    who = listed(arms) if len(arms) <= 3 else f"{len(arms)} methods"
-    return f"{who} against {base}: {c.setting}" if arms and base else c.setting
+def _title(comparison: Comparison) -> str:
+    base = next((a.arm.label for a in comparison.arms if a.arm.kind == "base"), "")
+    arms = [a.arm.label for a in comparison.arms if a.arm.kind == "arm"]
+    subject = join_words(arms) if len(arms) <= 3 else f"{len(arms)} methods"
+    return f"{subject} against {base}: {comparison.setting}" if arms and base else comparison.setting
 
 
 def _arms(comparisons: Sequence[Comparison]) -> str:
     arms = list(dict.fromkeys(a.arm.label for c in comparisons for a in c.arms if a.arm.kind == "arm"))
-    return listed(arms) if len(arms) <= 3 else f"{len(arms)} methods"
+    return join_words(arms) if len(arms) <= 3 else f"{len(arms)} methods"
 
 
-def _facts(c: Comparison) -> list[str]:
-    out = [f"model {c.keys['model']}"] if "model" in c.keys else []
-    out += [f"task {c.keys['task']}"] if "task" in c.keys and c.keys["task"] != c.setting else []
-    out.append(caption(c))
-    return [*out, *(f"{name} {c.versions[name]}" for name in ("gxpo", "commit") if name in c.versions)]
+def _facts(comparison: Comparison) -> list[str]:
+    out = [f"model {comparison.keys['model']}"] if "model" in comparison.keys else []
+    out += (
+        [f"task {comparison.keys['task']}"]
+        if "task" in comparison.keys and comparison.keys["task"] != comparison.setting
+        else []
+    )
+    out.append(caption(comparison))
+    return [
+        *out,
+        *(f"{name} {comparison.versions[name]}" for name in ("gxpo", "commit") if name in comparison.versions),
+    ]
 
 
 def _shared_facts(comparisons: Sequence[Comparison]) -> list[str]:
@@ -181,26 +192,32 @@ def _shared_facts(comparisons: Sequence[Comparison]) -> list[str]:
     return [fact for fact in first if all(fact in _facts(c) for c in comparisons)]
 
 
-def _verdict(c: Comparison) -> Html:
+def _verdict(comparison: Comparison) -> Html:
     """The verdict, then the caveats."""
-    first, *others = verdict(c)
-    decided = {d.verdict for d in compared(c)} & {"better", "worse"}
+    headline, *sentences = verdict(comparison)
+    decided = {d.verdict for d in differences_of_arms(comparison)} & {"better", "worse"}
     kind: Literal["healthy", "warning", "note"] = "healthy" if "better" in decided else "warning" if decided else "note"
-    return verdict_part(kind, first, [*others, *c.notes], label="verdict")
+    return verdict_part(kind, headline, [*sentences, *comparison.notes], label="verdict")
 
 
-def _key_figures(c: Comparison) -> Html:
-    seeds = sorted({a.end.n for a in c.arms})
-    tasks = {len(r.after) for a in c.arms for r in a.runs} - {0}
-    runs = sum(len(a.runs) for a in c.arms)
-    n_collapsed, failed = sum(a.collapsed for a in c.arms), sum(len(a.failed) for a in c.arms)
-    amount = duration(c.budget.amount) if c.budget.unit == "seconds" else count(c.budget.amount)
-    troubles = [f"{n} {word}" for n, word in ((n_collapsed, "collapsed"), (failed, "ended early")) if n]
+def _key_figures(comparison: Comparison) -> Html:
+    seeds = sorted({a.end.n for a in comparison.arms})
+    tasks = {len(r.after) for a in comparison.arms for r in a.runs} - {0}
+    runs = sum(len(a.runs) for a in comparison.arms)
+    n_collapsed, n_failed = sum(a.collapsed for a in comparison.arms), sum(len(a.failed) for a in comparison.arms)
+    amount = (
+        duration(comparison.budget.amount) if comparison.budget.unit == "seconds" else count(comparison.budget.amount)
+    )
+    troubles = [f"{n} {word}" for n, word in ((n_collapsed, "collapsed"), (n_failed, "ended early")) if n]
     return key_figures(
         [
             ("seeds of each arm", "\u2013".join(map(str, dict.fromkeys([seeds[0], seeds[-1]]))) if seeds else "0"),
-            ("budget of a run", amount, "of training" if c.budget.unit == "seconds" else UNITS[c.budget.unit]),
+            (
+                "budget of a run",
+                amount,
+                "of training" if comparison.budget.unit == "seconds" else UNITS[comparison.budget.unit],
+            ),
             *([("held-out tasks", f"{max(tasks):,}")] if tasks else []),
-            ("runs", f"{runs:,}", listed(troubles) if troubles else ""),
+            ("runs", f"{runs:,}", join_words(troubles) if troubles else ""),
         ]
     )

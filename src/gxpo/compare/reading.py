@@ -23,7 +23,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Spent:
+class StepCost:
     """Cost of training from its beginning to the end of a step."""
 
     step: int = 0
@@ -50,18 +50,18 @@ def read_run(path: str | Path, arm: str, seed: int, measure: str = ACCURACY, bud
     path = Path(path)
     config_of(path)  # raises if this is no run
     lines, evaluations = metrics.read(path / METRICS), metrics.read(path / EVALUATIONS)
-    spent = costs(path, lines)
-    evaluations_with_cost = [row for row in evaluations if row.get("step") in spent]
-    held_out = measure in figures_of(evaluations) or (measure.startswith("eval_") and not evaluations)
+    cost_by_step = costs(path, lines)
+    evaluations_with_cost = [row for row in evaluations if row.get("step") in cost_by_step]
+    is_held_out = measure in figures_of(evaluations) or (measure.startswith("eval_") and not evaluations)
     # A run without any evaluation is not in error for an `eval_` measure: it may have been killed before its first.
-    if held_out:
+    if is_held_out:
         points = [
-            spent[row["step"]].point(float(row[measure]))
+            cost_by_step[row["step"]].point(float(row[measure]))
             for row in evaluations_with_cost
             if _is_figure(row.get(measure))
         ]
     elif measure in figures_of(lines):
-        points = windows([(row["step"], row.get(measure)) for row in lines], spent.__getitem__, budget)
+        points = windows([(row["step"], row.get(measure)) for row in lines], cost_by_step.__getitem__, budget)
     elif lines:
         raise unknown_measure(measure, path, evaluations, lines)
     else:
@@ -69,28 +69,32 @@ def read_run(path: str | Path, arm: str, seed: int, measure: str = ACCURACY, bud
     # The budget may end between two evaluations: then curve and verdicts are taken from the line between them.
     curve, share = (points, 1.0) if budget is None else cut(points, budget)
     end = curve[-1].step if curve else 0
-    before = after = {}
+    start_verdicts = end_verdicts = {}
     if len(curve) > 1 and measure == ACCURACY:
         # Verdicts by task only for the accuracy, whose mean they are.
-        before, after = verdicts_of(path, curve[0].step), verdicts_of(path, points[len(curve) - 1].step)
-        after = after if share == 1 else _interpolate(verdicts_of(path, points[len(curve) - 2].step), after, share)
+        start_verdicts, end_verdicts = verdicts_of(path, curve[0].step), verdicts_of(path, points[len(curve) - 1].step)
+        end_verdicts = (
+            end_verdicts
+            if share == 1
+            else _interpolate(verdicts_of(path, points[len(curve) - 2].step), end_verdicts, share)
+        )
     # Other figures are not interpolated (lengths, pass@k): they are those of the nearer evaluation.
-    figures_step = points[len(curve) - (1 if share >= 0.5 else 2)].step if held_out and curve else end
-    last = next((row for row in reversed(evaluations_with_cost) if row["step"] <= figures_step), {})
+    figures_step = points[len(curve) - (1 if share >= 0.5 else 2)].step if is_held_out and curve else end
+    figures_row = next((row for row in reversed(evaluations_with_cost) if row["step"] <= figures_step), {})
     end_line = next((row for row in reversed(lines) if row["step"] <= end), {})
     # A cut curve ends at its budget by definition.
-    is_complete = share < 1 or (bool(curve) and budget is not None and curve[-1].spent(budget.unit) >= budget.amount)
+    is_complete = share < 1 or (bool(curve) and budget is not None and curve[-1].cost(budget.unit) >= budget.amount)
     return RunResult(
         arm,
         seed,
         str(path),
         tuple(curve),
-        before,
-        after,
+        start_verdicts,
+        end_verdicts,
         int(end_line.get("discarded_rollouts") or 0),
         _figure(end_line.get("judge_tokens")),
-        {k: float(v) for k, v in last.items() if k.startswith("eval_") and _is_figure(v)},
-        "" if is_complete and len(curve) > 1 else _trouble(points, lines, held_out),
+        {k: float(v) for k, v in figures_row.items() if k.startswith("eval_") and _is_figure(v)},
+        "" if is_complete and len(curve) > 1 else _trouble(points, lines, is_held_out),
         trace_of(lines),
     )
 
@@ -110,11 +114,11 @@ def cut(points: Sequence[Point], budget: Budget) -> tuple[list[Point], float]:
     all are within.
     """
     unit, amount = budget.unit, budget.amount
-    within = [p for p in points if p.spent(unit) <= amount]
-    if not within or len(within) == len(points) or within[-1].spent(unit) == amount:
+    within = [p for p in points if p.cost(unit) <= amount]
+    if not within or len(within) == len(points) or within[-1].cost(unit) == amount:
         return within, 1.0
     a, b = within[-1], points[len(within)]
-    share = (amount - a.spent(unit)) / (b.spent(unit) - a.spent(unit))
+    share = (amount - a.cost(unit)) / (b.cost(unit) - a.cost(unit))
     step, tokens, updates = (round(x + share * (y - x)) for x, y in zip(_counts(a), _counts(b), strict=True))
     seconds = a.seconds + share * (b.seconds - a.seconds)
     return [*within, Point(step, tokens, updates, seconds, a.value + share * (b.value - a.value))], share
@@ -124,24 +128,24 @@ def _counts(point: Point) -> tuple[int, int, int]:
     return point.step, point.tokens, point.updates
 
 
-def _interpolate(one: Mapping[str, float], other: Mapping[str, float], share: float) -> dict[str, float]:
+def _interpolate(first: Mapping[str, float], second: Mapping[str, float], share: float) -> dict[str, float]:
     """Interpolate verdicts between two evaluations, task by task."""
-    return {k: one[k] + share * (other[k] - one[k]) for k in one if k in other}
+    return {k: first[k] + share * (second[k] - first[k]) for k in first if k in second}
 
 
-def costs(path: Path, lines: Rows) -> dict[int, Spent]:
+def costs(path: Path, lines: Rows) -> dict[int, StepCost]:
     """Cost of training by the end of each step; step 0 is before training.
 
     Lines of metrics hold generated tokens since the run began (through every resume), but updates and seconds of their
     own step.
     """
-    out = {0: Spent()}
+    out = {0: StepCost()}
     updates, seconds = 0, 0.0
     for row in lines:
         try:
             updates += row["optimiser_steps"]
             seconds += row["time_step_s"]
-            out[row["step"]] = Spent(row["step"], row["generated_tokens"], updates, seconds)
+            out[row["step"]] = StepCost(row["step"], row["generated_tokens"], updates, seconds)
         except (KeyError, TypeError) as error:
             raise RecordError(
                 f"{path / METRICS}: the line of step {row.get('step')} does not say what it cost ({error}): it is not "
@@ -151,7 +155,7 @@ def costs(path: Path, lines: Rows) -> dict[int, Spent]:
 
 
 def windows(
-    values: Sequence[tuple[int, float | None]], spent: Callable[[int], Spent], budget: Budget | None = None
+    values: Sequence[tuple[int, float | None]], cost_at: Callable[[int], StepCost], budget: Budget | None = None
 ) -> list[Point]:
     """Curve of a figure of training: means over at most ten equal parts of the steps, unknown values left out.
 
@@ -160,7 +164,7 @@ def windows(
     """
     # Steps beyond the budget would let a longer run average over more training.
     within_budget = [
-        (s, v) for s, v in values if budget is None or spent(s).point(0.0).spent(budget.unit) <= budget.amount
+        (s, v) for s, v in values if budget is None or cost_at(s).point(0.0).cost(budget.unit) <= budget.amount
     ]
     n = len(within_budget)
     parts = min(TENTHS, n)
@@ -172,7 +176,7 @@ def windows(
         values_known = [v for v in map(_figure, (v for _, v in part)) if math.isfinite(v)]
         if values_known:
             step = 0 if i == 0 else part[-1][0] if i == parts - 1 else part[(len(part) - 1) // 2][0]
-            out.append(spent(step).point(math.fsum(values_known) / len(values_known)))
+            out.append(cost_at(step).point(math.fsum(values_known) / len(values_known)))
     return out
 
 
@@ -197,9 +201,9 @@ def unknown_measure(measure: str, path: str | Path, evaluations: Rows, lines: Ro
     """Build the error for a measure that no line has."""
     held_out = figures_of(evaluations)
     training = [n for n in figures_of(lines) if n not in held_out]
-    listed = f"evaluations have {', '.join(held_out)}" if held_out else "there are no evaluations"
+    evaluation_text = f"evaluations have {', '.join(held_out)}" if held_out else "there are no evaluations"
     hint = did_you_mean(measure, [*held_out, *training]) or ";"
-    return ConfigError(f"{path} has no figure {measure!r}{hint} {listed}; steps have {', '.join(training)}")
+    return ConfigError(f"{path} has no figure {measure!r}{hint} {evaluation_text}; steps have {', '.join(training)}")
 
 
 def _trouble(points: Sequence[Point], lines: Rows, held_out: bool) -> str:

@@ -57,7 +57,7 @@ class Point:
     seconds: float
     value: float
 
-    def spent(self, unit: Unit) -> float:
+    def cost(self, unit: Unit) -> float:
         return float(getattr(self, unit))
 
 

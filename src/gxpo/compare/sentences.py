@@ -11,7 +11,7 @@ from gxpo.base.errors import ConfigError
 from gxpo.compare.conclude import ALPHA, Overall, overall, rounded_up
 from gxpo.compare.inference import holm
 from gxpo.compare.results import Comparison, Difference, Estimate
-from gxpo.compare.wording import interval, listed, places, probability
+from gxpo.compare.wording import interval, join_words, places, probability
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class OverSettings:
     sentences: Sequence[str]
 
 
-def compared(comparison: Comparison) -> list[Difference]:
+def differences_of_arms(comparison: Comparison) -> list[Difference]:
     """Differences of the arms, without controls."""
     kinds = {a.arm.label: a.arm.kind for a in comparison.arms}
     return [d for d in comparison.differences if kinds.get(d.arm) == "arm"]
@@ -44,7 +44,7 @@ def compared(comparison: Comparison) -> list[Difference]:
 def verdict(comparison: Comparison) -> list[str]:
     """Verdict in sentences: first the arms that differ from the base, best first, then those that equal it in
     every step, then one for the undecided."""
-    differences = compared(comparison)
+    differences = differences_of_arms(comparison)
     if not differences:
         return ["nothing is compared: there is no arm beside the base"]
     out = [d.sentence for d in sorted(differences, key=lambda d: -d.end.mean) if d.verdict in ("better", "worse")]
@@ -52,33 +52,33 @@ def verdict(comparison: Comparison) -> list[str]:
     undecided = [d for d in differences if d.verdict == "undecided"]
     if len(undecided) == 1:
         return [*out, undecided[0].sentence]
-    return [*out, _undecided(undecided, is_only_sentence=not out)] if undecided else out
+    return [*out, _undecided_sentence(undecided, is_only_sentence=not out)] if undecided else out
 
 
-def _undecided(unsure: Sequence[Difference], *, is_only_sentence: bool) -> str:
+def _undecided_sentence(unsure: Sequence[Difference], *, is_only_sentence: bool) -> str:
     """One sentence for several undecided arms, with the seeds that each would need if that is known."""
-    subject = "no arm can" if is_only_sentence else f"{listed([d.arm for d in unsure])} can't"
+    subject = "no arm can" if is_only_sentence else f"{join_words([d.arm for d in unsure])} can't"
     sentence = f"{subject} be told from {unsure[0].against}: n too small to say"
-    needed: dict[str, list[str]] = {}
+    arms_by_seeds: dict[str, list[str]] = {}
     for d in sorted(unsure, key=lambda d: d.seeds_needed or 0):
         if d.seeds_needed is not None:
             # Arms that need the same rounded number share one phrase.
-            needed.setdefault(rounded_up(max(d.seeds_needed, d.end.n + 1)), []).append(d.arm)
-    if not needed:
+            arms_by_seeds.setdefault(rounded_up(max(d.seeds_needed, d.end.n + 1)), []).append(d.arm)
+    if not arms_by_seeds:
         return sentence
-    (least, arms), *rest = needed.items()
-    unknown = [d.arm for d in unsure if d.seeds_needed is None]
-    whose = f" for {listed(arms)}" if rest or unknown else ""
-    more = "".join(f", {n} for {listed(others)}" for n, others in rest)
-    last = f"; no number of seeds is known for {listed(unknown)}" if unknown else ""
-    return f"{sentence}; about {least} seeds would{whose}{more}{last}"
+    (least, arms), *further_counts = arms_by_seeds.items()
+    unknown_arms = [d.arm for d in unsure if d.seeds_needed is None]
+    for_arms = f" for {join_words(arms)}" if further_counts or unknown_arms else ""
+    further_text = "".join(f", {n} for {join_words(further_arms)}" for n, further_arms in further_counts)
+    unknown_text = f"; no number of seeds is known for {join_words(unknown_arms)}" if unknown_arms else ""
+    return f"{sentence}; about {least} seeds would{for_arms}{further_text}{unknown_text}"
 
 
 def over_settings(comparisons: Sequence[Comparison]) -> list[OverSettings]:
     """Verdicts of all arms over the settings, controls left out, in order of first appearance."""
     differences_by_arm: dict[str, list[Difference]] = {}
     for c in comparisons:
-        for d in compared(c):
+        for d in differences_of_arms(c):
             differences_by_arm.setdefault(d.arm, []).append(d)
     means = {o.arm: o for o in _overall(comparisons) if o.arm in differences_by_arm}
     # Holm's correction once more: the means over settings are a family of tests of their own.
@@ -90,14 +90,16 @@ def over_settings(comparisons: Sequence[Comparison]) -> list[OverSettings]:
         sentences, against = [_counts(arm, arm_differences)], arm_differences[0].against
         verdict: Literal["better", "worse", "undecided"] = "undecided"
         if mean:
-            tested = f"{interval(mean, digits, sign=True)}, p {probability(p)}{' after Holm' if len(means) > 1 else ''}"
-            over = f"over all {len(arm_differences)} settings: {tested}"
+            figures = (
+                f"{interval(mean, digits, sign=True)}, p {probability(p)}{' after Holm' if len(means) > 1 else ''}"
+            )
+            basis = f"over all {len(arm_differences)} settings: {figures}"
             if not mean.holds_zero and p < ALPHA:
                 # The sign is turned already, so that above 0 is better.
                 verdict = "better" if mean.mean > 0 else "worse"
-                sentences.insert(0, f"{arm} is {verdict} than {against} {over}")
+                sentences.insert(0, f"{arm} is {verdict} than {against} {basis}")
             else:
-                sentences.append(f"{arm} can't be told from {against} {over}")
+                sentences.append(f"{arm} can't be told from {against} {basis}")
         out.append(OverSettings(arm, against, len(arm_differences), mean, p, verdict, sentences))
     return out
 

@@ -44,8 +44,8 @@ class Session:
         # Existing runs bring their task, budget and seeds along; beside methods to train there would be two of each.
         run_paths = [a for a in arguments if is_run(a)]
         if run_paths and len(run_paths) < len(arguments):
-            other = next(a for a in arguments if a not in run_paths)
-            raise ConfigError(f"{run_paths[0]} is a run and {other} is not: compare runs, or methods")
+            method = next(a for a in arguments if a not in run_paths)
+            raise ConfigError(f"{run_paths[0]} is a run and {method} is not: compare runs, or methods")
         if run_paths and (task or suite):
             raise ConfigError("existing runs have their own task: leave out --task and --suite")
         self.compares_existing_runs = bool(run_paths)
@@ -143,11 +143,11 @@ def suites_as_text() -> str:
     """Describe all suites as text: name, idea, settings, arms."""
     lines = []
     for name in suites.names():
-        chosen = suites.suite(name)
-        lines.append(f"{name}: {chosen.idea}")
-        for s in chosen.settings:
+        suite = suites.suite(name)
+        lines.append(f"{name}: {suite.idea}")
+        for s in suite.settings:
             lines.append(f"  --task {s.name}: {s.keys.get('model')}, {s.keys.get('task')}, {s.budget}, {s.measure}")
-        lines.append(f"  arms: {', '.join(chosen.arms)}")
+        lines.append(f"  arms: {', '.join(suite.arms)}")
     return "\n".join(lines)
 
 

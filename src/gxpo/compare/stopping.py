@@ -62,13 +62,13 @@ class TrialBudget:
         if not 0 < self.alpha < 1:
             raise ConfigError(f"alpha {self.alpha}: give a probability between 0 and 1")
 
-    def same_as(self, stored: Mapping[str, Any]) -> TrialBudget:
+    def same_as(self, recorded_budget: Mapping[str, Any]) -> TrialBudget:
         """Return this budget; ConfigError where the trial that continues was planned with another (`asdict`)."""
         for name, value in asdict(self).items():
-            if name in stored and stored[name] != value:
+            if name in recorded_budget and recorded_budget[name] != value:
                 raise ConfigError(
-                    f"this trial was planned with {name}={stored[name]}, not {value}: a budget that changes after a "
-                    "look could go on until a difference appears; give another --out, with seeds of its own"
+                    f"this trial was planned with {name}={recorded_budget[name]}, not {value}: a budget that changes "
+                    "after a look could go on until a difference appears; give another --out, with seeds of its own"
                 )
         return self
 
@@ -92,7 +92,7 @@ class ArmDecision:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a trial goes on, and what is known of its arms.
+    """Decision on whether a trial goes on, with the verdict on each arm.
 
     next_seeds  arms that need another seed: those that are undecided, and none once it stops
     """
@@ -130,19 +130,19 @@ def decide(
             raise ConfigError(f"{label}: {len(differences)} seeds, planned were {budget.seeds}: leave the others out")
         if np.isinf(np.asarray(differences, dtype=np.float64)).any():
             raise ConfigError(f"{label}: an infinite difference; give nan for a pair without a figure")
-    spent: Reason = ""
+    limit: Reason = ""
     if budget.minutes is not None and minutes >= budget.minutes:
-        spent = "minutes"
+        limit = "minutes"
     elif budget.tokens is not None and tokens >= budget.tokens:
-        spent = "tokens"
+        limit = "tokens"
     arms = {
-        label: _arm(differences, budget, len(differences_by_arm), bool(spent), resolution)
+        label: _arm(differences, budget, len(differences_by_arm), bool(limit), resolution)
         for label, differences in differences_by_arm.items()
     }
     # Arms that are decided get no further seed, the others do until the budget ends.
     open_arms = [label for label, arm in arms.items() if arm.decided_at is None]
     unfinished = [label for label in open_arms if len(differences_by_arm[label]) < budget.seeds]
-    reason: Reason = "decided" if not open_arms else spent or ("seeds" if not unfinished else "")
+    reason: Reason = "decided" if not open_arms else limit or ("seeds" if not unfinished else "")
     return Decision(bool(reason), reason, arms, () if reason else tuple(unfinished))
 
 
@@ -157,11 +157,13 @@ def look_levels(budget: TrialBudget, arms: int, looks: int | None = None) -> NDA
     last = budget.seeds if looks is None else looks
     k = np.arange(budget.seeds + 1)
     first = FEWEST_SEEDS - 1
-    spent = np.clip((k - first) / max(budget.seeds - first, 1), 0.0, 1.0) ** SPENDING if budget.sequential else k * 0.0
-    share = np.diff(spent)[:last]
+    spent_share = (
+        np.clip((k - first) / max(budget.seeds - first, 1), 0.0, 1.0) ** SPENDING if budget.sequential else k * 0.0
+    )
+    share = np.diff(spent_share)[:last]
     # What the looks before have not used, the last one may; below three seeds there is none.
     if last >= FEWEST_SEEDS:
-        share[-1] = 1.0 - spent[last - 1]
+        share[-1] = 1.0 - spent_share[last - 1]
     return np.asarray(budget.alpha / arms * share, dtype=np.float64)
 
 
@@ -232,8 +234,8 @@ def _arm(differences: Sequence[float], budget: TrialBudget, arms: int, is_last: 
     decided_at = int(looks.deciding) or None
     # The deciding look stands; before one, the newest that has an interval.
     has_interval = np.flatnonzero(np.isfinite(looks.half))
-    shown = decided_at - 1 if decided_at else int(has_interval[-1]) if len(has_interval) else seeds - 1
-    mean, half, sd, n = (float(x[shown]) for x in (looks.mean, looks.half, looks.sd, looks.pairs))
+    look_index = decided_at - 1 if decided_at else int(has_interval[-1]) if len(has_interval) else seeds - 1
+    mean, half, sd, n = (float(x[look_index]) for x in (looks.mean, looks.half, looks.sd, looks.pairs))
     error = sd / math.sqrt(n) if n > 1 else math.nan
     estimate = Estimate(mean, mean - half, mean + half, int(n), spread=error, by_seed=error)
     if decided_at:
@@ -241,8 +243,8 @@ def _arm(differences: Sequence[float], budget: TrialBudget, arms: int, is_last: 
     pairs = [d for d in differences if not math.isnan(d)]
     if len(pairs) >= FEWEST_SEEDS and not any(pairs):
         return ArmDecision("equal", estimate)
-    needed = seeds_needed(mean, sd, alpha=budget.alpha / arms) if n > 1 and sd > 0 else None
-    return ArmDecision("undecided", estimate, seeds_needed=needed)
+    n_seeds = seeds_needed(mean, sd, alpha=budget.alpha / arms) if n > 1 and sd > 0 else None
+    return ArmDecision("undecided", estimate, seeds_needed=n_seeds)
 
 
 def sentence(label: str, arm: ArmDecision, places: int = 3) -> str:
@@ -251,20 +253,20 @@ def sentence(label: str, arm: ArmDecision, places: int = 3) -> str:
     >>> sentence("lr", ArmDecision("better", Estimate(0.2, 0.1, 0.3, 4), decided_at=4))
     'lr is better than the base: +.200 (+.100 to +.300), decided after 4 seeds'
     """
-    e = arm.estimate
+    estimate = arm.estimate
     if arm.decided_at is not None:
-        figures = interval(e, places, sign=True)
+        figures = interval(estimate, places, sign=True)
         return f"{label} is {arm.verdict} than the base: {figures}, decided after {arm.decided_at} seeds"
-    if not e.n:
+    if not estimate.n:
         return f"{label} can't be told from the base: no pair of runs has a figure"
-    seeds = f"{e.n} seed{'' if e.n == 1 else 's'}"
+    seeds = f"{estimate.n} seed{'' if estimate.n == 1 else 's'}"
     if arm.verdict == "equal":
         return f"{label} equals the base: every difference of {seeds} is exactly 0"
-    why = ""
-    if e.n < FEWEST_SEEDS:
-        why = f": fewer than {FEWEST_SEEDS} are not ranked"
+    reason = ""
+    if estimate.n < FEWEST_SEEDS:
+        reason = f": fewer than {FEWEST_SEEDS} are not ranked"
     elif not arm.estimate.spread > 0:
-        why = ": they are all equal, so that their spread is unknown"
+        reason = ": they are all equal, so that their spread is unknown"
     elif arm.seeds_needed is not None:
-        why = f"; a new trial of about {max(arm.seeds_needed, e.n + 1)} seeds would"
-    return f"{label} can't be told from the base: {interval(e, places, sign=True)}, {seeds}{why}"
+        reason = f"; a new trial of about {max(arm.seeds_needed, estimate.n + 1)} seeds would"
+    return f"{label} can't be told from the base: {interval(estimate, places, sign=True)}, {seeds}{reason}"

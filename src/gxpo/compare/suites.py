@@ -54,7 +54,7 @@ class Setting(_Strict):
         return self
 
 
-class Validated(_Strict):
+class MeasuredDifference(_Strict):
     """Measured difference from the base: mean over paired seeds with its 95% interval.
 
     setting, method   where, and of which arm: the label it has there; `shuffled` is the control
@@ -83,7 +83,7 @@ class Suite(_Strict):
     idea: str
     settings: Annotated[list[Setting], Field(min_length=1, max_length=3)]
     arms: Annotated[list[str], Field(min_length=1)]
-    validated: list[Validated] = []
+    validated: list[MeasuredDifference] = []
 
 
 def names() -> list[str]:
@@ -113,9 +113,9 @@ def settings() -> dict[str, Setting]:
     """All settings by name; raises ConfigError if two suites define one name differently."""
     setting_by_name: dict[str, Setting] = {}
     for name in names():
-        for one in suite(name).settings:
-            if setting_by_name.setdefault(one.name, one) != one:
-                raise ConfigError(f"suite {name}: setting {one.name!r} is another one in another suite: rename it")
+        for setting in suite(name).settings:
+            if setting_by_name.setdefault(setting.name, setting) != setting:
+                raise ConfigError(f"suite {name}: setting {setting.name!r} is another one in another suite: rename it")
     return setting_by_name
 
 
@@ -125,22 +125,22 @@ def parse(name: str, text: str) -> Suite:
     >>> parse("mine", "{idea: x, arms: [rloo], settings: [{name: a, keys: {task: code}, budget: {updates: 5}}]}").arms
     ['rloo']
     """
-    where = f"suite {name}"
+    source = f"suite {name}"
     try:
         # Plain values before validation: those of the loader carry their lines along.
-        document = yamltext.plain(yamltext.load(text, where), where)
+        document = yamltext.plain(yamltext.load(text, source), source)
     except YAMLError as error:
         problem, line = yamltext.problem_of(error)
-        raise ConfigError(f"{where}{line}: not YAML: {problem}") from None
+        raise ConfigError(f"{source}{line}: not YAML: {problem}") from None
     if not isinstance(document, dict):
-        raise ConfigError(f"{where}: a suite is a mapping with idea, settings and arms")
+        raise ConfigError(f"{source}: a suite is a mapping with idea, settings and arms")
     try:
         return Suite.model_validate({**document, "name": name})
     except ValidationError as error:
         # The first error only: others often follow from it.
         first = error.errors()[0]
         place = ".".join(str(x) for x in first["loc"])
-        raise ConfigError(f"{where}: {place}: {first['msg']}") from None
+        raise ConfigError(f"{source}: {place}: {first['msg']}") from None
 
 
 def _folder() -> Any:

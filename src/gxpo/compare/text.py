@@ -19,11 +19,11 @@ from gxpo.compare.wording import (
     count,
     duration,
     interval,
-    marked,
+    label_with_kind,
     number,
-    ordered,
     places,
     probability,
+    sort_arms,
 )
 
 GAP = 2  # cells between two columns
@@ -45,7 +45,7 @@ class Column:
 
 
 COLUMNS = (
-    Column("arm", 1, lambda a, d, n: marked(a)),
+    Column("arm", 1, lambda a, d, n: label_with_kind(a)),
     Column("seeds", 5, lambda a, d, n: str(a.end.n)),
     Column("start", 8, lambda a, d, n: number(a.start.mean, n)),
     Column("end (95 %)", 3, lambda a, d, n: interval(a.end, n)),
@@ -71,23 +71,23 @@ def show(comparison: Comparison, console: Console) -> None:
     sentences = verdict(comparison)
     for sentence in sentences:
         console.print(Text(sentence, style="bold"))
-    arms = ordered(comparison)
-    table, left_out = _table(comparison, arms, console.width)
+    arms = sort_arms(comparison)
+    table, hidden_columns = _table(comparison, arms, console.width)
     console.print()
     console.print(Text(caption(comparison)))
     console.print(table)
-    console.print(Text(_legend(comparison, left_out), style="dim"))
+    console.print(Text(_legend(comparison, hidden_columns), style="dim"))
     collapsed_arms = [f"{a.arm.label} {a.collapsed} of {len(a.runs)}" for a in arms if a.collapsed]
-    if collapsed_arms and "collapsed" in left_out:
+    if collapsed_arms and "collapsed" in hidden_columns:
         console.print(Text(f"runs that ended below half of their best: {', '.join(collapsed_arms)}", style="yellow"))
     for note in comparison.notes:
         console.print(Text(note, style="yellow"))
     # Failed runs are listed, for their cause may be the method's.
-    failed = [f"{a.arm.label}, seed {seed}: {why}" for a in arms for seed, why in sorted(a.failed.items())]
-    for line in failed[:LISTED]:
+    failure_lines = [f"{a.arm.label}, seed {seed}: {reason}" for a in arms for seed, reason in sorted(a.failed.items())]
+    for line in failure_lines[:LISTED]:
         console.print(Text(f"ended before its budget: {line}", style="yellow"))
-    if len(failed) > LISTED:
-        console.print(Text(f"ended before their budget: {len(failed) - LISTED} more", style="yellow"))
+    if len(failure_lines) > LISTED:
+        console.print(Text(f"ended before their budget: {len(failure_lines) - LISTED} more", style="yellow"))
 
 
 def _table(comparison: Comparison, arms: list[ArmSummary], width: int) -> tuple[Table, list[str]]:
@@ -121,11 +121,11 @@ def _table(comparison: Comparison, arms: list[ArmSummary], width: int) -> tuple[
     return table, [c.title for i, c in enumerate(COLUMNS) if i not in columns]
 
 
-def _legend(comparison: Comparison, left_out: list[str]) -> str:
+def _legend(comparison: Comparison, hidden_columns: list[str]) -> str:
     arms = sum(a.arm.kind == "arm" for a in comparison.arms)
     legend = "less base: paired by seed and held-out task, + in the arm's favour; p: two-sided"
     if arms > 1:
         legend += f", of arms Holm's over {arms}"
-    if "chance" not in left_out:
+    if "chance" not in hidden_columns:
         legend += "; chance: that a run of the arm ends above one of the base"
-    return f"{legend}. Not shown for width: {', '.join(left_out)}" if left_out else legend
+    return f"{legend}. Not shown for width: {', '.join(hidden_columns)}" if hidden_columns else legend

@@ -27,7 +27,7 @@ from gxpo.compare.arms import folder
 from gxpo.compare.command import versions
 from gxpo.compare.conclude import conclude
 from gxpo.compare.jobs import STOPPED
-from gxpo.compare.reading import Spent, figures_of, trace_of, windows
+from gxpo.compare.reading import StepCost, figures_of, trace_of, windows
 from gxpo.compare.results import Arm, Budget, Comparison, RunResult
 from gxpo.compare.stopping import Decision, TrialBudget
 from gxpo.compare.trial_start import Children
@@ -81,7 +81,7 @@ class Trial:
     sequential: bool = False
     jobs: int = 1
     python: str = sys.executable
-    typed: str = ""
+    command_line: str = ""
 
     @property
     def budget(self) -> TrialBudget:
@@ -129,12 +129,14 @@ class Outcome:
 def installed_fields(python: str) -> list[str]:
     """Settings of the installed TRL's GRPOConfig and RLOOConfig; `ConfigError` where there is no TRL."""
     command = [python, "-m", "gxpo.compare.trial_child", "fields"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    process = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     try:
-        names = json.loads(done.stdout.splitlines()[-1])
+        names = json.loads(process.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        why = (done.stderr.strip().splitlines() or ["no answer"])[-1]
-        raise ConfigError(f"{python} can't load trl ({why}): pip install 'gxpo[trl]' there, or --python PATH") from None
+        reason = (process.stderr.strip().splitlines() or ["no answer"])[-1]
+        raise ConfigError(
+            f"{python} can't load trl ({reason}): pip install 'gxpo[trl]' there, or --python PATH"
+        ) from None
     return list(dict.fromkeys(name for fields in names.values() for name in fields))
 
 
@@ -156,11 +158,13 @@ def refuse_other(trial: Trial) -> None:
             path = trial.path(arm, seed)
             if not (path / DONE).is_file() or trouble_of(path):
                 continue
-            recorded, requested = json.loads((path / trial_child.JOB).read_text()), trial.job(arm, seed)
-            for key, value in requested.items():
-                if recorded.get(key) != value:
-                    what = "another version of the script" if key == "sha256" else f"{key}={recorded.get(key)!r}"
-                    raise ConfigError(f"{path} was made with {what}: give another --out")
+            recorded_job, job = json.loads((path / trial_child.JOB).read_text()), trial.job(arm, seed)
+            for key, value in job.items():
+                if recorded_job.get(key) != value:
+                    difference = (
+                        "another version of the script" if key == "sha256" else f"{key}={recorded_job.get(key)!r}"
+                    )
+                    raise ConfigError(f"{path} was made with {difference}: give another --out")
 
 
 # ---------------------------------------------------------------- children
@@ -181,14 +185,14 @@ def run(trial: Trial, notify: Notify = lambda line: None) -> None:
         nonlocal n_done, last
         n_done += 1
         # The time is stored with every run, so that a trial that is killed goes on within its minutes.
-        last, before = time.monotonic(), last
-        ledger.seconds, ledger.runs = ledger.seconds + last - before, ledger.runs + 1
+        last, previous_end = time.monotonic(), last
+        ledger.seconds, ledger.runs = ledger.seconds + last - previous_end, ledger.runs + 1
         ledger.write()
         result = None if trouble else result_of(trial, arm, seed)
         end = f"{trial.metric} {number(result.end)}" if result and result.points else "no figure"
-        left = (last - begin) / n_done * (total - n_done)
+        seconds_left = (last - begin) / n_done * (total - n_done)
         at_most = "at most" if trial.sequential or trial.minutes or trial.tokens else "about"
-        estimate = f" ({at_most} {duration(left)} left)" if left else ""
+        estimate = f" ({at_most} {duration(seconds_left)} left)" if seconds_left else ""
         notify(f"  {n_done}/{total}  {arm.label} seed {seed}: {trouble or end}{estimate}")
 
     with ThreadPoolExecutor(trial.jobs) as pool:
@@ -265,13 +269,13 @@ def run_child(trial: Trial, arm: Arm, seed: int, children: Children) -> str:
 
 def environment_of(path: Path) -> dict[str, str]:
     """Environment of the children of a trial: without tokens of hubs and variables of trackers."""
-    kept = {k: v for k, v in os.environ.items() if not SENDING.match(k)}
-    off = {
+    safe_variables = {k: v for k, v in os.environ.items() if not SENDING.match(k)}
+    overrides = {
         "WANDB_MODE": "disabled", "HF_TOKEN_PATH": str(path.resolve() / "no-token"),
         "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
-    return {**kept, **off}
+    return {**safe_variables, **overrides}
 
 
 def trouble_of(path: Path) -> str:
@@ -290,8 +294,8 @@ def refuse_absent_metric(trial: Trial, path: Path) -> None:
         has_metric = foreign.has_curve(log, trial.metric)
     if not has_metric:
         hint = did_you_mean(trial.metric, names) or ";"
-        listed = ", ".join(names[:20]) or f"nothing: see {path / LOG}"
-        raise ConfigError(f"--metric {trial.metric}: no log has it{hint} it has {listed}")
+        names_text = ", ".join(names[:20]) or f"nothing: see {path / LOG}"
+        raise ConfigError(f"--metric {trial.metric}: no log has it{hint} it has {names_text}")
 
 
 # ---------------------------------------------------------------- results
@@ -309,15 +313,15 @@ def result_of(trial: Trial, arm: Arm, seed: int, budget: Budget | None = None) -
     rows = metrics.read(path / trial_child.METRICS)
     costs = {row["step"]: (row["gxpo_tokens"], row["gxpo_seconds"]) for row in rows}
 
-    def spent(step: int) -> Spent:
+    def cost_at(step: int) -> StepCost:
         tokens, seconds = costs.get(step, (0, 0.0)) if step else (0, 0.0)
-        return Spent(step, int(tokens), step, float(seconds))
+        return StepCost(step, int(tokens), step, float(seconds))
 
     pairs = [(row["step"], row[trial.metric]) for row in rows if trial.metric in row]
     if trial.metric.startswith("eval_"):
-        points = [spent(s).point(v) for s, v in pairs if budget is None or s <= budget.amount]
+        points = [cost_at(s).point(v) for s, v in pairs if budget is None or s <= budget.amount]
     else:
-        points = windows(pairs, spent, budget)
+        points = windows(pairs, cost_at, budget)
     if not trouble and len(points) < 2:
         trouble = f"fewer than two values of {trial.metric}"
     last = math.inf if budget is None else budget.amount
@@ -331,28 +335,28 @@ def _trace(rows: Sequence[Mapping[str, Any]], last: float) -> dict[str, list[flo
 
 
 def collect(trial: Trial) -> tuple[list[RunResult], Budget, list[str]]:
-    """Results of the finished runs over the steps that the base made, and notes of what scripts were kept from."""
-    done = [(a, s) for a in trial.arms for s in trial.seeds if (trial.path(a, s) / DONE).is_file()]
-    whole = [result_of(trial, a, s) for a, s in done]
-    ends = [r.points[-1].step for r in whole if r.points and not r.trouble]
+    """Collect the results of finished runs up to the last step of the base, and notes on actions denied to scripts."""
+    finished_runs = [(a, s) for a in trial.arms for s in trial.seeds if (trial.path(a, s) / DONE).is_file()]
+    whole_results = [result_of(trial, a, s) for a, s in finished_runs]
+    ends = [r.points[-1].step for r in whole_results if r.points and not r.trouble]
     budget = Budget("updates", min([trial.steps, *ends]))
     notes = [f"runs end after {budget.amount:.0f} steps, not {trial.steps}: the script's own"] * (
         budget.amount < trial.steps
     )
-    for arm, seed in done:
+    for arm, seed in finished_runs:
         file = trial.path(arm, seed) / trial_child.END
         notes += json.loads(file.read_text())["notes"] if file.is_file() else []
-    return [result_of(trial, a, s, budget) for a, s in done], budget, list(dict.fromkeys(notes))
+    return [result_of(trial, a, s, budget) for a, s in finished_runs], budget, list(dict.fromkeys(notes))
 
 
 def conclude_trial(trial: Trial) -> Outcome:
-    """Compare the finished runs; with the doctor's word on each arm, and what exploded."""
+    """Compare the finished runs; also the doctor's finding on each arm, and the arms that exploded."""
     results, budget, notes = collect(trial)
     name = trial.script.name if trial.script else trial.command.split(" {")[0]
     comparison = conclude(
         results, trial.arms, setting=name, measure=trial.metric, better="more", budget=budget,
         keys={"script": str(trial.script)} if trial.script else {"command": trial.command},
-        commands=[trial.typed] if trial.typed else [], versions=versions(),
+        commands=[trial.command_line] if trial.command_line else [], versions=versions(),
     )  # fmt: skip
     # In a sequential trial an arm's verdict and interval are those of the look that decided it.
     ledger = looks.Ledger.open(trial.out, trial.budget)
@@ -361,7 +365,7 @@ def conclude_trial(trial: Trial) -> Outcome:
     findings = {a.label: first_finding(trial, a) for a in trial.arms}
     base = next(a.label for a in trial.arms if a.kind == "base")
     explosions = dict(_explosions(trial, results))
-    kept = [n for n in comparison.notes if not n.startswith("no control on shuffled")]
+    comparison_notes = [n for n in comparison.notes if not n.startswith("no control on shuffled")]
     best = [
         d.arm
         for d in sorted(comparison.differences, key=lambda d: -d.end.mean)
@@ -374,7 +378,7 @@ def conclude_trial(trial: Trial) -> Outcome:
     n_arms = sum(arm.kind == "arm" for arm in trial.arms)
     rule = f"rule: {looks.rule(trial.budget, n_arms)}{ending}"
     sampling = trial_arms.notes_on_sampling(trial.arms, trial.metric)
-    notes = [advice, *explosions.values(), *sampling, *doctor, rule, *notes, *kept]
+    notes = [advice, *explosions.values(), *sampling, *doctor, rule, *notes, *comparison_notes]
     return Outcome(replace(comparison, notes=notes), words, best[0] if best else "")
 
 
@@ -409,10 +413,13 @@ def _explosions(trial: Trial, results: Sequence[RunResult]) -> Iterator[tuple[st
     base = [r for r in results if r.arm == next(a.label for a in trial.arms if a.kind == "base")]
     for arm in trial.arms:
         runs = [r for r in results if r.arm == arm.label]
-        for name, what in SIZES.items():
-            top, usual = largest(runs, name), largest(base, name)
-            if arm.kind != "base" and top >= EXPLODED and top >= EXPLODED * usual:
-                yield arm.label, f"{arm.label}: the {what} explodes: {top:.3g} at its largest, {usual:.3g} in the base"
+        for name, quantity in SIZES.items():
+            size, base_size = largest(runs, name), largest(base, name)
+            if arm.kind != "base" and size >= EXPLODED and size >= EXPLODED * base_size:
+                yield (
+                    arm.label,
+                    f"{arm.label}: the {quantity} explodes: {size:.3g} at its largest, {base_size:.3g} in the base",
+                )
 
 
 def outcome_as_data(outcome: Outcome) -> dict[str, Any]:

@@ -42,7 +42,7 @@ EARLIER = re.compile(r"from (a checkpoint )?before the \w+")
 
 @dataclass(frozen=True)
 class Remedies:
-    """What the findings of a run advise.
+    """Changes that the findings of a run recommend.
 
     arms         settings, and at most one change of method
     by_hand      (sickness, line): work for a person
@@ -97,9 +97,9 @@ def arms_of(texts: Sequence[str], fields: Sequence[str] | None) -> list[Arm]:
     """The base, which changes nothing, and the arms; ConfigError for two alike."""
     arms = [Arm(BASE, {}, "base"), *(parse_arm(text, fields) for text in texts)]
     for i, arm in enumerate(arms):
-        for other in arms[:i]:
-            if dict(arm.keys) == dict(other.keys):
-                raise ConfigError(f"arms {other.label} and {arm.label} are the same: give each change once")
+        for earlier_arm in arms[:i]:
+            if dict(arm.keys) == dict(earlier_arm.keys):
+                raise ConfigError(f"arms {earlier_arm.label} and {arm.label} are the same: give each change once")
     return arms
 
 
@@ -179,8 +179,8 @@ def remedies_of(log: RunLog, fields: Sequence[str] | None) -> Remedies:
             (methods if "method" in arm.keys else arms).setdefault(arm.label, arm)
             sources.setdefault(arm.label, finding.ids[0])
             needs_start = needs_start or EARLIER.search(text) is not None
-    chosen = [*list(arms.values())[: MOST_ARMS - bool(methods)], *list(methods.values())[:1]]
-    return Remedies(chosen, by_hand, needs_start, sources)
+    remedy_arms = [*list(arms.values())[: MOST_ARMS - bool(methods)], *list(methods.values())[:1]]
+    return Remedies(remedy_arms, by_hand, needs_start, sources)
 
 
 def remedy_arm(line: str) -> Arm | None:

@@ -39,12 +39,12 @@ PATH_EVENTS = {"os.mkdir": 0, "os.rename": 1, "os.remove": 0, "os.rmdir": 0, "sh
 CACHE_FOLDERS = ("__pycache__", ".cache", ".triton", ".nv")
 
 
-class Finished(BaseException):
+class TrainingEnd(BaseException):
     """The trial's steps are done; not an Exception, so that no `except` of the script holds it up."""
 
 
 class Refusal(BaseException):
-    """What the script does can't be tried; the message says it in one line."""
+    """Error for a script that a trial can't run; the message is one line."""
 
 
 def fields() -> dict[str, list[str]]:
@@ -58,24 +58,25 @@ def fields() -> dict[str, list[str]]:
 
 def settings_of(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Fields that every trial sets, and over them the arm's."""
-    held_out = str(job["metric"]).startswith("eval_")
-    every = max(1, int(job["steps"]) // EVALUATIONS)
-    evaluation = {"eval_strategy": "steps", "eval_steps": every, "eval_on_start": True}
+    is_held_out = str(job["metric"]).startswith("eval_")
+    evaluation_interval = max(1, int(job["steps"]) // EVALUATIONS)
+    evaluation = {"eval_strategy": "steps", "eval_steps": evaluation_interval, "eval_on_start": True}
     return {
         "output_dir": str(folder / "trainer"), "seed": job["seed"], "save_strategy": "no", "report_to": [],
         "push_to_hub": False, "hub_token": None, "hub_model_id": None, "log_completions_hub_repo": None,
         "load_best_model_at_end": False, "logging_strategy": "steps", "logging_steps": 1, "disable_tqdm": True,
-        "resume_from_checkpoint": None, **(evaluation if held_out else {"eval_strategy": "no", "eval_on_start": False}),
+        "resume_from_checkpoint": None,
+        **(evaluation if is_held_out else {"eval_strategy": "no", "eval_on_start": False}),
         **job["settings"],
     }  # fmt: skip
 
 
 def relative(value: Any, text: str) -> Any:
-    """The value that `*2` or `/10` makes of a script's own; `Refusal` if that is no number."""
+    """Apply `*2` or `/10` to the script's own value; `Refusal` if that is no number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Refusal(f"the script's own value is {value!r}, no number that {text} could change: give a value")
-    made = value * float(text[1:]) if text[0] == "*" else value / float(text[1:])
-    return max(1, round(made)) if isinstance(value, int) else float(f"{made:.12g}")
+    changed_value = value * float(text[1:]) if text[0] == "*" else value / float(text[1:])
+    return max(1, round(changed_value)) if isinstance(value, int) else float(f"{changed_value:.12g}")
 
 
 class Trial:
@@ -155,14 +156,14 @@ class Trial:
                     trial.notes.append("the script resumes from a checkpoint: the trial does not, but for --from")
                 trial.write_settings(self.args)
                 super().train()
-                raise Finished
+                raise TrainingEnd
 
             def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-                before = time.monotonic()
+                start = time.monotonic()
                 try:
                     return super().evaluate(*args, **kwargs)
                 finally:
-                    trial.evaluation_s += time.monotonic() - before
+                    trial.evaluation_s += time.monotonic() - start
 
             def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
                 batch = super()._generate_and_score_completions(*args, **kwargs)
@@ -193,15 +194,15 @@ class Trial:
         trial = self
 
         class Record(TrainerCallback):
-            def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 trial.begin = time.monotonic()
 
-            def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 trial.steps = state.global_step
                 if state.global_step >= trial.job["steps"]:
                     control.should_training_stop = True
 
-            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
+            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
                 if logs and "train_runtime" not in logs:
                     trial.write(state.global_step, logs)
 
@@ -228,8 +229,10 @@ class Trial:
     def write_settings(self, config: Any) -> None:
         """Write the configuration as it trains to args.json, where the doctor reads it."""
         values = config.to_dict() if hasattr(config, "to_dict") else vars(config)
-        shown = {k: v for k, v in values.items() if isinstance(v, int | float | str | list) and "token" not in k}
-        (self.folder / SETTINGS).write_text(json.dumps(shown, indent=1, default=str))
+        public_values = {
+            k: v for k, v in values.items() if isinstance(v, int | float | str | list) and "token" not in k
+        }
+        (self.folder / SETTINGS).write_text(json.dumps(public_values, indent=1, default=str))
 
     # ---------------------------------------------------------------- what a script may not do
     def guard(self, script: Path) -> None:
@@ -246,8 +249,8 @@ class Trial:
             if any(part in CACHE_FOLDERS for part in target.parts):
                 return False
             own_now = [*guarded, *(Path(os.path.abspath(p)) for p in self.output_dirs if p)]
-            inside = max((len(p.parts) for p in own_now if p == target or p in target.parents), default=0)
-            return inside > max((len(p.parts) for p in free if p == target or p in target.parents), default=0)
+            guard_depth = max((len(p.parts) for p in own_now if p == target or p in target.parents), default=0)
+            return guard_depth > max((len(p.parts) for p in free if p == target or p in target.parents), default=0)
 
         def hook(event: str, args: tuple[Any, ...]) -> None:
             path: Any = None
@@ -316,7 +319,7 @@ def run_script(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         trial.guard(script)
         runpy.run_path(str(script), run_name="__main__")
         trouble = _without_training(trial)
-    except Finished:
+    except TrainingEnd:
         trouble = "" if trial.steps else "the training ended before its first step"
     except Refusal as refusal:
         trouble = str(refusal)
@@ -346,20 +349,22 @@ def seed_everything(seed: int) -> None:
 
 
 def _without_training(trial: Trial) -> str:
-    """Say why a script that came to its end has trained nothing."""
+    """Explain why a script that ran to its end has trained nothing."""
     if (trial.folder / "forked").exists():
         return "the script forks, and trains in the new process: train in the script's own process"
     if trial.trainer is not None:
         return "the script builds a trainer and never calls its train()"
-    others = [name for name in sys.modules if name.startswith("trl.experimental.") and name.endswith("_trainer")]
-    seen = f" (it imports {others[0]}, which a trial does not replace)" if others else ""
-    return f"the script never builds a GRPOTrainer or RLOOTrainer{seen}: --command tries other trainers"
+    other_trainers = [
+        name for name in sys.modules if name.startswith("trl.experimental.") and name.endswith("_trainer")
+    ]
+    import_hint = f" (it imports {other_trainers[0]}, which a trial does not replace)" if other_trainers else ""
+    return f"the script never builds a GRPOTrainer or RLOOTrainer{import_hint}: --command tries other trainers"
 
 
 def _one_line(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == sys.argv[0]]
-    where = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400] + where
+    place = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400] + place
 
 
 def run_command(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:

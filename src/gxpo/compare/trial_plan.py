@@ -39,7 +39,7 @@ class Cost:
 
 
 def cost_of(trial: Trial, step_seconds: float | None = None, step_tokens: float | None = None, gpus: int = 0) -> Cost:
-    """Cost of what is missing; of a step as given, or else as the trial's first run of the base tells."""
+    """Estimate the cost of the missing runs, by the given cost of a step or else by that of the base's first run."""
     first = trial.path(trial.arms[0], trial.seeds[0])
     if step_seconds is None and (first / DONE).is_file() and not trouble_of(first):
         last = result_of(trial, trial.arms[0], trial.seeds[0]).points[-1]
@@ -49,8 +49,10 @@ def cost_of(trial: Trial, step_seconds: float | None = None, step_tokens: float 
     seconds = None if step_seconds is None else step_seconds * trial.steps * runs / trial.jobs
     tokens = step_tokens * trial.steps * runs if step_tokens else None
     # A script of TRL trains in one process on one GPU; a command may use all that it sees.
-    used = min(gpus, trial.jobs) if trial.script else gpus
-    return Cost(runs, seconds, tokens, used * seconds / 3600 if used and seconds is not None else None, step_seconds)
+    gpus_used = min(gpus, trial.jobs) if trial.script else gpus
+    return Cost(
+        runs, seconds, tokens, gpus_used * seconds / 3600 if gpus_used and seconds is not None else None, step_seconds
+    )
 
 
 def visible_gpus() -> int:
@@ -95,7 +97,7 @@ def step_cost(path: Path) -> tuple[float | None, float | None]:
         log = read_log(path)
     except RecordError:
         return None, None
-    seconds, tokens = foreign.time_of(log), foreign.generated(log)
+    seconds, tokens = foreign.time_of(log), foreign.generated_tokens(log)
     last = max((float(s.steps[-1]) for s in log.series.values() if len(s)), default=0.0)
     per_step = [None if f is None or not last else f(last) / last for f in (seconds, tokens)]
     return per_step[0], per_step[1]

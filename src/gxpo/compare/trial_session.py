@@ -34,7 +34,7 @@ from gxpo.doctor import read as read_log
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for; see `gxpo try --help`."""
+    """Options of the command line; see `gxpo try --help`."""
 
     script: Path | None
     argv: Sequence[str]
@@ -54,7 +54,7 @@ class Request:
     python: str
     jobs: int
     out: Path | None
-    typed: str
+    command_line: str
 
     @property
     def is_own_run(self) -> bool:
@@ -74,34 +74,35 @@ class Session:
 
     def _trial(self) -> Trial:
         """The trial of the request; `ConfigError` before anything runs for what can't be tried."""
-        r = self.request
-        script, command, override = r.script, r.command or "", "{key}={value}"
-        if r.template is not None:
-            command, override = self._from_template(r.template)
-        if (script is None) == (not command) and r.template is None:
+        request = self.request
+        script, command, override = request.script, request.command or "", "{key}={value}"
+        if request.template is not None:
+            command, override = self._from_template(request.template)
+        if (script is None) == (not command) and request.template is None:
             raise ConfigError("give a SCRIPT of TRL, or --command for another trainer (--template list shows some)")
         refuse_several_processes(script)
         # Settings of TRL are those of the installed one; another trainer's are its own business.
-        fields = None if command else installed_fields(r.python)
+        fields = None if command else installed_fields(request.python)
         if command:
             trial_arms.check_template(command)
             if "{steps}" not in command:
-                self.notify(f"the command has no {{steps}}: it must end by itself after {r.steps} steps")
-        arms, start = trial_arms.arms_of(r.arms, fields), r.start
+                self.notify(f"the command has no {{steps}}: it must end by itself after {request.steps} steps")
+        arms, start = trial_arms.arms_of(request.arms, fields), request.start
         if start is not None and not start.is_dir():
             raise ConfigError(f"--from {start}: no such folder")
-        if r.remedies is not None:
+        if request.remedies is not None:
             arms, start = self._with_remedies(arms, start, fields)
         if len(arms) == 1:
             raise ConfigError("nothing to try: give --arm KEY=VALUE, or --remedies RUN")
-        metric = r.metric or "reward"
+        metric = request.metric or "reward"
         trial_arms.refuse_meaning(arms, metric)
         name = folder(script.stem if script else command.split("{")[0].strip())
         return Trial(
-            arms, range(r.first_seed, r.first_seed + r.seeds), r.steps, r.out or Path(f"runs/try-{name}"),
-            script=None if command else script, argv=r.argv, command=command, override=override, metric=metric,
-            start=start, writes=r.writes, minutes=r.minutes, tokens=r.tokens, sequential=r.sequential, python=r.python,
-            jobs=r.jobs, typed=r.typed,
+            arms, range(request.first_seed, request.first_seed + request.seeds), request.steps,
+            request.out or Path(f"runs/try-{name}"), script=None if command else script, argv=request.argv,
+            command=command, override=override, metric=metric, start=start, writes=request.writes,
+            minutes=request.minutes, tokens=request.tokens, sequential=request.sequential, python=request.python,
+            jobs=request.jobs, command_line=request.command_line,
         )  # fmt: skip
 
     def _from_template(self, name: str) -> tuple[str, str]:
@@ -158,8 +159,8 @@ class Session:
 
     def go(self) -> None:
         """Run what is missing."""
-        what = self.trial.script or self.trial.command
-        self.notify(f"running {what} in child processes: unlike `gxpo convert`, a trial executes it")
+        program = self.trial.script or self.trial.command
+        self.notify(f"running {program} in child processes: unlike `gxpo convert`, a trial executes it")
         run(self.trial, self.notify)
 
     def show(self, *, as_json: bool) -> None:
@@ -192,10 +193,10 @@ class RunSession:
         keys = {k: s.value for k, s in keys_from_run(request.start, {}).items()}
         self.base = str(keys["method"])
         # What ends a run is the trial's own.
-        shared = {k: v for k, v in keys.items() if k not in RUN_ONLY_KEYS and not k.startswith("trainer.max_")}
+        shared_keys = {k: v for k, v in keys.items() if k not in RUN_ONLY_KEYS and not k.startswith("trainer.max_")}
         measure = request.metric or "eval_accuracy"
         self.setting = Setting(
-            name=request.start.name, keys=shared, budget=Budget("updates", request.steps), measure=measure
+            name=request.start.name, keys=shared_keys, budget=Budget("updates", request.steps), measure=measure
         )
         arms = trial_arms.arms_of(request.arms, None)[1:]
         if request.remedies is not None:
@@ -205,18 +206,18 @@ class RunSession:
                 notify(f"work for a person ({sickness}): {line}")
         if not arms:
             raise ConfigError("nothing to try: give --arm KEY=VALUE, or --remedies RUN")
-        self.arms = [self._spec(arm, shared) for arm in arms]
+        self.arms = [self._spec(arm, shared_keys) for arm in arms]
         self.out = request.out or Path(f"runs/try-{folder(request.start.name)}")
         self.comparisons: list[Comparison] = []
         self.plans: list[dict[str, Any]] = []
 
-    def _spec(self, arm: Arm, shared: Mapping[str, Any]) -> str:
+    def _spec(self, arm: Arm, shared_keys: Mapping[str, Any]) -> str:
         """The arm as `gxpo compare` writes it, with values in terms of the run's own worked out."""
         changes = []
         for key, value in arm.keys.items():
             if isinstance(value, str) and trial_child.RELATIVE.fullmatch(value):
                 try:
-                    value = trial_child.relative(shared.get(key), value)
+                    value = trial_child.relative(shared_keys.get(key), value)
                 except trial_child.Refusal as refusal:
                     raise ConfigError(f"arm {arm.label}: {key}: {refusal}") from None
             if key != "method":
@@ -228,7 +229,7 @@ class RunSession:
         on_setting(
             self.setting, self.arms, out=self.out, base=self.base, controls=False, sequential=self.request.sequential,
             seeds=range(self.request.first_seed, self.request.first_seed + self.request.seeds),
-            commands=[self.request.typed], notify=self.notify, plan_only=plan_only, keep=self.comparisons,
+            commands=[self.request.command_line], notify=self.notify, plan_only=plan_only, keep=self.comparisons,
             plans=self.plans,
         )  # fmt: skip
 

@@ -40,7 +40,7 @@ class Children:
         try:
             server.stdin.write(json.dumps([str(path.resolve()), str(log.resolve())]) + "\n")
             server.stdin.flush()
-            with self._counted(int(server.stdout.readline())):
+            with self._track_group(int(server.stdout.readline())):
                 code = int(server.stdout.readline())
         # A server that was killed takes its child along.
         except (OSError, ValueError):
@@ -69,11 +69,11 @@ class Children:
                 env=self.environment,
                 start_new_session=True,
             )
-            with self._counted(child.pid):
+            with self._track_group(child.pid):
                 return child.wait()
 
     @contextlib.contextmanager
-    def _counted(self, group: int) -> Iterator[None]:
+    def _track_group(self, group: int) -> Iterator[None]:
         with self._lock:
             self._groups.add(group)
         try:

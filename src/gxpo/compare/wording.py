@@ -82,13 +82,13 @@ def duration(seconds: float) -> str:
     """
     if not math.isfinite(seconds):
         return "unknown"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes} min {remainder} s" if minutes else f"{remainder} s"
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Join words with commas and "and".
 
     >>> listed(["a"]), listed(["a", "b", "c"])
@@ -102,7 +102,7 @@ def settings(keys: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in keys.items())
 
 
-def ordered(comparison: Comparison) -> list[ArmSummary]:
+def sort_arms(comparison: Comparison) -> list[ArmSummary]:
     """Sort the arms: base, then by their end from best to worst, then the controls."""
     direction = -1 if comparison.better == "more" else 1
     rank = {"base": 0, "arm": 1, "control": 2}
@@ -113,7 +113,7 @@ def ordered(comparison: Comparison) -> list[ArmSummary]:
     return sorted(comparison.arms, key=place)
 
 
-def marked(arm: ArmSummary) -> str:
+def label_with_kind(arm: ArmSummary) -> str:
     """Label of an arm, marked if it is the base or a control."""
     return arm.arm.label if arm.arm.kind == "arm" else f"{arm.arm.label} ({arm.arm.kind})"
 
@@ -121,15 +121,15 @@ def marked(arm: ArmSummary) -> str:
 def caption(comparison: Comparison, *, setting: bool = True) -> str:
     """Caption of every figure: measure, budget, setting, and whether learning rates were tuned."""
     c = comparison
-    where = f", {c.setting}" if setting else ""
-    return f"{c.measure} ({c.better} is better), {c.budget} a run{where}, {tuning(c)}"
+    setting_text = f", {c.setting}" if setting else ""
+    return f"{c.measure} ({c.better} is better), {c.budget} a run{setting_text}, {tuning_text(c)}"
 
 
-def tuning(comparison: Comparison) -> str:
+def tuning_text(comparison: Comparison) -> str:
     """Say which keys were tuned, or that all arms ran at one learning rate."""
     if not any(comparison.tuned.values()):
         return "at one learning rate" if one_rate(comparison) else "learning rates as given"
-    return f"{listed(_keys(comparison.tuned.values()))} tuned for each arm on other seeds"
+    return f"{join_words(_keys(comparison.tuned.values()))} tuned for each arm on other seeds"
 
 
 def one_rate(comparison: Comparison) -> bool:
@@ -139,5 +139,5 @@ def one_rate(comparison: Comparison) -> bool:
     return all(rate == rates[0] for rate in rates)
 
 
-def _keys(chosen: Iterable[Mapping[str, Any]]) -> list[str]:
-    return sorted({key for keys in chosen for key in keys})
+def _keys(tuned_keys: Iterable[Mapping[str, Any]]) -> list[str]:
+    return sorted({key for keys in tuned_keys for key in keys})

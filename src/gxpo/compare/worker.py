@@ -65,9 +65,9 @@ def run_one(path: Path, keys: Mapping[str, Any], *, keep: bool) -> str:
     keep  whether checkpoints and report stay; without it the directory holds metrics and evaluations alone
     """
     # A finished run is never made again, whatever its end.
-    done = path / DONE
-    if done.is_file():
-        return str(json.loads(done.read_text())["trouble"])
+    done_file = path / DONE
+    if done_file.is_file():
+        return str(json.loads(done_file.read_text())["trouble"])
     path.mkdir(parents=True, exist_ok=True)
     trouble = ""
     # Everything that a run prints goes to its log: between those of others it would be unreadable.
@@ -88,7 +88,7 @@ def run_one(path: Path, keys: Mapping[str, Any], *, keep: bool) -> str:
             traceback.print_exc()
             trouble = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     # Written last: a run that is killed before is taken up again.
-    done.write_text(json.dumps({"trouble": trouble}))
+    done_file.write_text(json.dumps({"trouble": trouble}))
     return trouble
 
 

@@ -36,7 +36,7 @@ SIGNALS = {
 }
 
 
-def advantages(method: str, rewards: Sequence[float | None], groups: Sequence[int], **given: Any) -> list[float]:
+def advantages(method: str, rewards: Sequence[float | None], groups: Sequence[int], **fields: Any) -> list[float]:
     """Compute advantage times weight under `gxpo.method(method)`, one number for each trajectory (its first token's).
 
     Raises NotImplementedError where gxpo lacks the method, a constant is not one of its keys and not its default, or a
@@ -45,9 +45,9 @@ def advantages(method: str, rewards: Sequence[float | None], groups: Sequence[in
     if method not in METHODS:
         raise NotImplementedError(f"gxpo has no method {method}")
     defaults = golden(method).constants
-    constants = {k: given.pop(k) for k in list(given) if k in defaults}
-    composed = compose(method, _overrides(compose(method), constants, defaults, given))
-    forest, signals = _forest(rewards, groups, given)
+    constants = {k: fields.pop(k) for k in list(fields) if k in defaults}
+    composed = compose(method, _overrides(compose(method), constants, defaults, fields))
+    forest, signals = _forest(rewards, groups, fields)
     forest = composed.shaped(forest)
     try:
         credit = composed.advantages(forest, signals)

@@ -89,9 +89,9 @@ class Implementation:
 def trials(entry: Golden) -> Iterator[tuple[str, Callable[[Implementation], None]]]:
     """Yield (name, check) of all vectors and properties of a method."""
     for index, v in enumerate(entry.vectors):
-        yield v.name, lambda tried, index=index: tried.vector(entry.method, index)
+        yield v.name, lambda implementation, index=index: implementation.vector(entry.method, index)
     for name in entry.properties:
-        yield f"property {name}", lambda tried, name=name: tried.property(entry.method, name)
+        yield f"property {name}", lambda implementation, name=name: implementation.property(entry.method, name)
 
 
 def check(

@@ -58,8 +58,8 @@ def forest(vocabulary: int, *, temperature: float = 1.0) -> Forest:
             out.append(2 + (state >> 8) % (vocabulary - 2))
         return out
 
-    def turn(n: int, **more: Any) -> dict[str, Any]:
-        return {**more, "action": ids(n), "logprob": [-1.0] * n}
+    def turn(n: int, **fields: Any) -> dict[str, Any]:
+        return {**fields, "action": ids(n), "logprob": [-1.0] * n}
 
     # per group three rollouts of two turns, and one that leaves the second of them after two tokens
     rows = []
@@ -155,7 +155,7 @@ def _gradient_error(
     names: Callable[[str], str],
     probed: Probe,
 ) -> float:
-    expected = standard.gradient(rollouts, loss)
+    expected_gradients = standard.gradient(rollouts, loss)
     gradients: Callable[[], Mapping[str, Tensor]] | None = getattr(learner.engine, "gradients", None)
     if gradients is None:
         return _moved_error(learner, standard, rollouts, loss, probed)
@@ -163,31 +163,32 @@ def _gradient_error(
     engine_gradients = gradients()
     learner.engine.discard()
     pairs = [
-        (engine_gradients[names(n)].to("cpu", torch.float64), g.to("cpu", torch.float64)) for n, g in expected.items()
+        (engine_gradients[names(n)].to("cpu", torch.float64), g.to("cpu", torch.float64))
+        for n, g in expected_gradients.items()
     ]
     return _norm(a - b for a, b in pairs) / _norm(b for _, b in pairs)
 
 
 def _moved_error(learner: RemoteLearner, standard: Any, rollouts: Forest, loss: LossFunction, probed: Probe) -> float:
     """Return the relative difference of a plain descent step's effect on all log-probs, in the engine and here."""
-    before, start = standard.outputs(rollouts)["logprob"], standard.snapshot()
+    start_logprobs, start = standard.outputs(rollouts)["logprob"], standard.snapshot()
     gradient = standard.gradient(rollouts, loss)
     # the step's length is chosen for its effect: large enough to rise above rounding, small enough to be linear
     norm = _norm(gradient.values()) + 1e-15
     factor = MOVE_RMS / norm**2
     descent = Descent.by(factor, norm, probed.fixed_eps)
     standard.restore({n: x - factor * gradient[n].to(x) for n, x in start.items()})
-    expected = standard.outputs(rollouts)["logprob"] - before
+    expected_change = standard.outputs(rollouts)["logprob"] - start_logprobs
     standard.restore(start)
     with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder) / "engine"
-        learner.engine.save(saved)
-        engine_before = learner.outputs(rollouts)["logprob"]
+        path = Path(folder) / "engine"
+        learner.engine.save(path)
+        engine_start_logprobs = learner.outputs(rollouts)["logprob"]
         learner.accumulate(rollouts, lambda x: descent.slope * loss(x))
         learner.engine.step(descent.lr, None, eps=descent.eps)
-        actual = learner.outputs(rollouts)["logprob"] - engine_before
-        learner.engine.load(saved)
-    return float((actual - expected).norm() / expected.norm())
+        actual_change = learner.outputs(rollouts)["logprob"] - engine_start_logprobs
+        learner.engine.load(path)
+    return float((actual_change - expected_change).norm() / expected_change.norm())
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

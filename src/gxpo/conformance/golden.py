@@ -77,13 +77,13 @@ class Golden:
 
 
 def close(
-    actual: Sequence[float], expected: Sequence[float], tolerance: float, about: str, each: str = "trajectory"
+    actual: Sequence[float], expected: Sequence[float], tolerance: float, about: str, unit: str = "trajectory"
 ) -> None:
     """Compare numbers; raises AssertionError if one is off by more than `tolerance` x max(1, |expected|), or is nan."""
     for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
         # "not <=", since a nan is neither
         if not abs(a - b) <= tolerance * max(1.0, abs(b)):
-            raise AssertionError(f"{about}: {each} {i} should be {b:.9g} and is {a:.9g}; all: {_short(actual)}")
+            raise AssertionError(f"{about}: {unit} {i} should be {b:.9g} and is {a:.9g}; all: {_short(actual)}")
 
 
 def _short(xs: Sequence[float]) -> str:

@@ -51,13 +51,13 @@ class LossVector:
         """Compare value and gradient; raises AssertionError for other numbers, and passes NotImplementedError on."""
         columns = (list(x) for x in (self.logprobs, self.old, self.advantages, self.rows))
         value, gradient = function(self.objective, *columns, self.aggregate, **self.constants)
-        allowed = self.tolerance if tolerance is None else tolerance
+        bound = self.tolerance if tolerance is None else tolerance
         about = f"{self.id}, {', '.join(f'{k} {v}' for k, v in self.constants.items())}"
         slopes = [float(x) for x in gradient]
         if len(slopes) != len(self.gradient):
             raise AssertionError(f"{about}: {len(slopes)} slopes for {len(self.gradient)} tokens")
-        close([float(value)], [self.value], allowed, about, "the value of batch")
-        close(slopes, self.gradient, allowed, about, "the slope of token")
+        close([float(value)], [self.value], bound, about, "the value of batch")
+        close(slopes, self.gradient, bound, about, "the slope of token")
 
 
 @dataclass(frozen=True)

@@ -24,28 +24,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def tried(request: pytest.FixtureRequest) -> LossFunction:
+def loss_function(request: pytest.FixtureRequest) -> LossFunction:
     """Return the function under test."""
     function: Any = load(request.config.getoption("gxpo_loss", None) or BUILTIN)
     return function
 
 
-def test_loss(tried: LossFunction, request: pytest.FixtureRequest, objective: str, place: int) -> None:
+def test_loss(loss_function: LossFunction, request: pytest.FixtureRequest, objective: str, place: int) -> None:
     """Compare value and gradient with the formula's."""
     try:
-        losses(objective).vectors[place].check(tried, request.config.getoption("gxpo_tolerance", None))
+        losses(objective).vectors[place].check(loss_function, request.config.getoption("gxpo_tolerance", None))
     except NotImplementedError as error:
         pytest.xfail(f"not supported: {error}")
 
 
-def test_some_loss_is_supported(tried: LossFunction, request: pytest.FixtureRequest) -> None:
+def test_some_loss_is_supported(loss_function: LossFunction, request: pytest.FixtureRequest) -> None:
     """Fail a run without any supported objective, or with an objective of the command line that is not supported."""
     missing = []
     for name in _objectives(request.config):
         supported = 0
         for vector in losses(name).vectors:
             try:
-                vector.check(tried)
+                vector.check(loss_function)
             except NotImplementedError:
                 continue
             except AssertionError:

@@ -107,13 +107,15 @@ def diagnose(
 def _evidence(log: RunLog) -> dict[str, Any]:
     """Points of the reward, keys that have no name, and what would enable a verdict: fields of `Diagnosis`."""
     points = max(len(log.values(name)) for name in ("reward", "success"))
-    one = trainer(log.source)
-    unknown_keys = sorted(s.key for k, s in log.raw.items() if not CLOCKS.search(s.key) and not one.has(k))
+    trainer_keys = trainer(log.source)
+    unknown_keys = sorted(s.key for k, s in log.raw.items() if not CLOCKS.search(s.key) and not trainer_keys.has(k))
     advice = []
     if points < LEAST_POINTS:
         advice = [
             f"{key!r} looks like the {'reward' if name == 'reward' else 'success rate'}: --map {name}={key}"
-            for name, key in lookalikes([k for k in unknown_keys if one.plain(k) not in one.no_reward])[:MOST_PROPOSED]
+            for name, key in lookalikes(
+                [k for k in unknown_keys if trainer_keys.plain(k) not in trainer_keys.no_reward]
+            )[:MOST_PROPOSED]
         ]
         if points:
             advice.append(
@@ -199,10 +201,14 @@ def _under_causes(findings: list[Finding]) -> list[Finding]:
 
     def place(finding: Finding) -> None:
         parent = parents.get(finding.ids[0])
-        placed = replace(finding, ids=tuple(i for i in finding.ids if i != parent), follows_from=parent)
-        if placed.follows_from is not None and placed.ids[0] in CONSEQUENCE_TITLES and placed.grade != "proved":
-            placed = replace(placed, title=CONSEQUENCE_TITLES[placed.ids[0]])
-        ordered.append(placed)
+        child_finding = replace(finding, ids=tuple(i for i in finding.ids if i != parent), follows_from=parent)
+        if (
+            child_finding.follows_from is not None
+            and child_finding.ids[0] in CONSEQUENCE_TITLES
+            and child_finding.grade != "proved"
+        ):
+            child_finding = replace(child_finding, title=CONSEQUENCE_TITLES[child_finding.ids[0]])
+        ordered.append(child_finding)
         for child in sorted(findings, key=_rank):
             if parents.get(child.ids[0]) == finding.ids[0]:
                 place(child)

@@ -76,7 +76,7 @@ class OfTask:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Effect of a remedy on one sickness, against the untreated runs.
 
     keys              what the arm sets
@@ -108,13 +108,13 @@ class Measured:
 
         `helped` and `harmed` need an interval on one side of 0, p < 0.05, and no task with the opposite effect.
         """
-        above, below = any(t.low > 0 for t in self.tasks), any(t.high < 0 for t in self.tasks)
+        has_gain, has_loss = any(t.low > 0 for t in self.tasks), any(t.high < 0 for t in self.tasks)
         # tasks that contradict each other are no verdict, whatever their mean
-        if above and below:
+        if has_gain and has_loss:
             return "mixed"
-        if self.low > 0 and self.p < ALPHA and not below:
+        if self.low > 0 and self.p < ALPHA and not has_loss:
             return "helped"
-        if self.high < 0 and self.p < ALPHA and not above:
+        if self.high < 0 and self.p < ALPHA and not has_gain:
             return "harmed"
         return "undecided"
 
@@ -123,18 +123,19 @@ class Measured:
         """Difference, interval, tasks and seeds, as a remedy's line quotes them.
 
         >>> task = OfTask("sums", 0.12, 0.05, 0.19, 20)
-        >>> Measured("all_wrong", "x", "x", {}, 0.12, 0.05, 0.19, 0.01, 20, (task,), 0, 0, 20, "").figures
+        >>> Measurement("all_wrong", "x", "x", {}, 0.12, 0.05, 0.19, 0.01, 20, (task,), 0, 0, 20, "").figures
         '+.12 (95 % +.05 to +.19), 1 task, 20 seeds'
         """
         # tasks that disagree are quoted one by one: their mean would describe none of them
         seeds = f"{self.seeds} seeds"
         if self.verdict == "mixed":
-            return f"{', '.join(f'{signed(t.difference)} on {t.setting}' for t in self.tasks)}, {seeds}"
+            return f"{', '.join(f'{format_signed(t.difference)} on {t.setting}' for t in self.tasks)}, {seeds}"
         tasks = f"{len(self.tasks)} task{'s' if len(self.tasks) > 1 else ''}"
-        return f"{signed(self.difference)} (95 % {signed(self.low)} to {signed(self.high)}), {tasks}, {seeds}"
+        low, high = format_signed(self.low), format_signed(self.high)
+        return f"{format_signed(self.difference)} (95 % {low} to {high}), {tasks}, {seeds}"
 
 
-def signed(value: float) -> str:
+def format_signed(value: float) -> str:
     """Format a difference with its sign and two decimals, without the zero before the point.
 
     >>> signed(0.123), signed(-0.05), signed(0.001), signed(1.0)
@@ -144,20 +145,20 @@ def signed(value: float) -> str:
     return text.replace("+", "").replace("-", "")[1:] if float(text) == 0 else text.replace("0.", ".", 1)
 
 
-def to_json(measurements: Sequence[Measured]) -> str:
+def to_json(measurements: Sequence[Measurement]) -> str:
     """Serialise measurements as the text of evidence.json."""
     return json.dumps([asdict(m) for m in measurements], indent=1) + "\n"
 
 
 @cache
-def read(path: Path = PATH, fewest: int = FEWEST) -> tuple[Measured, ...]:
+def read(path: Path = PATH, fewest: int = FEWEST) -> tuple[Measurement, ...]:
     """Read the measurements of a file that have at least `fewest` seeds; none where there is no file."""
     rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    measurements = (Measured(**{**row, "tasks": tuple(OfTask(**t) for t in row["tasks"])}) for row in rows)
+    measurements = (Measurement(**{**row, "tasks": tuple(OfTask(**t) for t in row["tasks"])}) for row in rows)
     return tuple(m for m in measurements if m.seeds >= fewest)
 
 
-def measured_for_line(sickness: str, line: str, measurements: Sequence[Measured]) -> Measured | None:
+def measured_for_line(sickness: str, line: str, measurements: Sequence[Measurement]) -> Measurement | None:
     """Find the measurement of the change that a remedy's line asks for; None if it is untested.
 
     A line that names several changes ("a, or b") is matched by the first text of `SAME` in it.
@@ -169,13 +170,13 @@ def measured_for_line(sickness: str, line: str, measurements: Sequence[Measured]
 
 
 def measured_for_keys(
-    sicknesses: Sequence[str], keys: Mapping[str, Any], measurements: Sequence[Measured]
-) -> Measured | None:
+    sicknesses: Sequence[str], keys: Mapping[str, Any], measurements: Sequence[Measurement]
+) -> Measurement | None:
     """Find the measurement of these settings for any of the sicknesses."""
     return next((m for m in measurements if m.sickness in sicknesses and is_measured_as(m, keys)), None)
 
 
-def is_measured_as(measurement: Measured, keys: Mapping[str, Any]) -> bool:
+def is_measured_as(measurement: Measurement, keys: Mapping[str, Any]) -> bool:
     """Return True if a measurement is of these settings; method `tis` equals `grpo+tis`."""
 
     def comparable(settings: Mapping[str, Any]) -> dict[str, str]:

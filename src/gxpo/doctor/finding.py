@@ -102,15 +102,17 @@ class Diagnosis:
         if not self.is_conclusive and self.points >= LEAST_POINTS:
             return f"no verdict: {self.doubt}"
         if not self.is_conclusive:
-            logged = f"{self.points} logged point{'s' * (self.points > 1)}" if self.points else "no logged point"
-            return f"no verdict: {logged} of a reward or success rate, and {LEAST_POINTS} are needed"
+            points_text = f"{self.points} logged point{'s' * (self.points > 1)}" if self.points else "no logged point"
+            return f"no verdict: {points_text} of a reward or success rate, and {LEAST_POINTS} are needed"
         if not self.sick:
             return "no sickness found"
         first = self.findings[0]
-        follow = [f for f in self.findings if f.follows_from == first.ids[0]]
+        consequences = [f for f in self.findings if f.follows_from == first.ids[0]]
         # all_wrong is told even as a warning: a run in which nothing is right is what its user came with
-        then = next((f for f in follow if f.severity == "critical" or f.ids[0] == "all_wrong"), None)
-        return f"{first.title} ({first.grade})" + (f"; in consequence {then.title}" if then is not None else "")
+        consequence = next((f for f in consequences if f.severity == "critical" or f.ids[0] == "all_wrong"), None)
+        return f"{first.title} ({first.grade})" + (
+            f"; in consequence {consequence.title}" if consequence is not None else ""
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -39,19 +39,19 @@ def html(diagnosis: Diagnosis, log: RunLog) -> str:
     sicknesses not checked."""
     facts = [f"{diagnosis.source} run", f"{log.last_step:,} steps" if log.last_step else ""]
     if log.rollouts is not None and len(log.rollouts):
-        facts.append(f"{len(log.rollouts):,} of {log.rollouts.of:,} rollouts read")
+        facts.append(f"{len(log.rollouts):,} of {log.rollouts.total:,} rollouts read")
     body: Html = masthead("gxpo doctor", [f for f in facts if f]) + verdict_panel(diagnosis)
     roots = [f for f in diagnosis.findings if _is_root(f, diagnosis)]
     if roots:
         body += section("Findings", *(_with_consequences(f, diagnosis) for f in roots), id="findings")
-    if charted := curves(diagnosis, log):
-        body += section("Quoted figures", charts(charted), id="figures")
+    if chart_list := curves(diagnosis, log):
+        body += section("Quoted figures", charts(chart_list), id="figures")
     body += section("What was read", *_read(diagnosis), id="read")
     if diagnosis.unchecked:
         rows: dict[tuple[str, str], list[str]] = {}
         for u in diagnosis.unchecked:
             rows.setdefault((u.why, u.enable), []).append(u.id)
-        cells = [(", ".join(ids), why, enable) for (why, enable), ids in rows.items()]
+        cells = [(", ".join(ids), reason, enable) for (reason, enable), ids in rows.items()]
         body += section("Not checked", table(("sickness", "why", "to enable"), cells, wide=True), id="unchecked")
     return page(f"gxpo doctor: {diagnosis.verdict}", body)
 

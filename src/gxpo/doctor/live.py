@@ -60,17 +60,17 @@ class Live:
         self.diagnosis: Diagnosis | None = None  # the newest
         self.stop = False
         self.warned_ids: set[str] = set()  # ids of the findings that were warned of
-        self.spent = 0.0  # seconds
+        self.check_seconds = 0.0  # of all checks so far
         self._settings = flat(settings or {})
         # six frames up is the trainer's own call, the line that a user knows
         self._warn = warn or (lambda line: warnings.warn(line, stacklevel=6))
-        self._examine, self._clock, self._started = examine, clock, clock()
+        self._examine, self._clock, self._start = examine, clock, clock()
         self._rows: list[tuple[float, dict[str, float]]] = []
         self._named_rows: list[tuple[float, dict[str, float]]] = []
         self._rollouts: dict[int, list[Row]] = {}
         self._n_rollouts = 0
         self._last_checked = 0  # the last step that was
-        self._broken = False
+        self._has_failed = False
 
     # ------------------------------------------------------------ what the trainer hands over
     def row(self, step: int, row: Mapping[str, Any], named_figures: Mapping[str, float] | None = None) -> None:
@@ -78,25 +78,25 @@ class Live:
 
         named_figures   those that the trainer does not log, under the names of `gxpo.doctor.series.NAMES`
         """
-        self._guarded(lambda: self._add(step, row, named_figures or {}))
+        self._guard(lambda: self._add(step, row, named_figures or {}))
 
     def _add(self, step: int, row: Mapping[str, Any], named_figures: Mapping[str, float]) -> None:
         if figures_of_row := figures(row):
             self._rows.append((float(step), figures_of_row))
         if named_figures:
-            if unknown := named_figures.keys() - NAMES.keys():
-                raise ValueError(f"not among series.NAMES: {sorted(unknown)}")
+            if unknown_names := named_figures.keys() - NAMES.keys():
+                raise ValueError(f"not among series.NAMES: {sorted(unknown_names)}")
             self._named_rows.append((float(step), dict(named_figures)))
-        self._rows, self._named_rows = _thinned(self._rows), _thinned(self._named_rows)
+        self._rows, self._named_rows = _thin(self._rows), _thin(self._named_rows)
 
     def rollouts(self, rows: Sequence[Row], of: int | None = None) -> None:
         """Add rollouts of a step, in whole groups; `of`: the number that the step had, if these are a sample."""
-        self._guarded(lambda: self._add_rollouts(rows, of))
+        self._guard(lambda: self._add_rollouts(rows, of))
 
-    def _add_rollouts(self, rows: Sequence[Row], of: int | None) -> None:
+    def _add_rollouts(self, rows: Sequence[Row], total: int | None) -> None:
         for row in rows:
             self._rollouts.setdefault(row.step, []).append(row)
-        self._n_rollouts += len(rows) if of is None else of
+        self._n_rollouts += len(rows) if total is None else total
         # steps between the first and the last are thinned evenly, so that trends over the whole run remain
         while sum(map(len, self._rollouts.values())) > KEPT and len(self._rollouts) > 2:
             steps = sorted(self._rollouts)
@@ -106,9 +106,9 @@ class Live:
     # ------------------------------------------------------------ checks
     def due(self, step: int) -> bool:
         """True if a check is due: a multiple of `every` was reached since the last one, and time allows."""
-        if not self.every or self._broken or step // self.every <= self._last_checked // self.every:
+        if not self.every or self._has_failed or step // self.every <= self._last_checked // self.every:
             return False
-        return bool(self.stop_on) or self.spent <= self.share * (self._clock() - self._started)
+        return bool(self.stop_on) or self.check_seconds <= self.share * (self._clock() - self._start)
 
     def check(
         self, rollouts: Callable[[RunLog], Rollouts | None] | None = None, *, aloud: bool = True
@@ -118,11 +118,11 @@ class Live:
         rollouts  reads them for this check, in place of those that were handed over
         aloud     False: no warnings, as the caller shows the diagnosis
         """
-        started = self._clock()
+        start = self._clock()
         try:
-            return self._guarded(lambda: self._check(rollouts, aloud))
+            return self._guard(lambda: self._check(rollouts, aloud))
         finally:
-            self.spent += self._clock() - started
+            self.check_seconds += self._clock() - start
 
     def _check(self, rollouts: Callable[[RunLog], Rollouts | None] | None, aloud: bool) -> Diagnosis:
         log = self.log()
@@ -155,13 +155,13 @@ class Live:
         log.read = [f"the run so far, to step {log.last_step}"] if log.series or log.rollouts else []
         return log
 
-    def _guarded(self, act: Callable[[], T]) -> T | None:
-        if self._broken:
+    def _guard(self, act: Callable[[], T]) -> T | None:
+        if self._has_failed:
             return None
         try:
             return act()
         except Exception as error:  # whatever it is, the run goes on
-            self._broken = True
+            self._has_failed = True
             self._warn(f"doctor: no more checks in this run: {type(error).__name__}: {error}")
             return None
 
@@ -187,6 +187,6 @@ def closing(diagnosis: Diagnosis, path: str | None = None) -> list[str]:
     return [*lines, f"  more: gxpo doctor {path}"] if path is not None else lines
 
 
-def _thinned(rows: list[T]) -> list[T]:
+def _thin(rows: list[T]) -> list[T]:
     """Bound rows to `ROWS` by dropping every second one of the middle; the beginning and the end stay whole."""
     return rows if len(rows) <= ROWS else [*rows[:FIRST], *rows[FIRST:-LAST:2], *rows[-LAST:]]

@@ -99,8 +99,8 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None, run: str
         log.notes += [f"{name}: {note}" for note in table.notes]
     log.messages = list(dict.fromkeys(m for table in tables_read.values() for m in table.messages))[:MOST_MESSAGES]
     if not log.read:
-        what = f"none of {len(files):,} files" if root.is_dir() else "nothing"
-        log.notes.append(f"{path}: {what} could be read; looked for: {LOOKED_FOR}")
+        count_text = f"none of {len(files):,} files" if root.is_dir() else "nothing"
+        log.notes.append(f"{path}: {count_text} could be read; looked for: {LOOKED_FOR}")
     return log
 
 
@@ -131,19 +131,19 @@ def _nearest(word: str, words: Collection[str]) -> str:
 
 
 def _unknown_to_use(
-    unknown: Mapping[str, Table], tables: Mapping[str, Table], mapping: Mapping[str, str]
+    unknown_tables: Mapping[str, Table], tables: Mapping[str, Table], mapping: Mapping[str, str]
 ) -> dict[str, Table]:
     """Tables of figures that no trainer is known to write, as far as they are needed: those with a key that the user
-    tables_with_key; without any other figures the longest."""
+    mapped; without any other figures the longest."""
     tables_with_key = {
         name: table
-        for name, table in unknown.items()
+        for name, table in unknown_tables.items()
         if any(key in table.columns or key in table.spellings.values() for key in mapping.values())
     }
-    if tables_with_key or any(table.rows for table in tables.values()) or not unknown:
+    if tables_with_key or any(table.rows for table in tables.values()) or not unknown_tables:
         return tables_with_key
-    longest = max(unknown, key=lambda name: len(unknown[name].rows))
-    return {longest: unknown[longest]}
+    longest = max(unknown_tables, key=lambda name: len(unknown_tables[name].rows))
+    return {longest: unknown_tables[longest]}
 
 
 def _configurations_beside(file: Path, base: Path) -> dict[str, Table]:
@@ -207,26 +207,26 @@ def _add_settings(log: RunLog, members: Mapping[str, Table], configurations: Map
 
 def add_series(log: RunLog, members: Mapping[str, Table], mapping: Mapping[str, str] | None = None) -> None:
     """Add the series of the files of one run; `mapping` of names to keys is before what is known of the keys."""
-    columns, notes = _merged(members)
+    columns, notes = _merge_tables(members)
     log.notes += notes
-    merged = _last_phase(log, columns)
+    phase_columns = _last_phase(log, columns)
     spelling = {key: text for table in members.values() for key, text in table.spellings.items()}
-    name_of_key = _mapped_keys(mapping or {}, merged, spelling)
-    if log.config.get("scale") == "batch" and "frac_reward_zero_std" in merged:
+    name_of_key = _mapped_keys(mapping or {}, phase_columns, spelling)
+    if log.config.get("scale") == "batch" and "frac_reward_zero_std" in phase_columns:
         log.notes.append("frac_reward_zero_std is of the whole batch with this scaling, not of groups: not used")
-        steps, values = merged.pop("frac_reward_zero_std")
+        steps, values = phase_columns.pop("frac_reward_zero_std")
         log.raw["frac_reward_zero_std"] = Series(np.array(steps), np.array(values), "frac_reward_zero_std")
-    name_of = keys.names(merged, log.source, name_of_key)
-    for key, (steps, values) in merged.items():
+    name_of = keys.names(phase_columns, log.source, name_of_key)
+    for key, (steps, values) in phase_columns.items():
         figures = np.array(steps, dtype=float), np.array(values, dtype=float)
         if key in name_of:
             # trackers rewrite TRL's keys, which is undone; of an unknown program the key stays as it is
             log.series[name_of[key]] = Series(*figures, spelling[key] if log.source == "unknown" else key)
         else:
             log.raw[key] = Series(*figures, spelling[key])
-    for name, (steps, values, text) in keys.formula_figures(merged, log.source, log.series).items():
+    for name, (steps, values, text) in keys.formula_figures(phase_columns, log.source, log.series).items():
         log.series[name] = Series(steps, values, text)
-    evaluations, notes = keys.evaluations(merged, log.source)
+    evaluations, notes = keys.evaluations(phase_columns, log.source)
     for name, (steps, values, key) in evaluations.items():
         if name in log.series:
             continue
@@ -291,7 +291,7 @@ def _add_rollouts(log: RunLog, files: list[Path], base: Path) -> None:
         log.source = dump_source(dumps[0])
 
 
-def _renumber(table: Table, every: float | None) -> list[str]:
+def _renumber(table: Table, logging_steps: float | None) -> list[str]:
     """Give counted rows the trainer's steps, from progress bars or `logging_steps`; returns notes.
 
     every  `logging_steps`, if a configuration or a state has it
@@ -307,12 +307,12 @@ def _renumber(table: Table, every: float | None) -> list[str]:
         table.rows = [(step_of_row[step], row) for step, row in table.rows]
         table.is_numbered = True
         return []
-    if every is not None:
-        table.rows = [(step * every, row) for step, row in table.rows]
+    if logging_steps is not None:
+        table.rows = [(step * logging_steps, row) for step, row in table.rows]
         table.is_numbered = True
-        if every == 1:
+        if logging_steps == 1:
             return []
-        return [f"rows have no step number: they were numbered by logging_steps ({every:g})"]
+        return [f"rows have no step number: they were numbered by logging_steps ({logging_steps:g})"]
     return ["rows have no step number: they were numbered in their order"]
 
 
@@ -337,8 +337,10 @@ def _one_run(files: Mapping[str, Table], path: str) -> dict[str, Table]:
     for name, table in sorted(files.items(), key=lambda item: (-len(item[1].rows), item[0])):
         homes: list[tuple[bool, int, dict[str, Table]]] = []
         for cluster in clusters:
-            verdicts = [_are_of_one_run(name, table, other, one) for other, one in cluster.items()]
-            near = max(_shared_depth(name, other) for other in cluster)
+            verdicts = [
+                _are_of_one_run(name, table, other_name, other_table) for other_name, other_table in cluster.items()
+            ]
+            near = max(_shared_depth(name, other_name) for other_name in cluster)
             # without a common figure a file joins the nearest run, but not one of several that share no directory
             if True in verdicts or (False not in verdicts and (near or "/" not in name or len(clusters) == 1)):
                 homes.append((True in verdicts, near, cluster))
@@ -348,8 +350,8 @@ def _one_run(files: Mapping[str, Table], path: str) -> dict[str, Table]:
             clusters.append({name: table})
     if len(clusters) > 1:
         titles = sorted(_title(cluster) for cluster in clusters)
-        listed = ", ".join(titles[:8]) + (", ..." if len(titles) > 8 else "")
-        raise RecordError(f"{path} holds {len(clusters)} runs: {listed}: give one of them")
+        titles_text = ", ".join(titles[:8]) + (", ..." if len(titles) > 8 else "")
+        raise RecordError(f"{path} holds {len(clusters)} runs: {titles_text}: give one of them")
     return clusters[0] if clusters else {}
 
 
@@ -366,20 +368,20 @@ def _shared_depth(a: str, b: str) -> int:
 def _title(cluster: Mapping[str, Table]) -> str:
     """Name a run: the directory that its files share, or the first file."""
     parents = [PurePosixPath(name).parent.parts for name in cluster]
-    shared = []
+    common_parts = []
     for parts in zip(*parents, strict=False):
         if len(set(parts)) > 1:
             break
-        shared.append(parts[0])
-    return "/".join(shared) or min(cluster)
+        common_parts.append(parts[0])
+    return "/".join(common_parts) or min(cluster)
 
 
-def _are_of_one_run(name: str, table: Table, other: str, one: Table) -> bool | None:
+def _are_of_one_run(name: str, table: Table, other_name: str, other_table: Table) -> bool | None:
     """Tell by the figures of their common steps if two files are of one run; None if there is nothing to compare."""
-    if table.is_numbered != one.is_numbered:
+    if table.is_numbered != other_table.is_numbered:
         return None  # the steps of one are only counted
-    ours, theirs = table.columns, one.columns
-    agree = differ = 0
+    ours, theirs = table.columns, other_table.columns
+    n_agree = n_differ = 0
     for key in ours.keys() & theirs.keys():
         if _UNINFORMATIVE.search(key):
             continue
@@ -391,20 +393,22 @@ def _are_of_one_run(name: str, table: Table, other: str, one: Table) -> bool | N
         for step, value in zip(*ours[key], strict=True):
             if step in value_by_step:
                 if _close(value, value_by_step[step]):
-                    agree += 1
+                    n_agree += 1
                 else:
-                    differ += 1
+                    n_differ += 1
     # two files of one name in two directories are two runs (seeds), if nothing says otherwise; seeds log the same keys,
     # the processes of one run, as Trinity-RFT's explorer and trainer, have no key in common
-    if agree + differ == 0:
-        apart = PurePosixPath(name).parent != PurePosixPath(other).parent and bool(ours.keys() & theirs.keys())
-        twins = PurePosixPath(name).name == PurePosixPath(other).name and table.kind == one.kind == "rows"
-        return False if apart and twins else None
-    if agree < differ and PurePosixPath(name).parent == PurePosixPath(other).parent:
-        first, second = sorted([_span(table), _span(one)])
+    if n_agree + n_differ == 0:
+        is_elsewhere = PurePosixPath(name).parent != PurePosixPath(other_name).parent and bool(
+            ours.keys() & theirs.keys()
+        )
+        twins = PurePosixPath(name).name == PurePosixPath(other_name).name and table.kind == other_table.kind == "rows"
+        return False if is_elsewhere and twins else None
+    if n_agree < n_differ and PurePosixPath(name).parent == PurePosixPath(other_name).parent:
+        first, second = sorted([_span(table), _span(other_table)])
         if first[0] < second[0] and first[1] < second[1]:
             return None  # after a resume the last steps were made again
-    return agree >= differ
+    return n_agree >= n_differ
 
 
 def _span(table: Table) -> tuple[float, float]:
@@ -418,14 +422,14 @@ def _close(a: float, b: float) -> bool:
     return a == b or (math.isnan(a) and math.isnan(b)) or abs(a - b) <= max(6e-4 * max(abs(a), abs(b)), 6e-4)
 
 
-def _merged(members: Mapping[str, Table]) -> tuple[Columns, list[str]]:
+def _merge_tables(members: Mapping[str, Table]) -> tuple[Columns, list[str]]:
     """Merge the figures of all files of a run; also notes of files that disagree.
 
     Of a key in several files, the first kind of `_ORDER` counts, of two files of a kind the longer; the others add the
     steps that are missing there.
     """
     ranked = sorted(members.items(), key=lambda m: (_ORDER.index(m[1].kind), -len(m[1].rows), m[0]))
-    merged: Columns = {}
+    columns: Columns = {}
     file_of: dict[str, str] = {}  # the file whose figures of a key count
     differences: dict[tuple[str, str], list[tuple[int, str, tuple[float, float, float]]]] = {}
     numbered_keys = {key for _, table in ranked if table.is_numbered for key in table.columns}
@@ -433,27 +437,27 @@ def _merged(members: Mapping[str, Table]) -> tuple[Columns, list[str]]:
         for key, (steps, values) in table.columns.items():
             if not table.is_numbered and key in numbered_keys:
                 continue  # its steps are only counted
-            if key not in merged:
-                merged[key], file_of[key] = (steps, values), name
+            if key not in columns:
+                columns[key], file_of[key] = (steps, values), name
                 continue
-            values_so_far = dict(zip(*merged[key], strict=True))
+            values_so_far = dict(zip(*columns[key], strict=True))
             pairs = [(s, values_so_far[s], v) for s, v in zip(steps, values, strict=True) if s in values_so_far]
-            apart = [] if _UNINFORMATIVE.search(key) else [pair for pair in pairs if _differ(*pair[1:])]
-            if apart:
-                differences.setdefault((file_of[key], name), []).append((len(apart), key, apart[0]))
-            more = [(s, v) for s, v in zip(steps, values, strict=True) if s not in values_so_far]
-            if more:
-                joined = [*zip(*merged[key], strict=True), *more]
-                joined.sort(key=lambda pair: pair[0])
-                merged[key] = ([s for s, _ in joined], [v for _, v in joined])
+            differing_pairs = [] if _UNINFORMATIVE.search(key) else [pair for pair in pairs if _differ(*pair[1:])]
+            if differing_pairs:
+                differences.setdefault((file_of[key], name), []).append((len(differing_pairs), key, differing_pairs[0]))
+            further_points = [(s, v) for s, v in zip(steps, values, strict=True) if s not in values_so_far]
+            if further_points:
+                points = [*zip(*columns[key], strict=True), *further_points]
+                points.sort(key=lambda pair: pair[0])
+                columns[key] = ([s for s, _ in points], [v for _, v in points])
     notes = []
     for (first, second), apart_of_keys in differences.items():
-        count, key, (step, a, b) = max(apart_of_keys, key=lambda one: (one[0], "reward" in one[1], one[1]))
+        count, key, (step, a, b) = max(apart_of_keys, key=lambda entry: (entry[0], "reward" in entry[1], entry[1]))
         steps = f"{count} step{'s' * (count > 1)}"
         notes.append(
             f"{first} and {second} differ in {steps}: {key} is {a:.4g} and {b:.4g} at {step:.0f}; {first} counts"
         )
-    return merged, notes
+    return columns, notes
 
 
 def _differ(a: float, b: float) -> bool:

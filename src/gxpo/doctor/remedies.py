@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gxpo.base import yamltext
 from gxpo.doctor import evidence
-from gxpo.doctor.evidence import Measured
+from gxpo.doctor.evidence import Measurement
 from gxpo.doctor.runlog import RunLog
 
 UNTESTED = "(untested here)"  # no comparison of ours with enough seeds has measured what it does
@@ -42,7 +42,7 @@ def lines_for(name: str, source: str) -> tuple[str, ...]:
 
 
 def remedies(
-    ids: Sequence[str], log: RunLog, measurements: Sequence[Measured] | None = None, *, with_methods: bool = True
+    ids: Sequence[str], log: RunLog, measurements: Sequence[Measurement] | None = None, *, with_methods: bool = True
 ) -> tuple[str, ...]:
     """Remedies of a finding in the keys of the run's trainer, each with its measurement.
 
@@ -52,7 +52,7 @@ def remedies(
     measurements  of the remedies; None: those that gxpo comes with
     with_methods  list other methods, too; without, all that is left for a sickness may be nothing
     """
-    measured = evidence.read() if measurements is None else measurements
+    known_measurements = evidence.read() if measurements is None else measurements
     # a look at the scores is cheap, and before it nothing else is known
     ordered_ids = sorted(ids, key=lambda name: name not in SCORE_SUSPECTS)
     has_several_ids, source = len(ids) > 1, log.source
@@ -62,37 +62,44 @@ def remedies(
     return tuple(
         f"{name}: {line}" if has_several_ids else line
         for name in ordered_ids
-        for line in ranked(name, source, measured)
+        for line in ranked(name, source, known_measurements)
         if not (current_methods and line.startswith(current_methods)) and (with_methods or not METHOD.search(line))
     )
 
 
-def ranked(name: str, source: str, measurements: Sequence[Measured]) -> list[str]:
+def ranked(name: str, source: str, measurements: Sequence[Measurement]) -> list[str]:
     """Remedies of one sickness, each marked with its measurement, in the order of `remedies`.
 
     In gxpo's keys, measured remedies that helped and have no line of their own are added.
     """
-    where = "measured" if source == "gxpo" else "measured in gxpo"
+    mark = "measured" if source == "gxpo" else "measured in gxpo"
     ranked_lines: list[tuple[tuple[int, float], str]] = []
-    harmed: list[str] = []
+    harmful_lines: list[str] = []
     lines = lines_for(name, source)
-    measured = [evidence.measured_for_line(name, line, measurements) for line in lines]
+    line_measurements = [evidence.measured_for_line(name, line, measurements) for line in lines]
     if source == "gxpo":
         # other trainers lack the settings that these were measured with
-        others = [m for m in measurements if m.sickness == name and m.verdict == "helped" and m not in measured]
-        lines, measured = (*lines, *(m.remedy for m in others)), [*measured, *others]
-    for line, m in zip(lines, measured, strict=True):
-        if m is None:
+        unlisted_measurements = [
+            measurement
+            for measurement in measurements
+            if measurement.sickness == name and measurement.verdict == "helped" and measurement not in line_measurements
+        ]
+        lines, line_measurements = (
+            (*lines, *(measurement.remedy for measurement in unlisted_measurements)),
+            [*line_measurements, *unlisted_measurements],
+        )
+    for line, measurement in zip(lines, line_measurements, strict=True):
+        if measurement is None:
             # 0.0: the sort is stable, so that untested lines keep the order of their file
             ranked_lines.append(((ORDER.index("untested"), 0.0), f"{line} {UNTESTED}"))
             continue
-        reservation = "" if m.verdict == "helped" else f", {evidence.IN_WORDS[m.verdict]}"
-        printed = f"{line} [{where}{reservation}: {m.figures}]"
-        if m.verdict == "harmed":
-            harmed.append(printed)
+        reservation = "" if measurement.verdict == "helped" else f", {evidence.IN_WORDS[measurement.verdict]}"
+        text = f"{line} [{mark}{reservation}: {measurement.figures}]"
+        if measurement.verdict == "harmed":
+            harmful_lines.append(text)
         else:
-            ranked_lines.append(((ORDER.index(m.verdict), -m.difference), printed))
-    return [line for _, line in sorted(ranked_lines, key=lambda pair: pair[0])] or harmed
+            ranked_lines.append(((ORDER.index(measurement.verdict), -measurement.difference), text))
+    return [line for _, line in sorted(ranked_lines, key=lambda pair: pair[0])] or harmful_lines
 
 
 def foremost(lines: Sequence[str], n: int) -> list[str]:

@@ -108,31 +108,32 @@ def _key(answer: str) -> str:
 class References:
     """Result of comparing completions with their reference answers.
 
-    n            rollouts with a score and a reference
-    hits         of them those that contain their reference as words of its own
-    chance       share that contains the reference of another prompt
-    accepted     share of the hits with more than the lowest score
-    score_hit    mean score of hits, and `score_miss` of the others, as shares of the score's range
-    rejected     row indices of hits with the lowest score
-    final        share of these whose last answer is the reference; the others may only name it on the way
-    shift        (prompts by which references are off, share of completions with that one, share with their own)
-    consensus    (share of answers that are their group's commonest, share of groups whose commonest contains the
-                 reference, groups) where answers agree with each other and not with the reference
-    contradictions, repeated   prompts with more than one reference, prompts that occur in several groups; and rows
+    n               number of rollouts with a score and a reference
+    hits            number of those that contain their reference as words of its own
+    chance          share that contains the reference of another prompt
+    accepted_share  share of the hits with more than the lowest score
+    score_hit       mean score of hits, and `score_miss` of the others, as shares of the score's range
+    rejected_rows   row indices of hits with the lowest score
+    final           share of these whose last answer is the reference; the others may only name it on the way
+    shift           (prompts by which references are off, share of completions with that one, share with their own)
+    consensus       (share of answers that are their group's commonest, share of groups whose commonest contains the
+                    reference, groups) where answers agree with each other and not with the reference
+    contradictions  number of prompts with more than one reference; `contradicting`: rows of one of them
+    n_repeated      number of prompts that occur in several groups
     """
 
     n: int
     hits: int
     chance: float
-    accepted: float
+    accepted_share: float
     score_hit: float
     score_miss: float
-    rejected: Index
+    rejected_rows: Index
     final: float
     shift: tuple[int, float, float] | None
     consensus: tuple[float, float, int] | None
     contradictions: int
-    repeated: int
+    n_repeated: int
     contradicting: Index
 
 
@@ -141,40 +142,40 @@ def words(text: str) -> str:
     return " " + " ".join(re.findall(r"-?\d+(?:[.,]\d+)*|[^\W\d_]+", text.lower())) + " "
 
 
-def references_of(r: Rollouts, members: Sequence[Index]) -> References | None:
+def references_of(rollouts: Rollouts, members: Sequence[Index]) -> References | None:
     """Compare completions with references; None below 20 scored rollouts with one, or below three different ones."""
-    rows = [i for i in range(len(r)) if bare(r.reference[i] or "") and np.isfinite(r.score[i])]
+    rows = [i for i in range(len(rollouts)) if bare(rollouts.reference[i] or "") and np.isfinite(rollouts.score[i])]
     by_group: dict[int, set[str | None]] = defaultdict(set)
     for i in rows:
-        by_group[int(r.group[i])].add(r.reference[i])
+        by_group[int(rollouts.group[i])].add(rollouts.reference[i])
     if np.mean([len(x) > 1 for x in by_group.values()] or [0.0]) > 0.2:
         return None  # what stands beside the completions is no answer to the group's task
-    reference_by_row = {i: bare(r.reference[i] or "").lower() for i in rows}
+    reference_by_row = {i: bare(rollouts.reference[i] or "").lower() for i in rows}
     # the references of other prompts give the level of chance, for which there must be some
     kinds = sorted(set(reference_by_row.values()))
     if len(rows) < 20 or len(kinds) < 3:
         return None
-    completion_by_row = {i: Holder(r.completion[i]) for i in rows}
+    completion_by_row = {i: Holder(rollouts.completion[i]) for i in rows}
     hit = np.array([completion_by_row[i].holds(reference_by_row[i]) for i in rows])
     # a generator of its own: the same log gives the same figures
-    other = np.random.Generator(np.random.Philox(0)).integers(1, len(kinds), size=len(rows))
+    offsets = np.random.Generator(np.random.Philox(0)).integers(1, len(kinds), size=len(rows))
     index_of = {k: n for n, k in enumerate(kinds)}
     other_references = [
-        kinds[(index_of[reference_by_row[i]] + o) % len(kinds)] for i, o in zip(rows, other, strict=True)
+        kinds[(index_of[reference_by_row[i]] + o) % len(kinds)] for i, o in zip(rows, offsets, strict=True)
     ]
     chance = np.array([completion_by_row[i].holds(d) for i, d in zip(rows, other_references, strict=True)])
-    verdict_columns = [v for n, v in r.components.items() if CORRECT.search(n) and not STYLE.search(n)]
-    score = r.score[rows]
-    if len(r.components) > 1 and len(verdict_columns) == 1 and np.isfinite(verdict_columns[0][rows]).all():
+    verdict_columns = [v for n, v in rollouts.components.items() if CORRECT.search(n) and not STYLE.search(n)]
+    score = rollouts.score[rows]
+    if len(rollouts.components) > 1 and len(verdict_columns) == 1 and np.isfinite(verdict_columns[0][rows]).all():
         score = verdict_columns[0][rows]  # the verdict on the answer, without form and price
     # scores may be 0 and 1, -1 and 1 or anything else: they are compared as shares of their range
     low, high = float(score.min()), float(score.max())
     span = high - low
     lowest = score <= low + 0.05 * span if span > 0 else np.full(len(rows), high <= 0)
     index = np.array(rows)
-    rejected = index[hit & lowest]
-    is_final = [completion_by_row[i].last == _key(reference_by_row[i]) for i in rejected.tolist()]
-    repeated, contradictions, contradicting = _contradictions(r, rows, reference_by_row)
+    rejected_rows = index[hit & lowest]
+    is_final = [completion_by_row[i].last == _key(reference_by_row[i]) for i in rejected_rows.tolist()]
+    n_repeated, contradictions, contradicting = _contradictions(rollouts, rows, reference_by_row)
     return References(
         len(rows),
         int(hit.sum()),
@@ -182,30 +183,38 @@ def references_of(r: Rollouts, members: Sequence[Index]) -> References | None:
         float((~lowest)[hit].mean()) if hit.any() else float("nan"),
         float((score[hit].mean() - low) / span) if hit.any() and span > 0 else float("nan"),
         float((score[~hit].mean() - low) / span) if (~hit).any() and span > 0 else float("nan"),
-        rejected,
+        rejected_rows,
         float(np.mean(is_final)) if is_final else float("nan"),
-        _shift(r, rows, reference_by_row, completion_by_row),
-        _consensus(r, members, reference_by_row, completion_by_row),
+        _shift(rollouts, rows, reference_by_row, completion_by_row),
+        _consensus(rollouts, members, reference_by_row, completion_by_row),
         contradictions,
-        repeated,
+        n_repeated,
         contradicting,
     )
 
 
-def _contradictions(r: Rollouts, rows: list[int], reference_by_row: dict[int, str]) -> tuple[int, int, Index]:
+def _contradictions(rollouts: Rollouts, rows: list[int], reference_by_row: dict[int, str]) -> tuple[int, int, Index]:
     """Count prompts that occur in several groups and those of them with several references; also rows of one such."""
-    of_group: dict[int, set[str]] = defaultdict(set)
+    references_by_group: dict[int, set[str]] = defaultdict(set)
     groups: dict[str, dict[int, int]] = defaultdict(dict)
     for i in rows:
-        of_group[int(r.group[i])].add(reference_by_row[i])
-        groups[r.prompt[i]].setdefault(int(r.group[i]), i)
-    repeated = [group_rows for group_rows in groups.values() if len(group_rows) > 1]
-    several = [group_rows for group_rows in repeated if len(set.union(*(of_group[g] for g in group_rows))) > 1]
-    return len(repeated), len(several), np.array([i for h in several[:1] for i in h.values()], dtype=np.int64)
+        references_by_group[int(rollouts.group[i])].add(reference_by_row[i])
+        groups[rollouts.prompt[i]].setdefault(int(rollouts.group[i]), i)
+    repeated_prompts = [group_rows for group_rows in groups.values() if len(group_rows) > 1]
+    contradictory_prompts = [
+        group_rows
+        for group_rows in repeated_prompts
+        if len(set.union(*(references_by_group[g] for g in group_rows))) > 1
+    ]
+    return (
+        len(repeated_prompts),
+        len(contradictory_prompts),
+        np.array([i for h in contradictory_prompts[:1] for i in h.values()], dtype=np.int64),
+    )
 
 
 def _shift(
-    r: Rollouts, rows: list[int], reference_by_row: dict[int, str], completion_by_row: dict[int, Holder]
+    rollouts: Rollouts, rows: list[int], reference_by_row: dict[int, str], completion_by_row: dict[int, Holder]
 ) -> tuple[int, float, float] | None:
     """Find `References.shift`: the place whose reference fits far better than the own, over prompts; else None.
 
@@ -216,32 +225,36 @@ def _shift(
     """
     rows_by_group: dict[int, list[int]] = defaultdict(list)
     for i in rows:
-        rows_by_group[int(r.group[i])].append(i)
+        rows_by_group[int(rollouts.group[i])].append(i)
     reference = {group: reference_by_row[members[0]] for group, members in rows_by_group.items()}
     groups_by_step: dict[int, list[int]] = defaultdict(list)
     for group, members in rows_by_group.items():
-        groups_by_step[int(r.step[members[0]])].append(group)
+        groups_by_step[int(rollouts.step[members[0]])].append(group)
 
-    def fit(group: int, other: int) -> float:
-        return float(np.mean([completion_by_row[i].holds(reference[other]) for i in rows_by_group[group]]))
+    def fit(group: int, reference_group: int) -> float:
+        return float(np.mean([completion_by_row[i].holds(reference[reference_group]) for i in rows_by_group[group]]))
 
-    own = {group: fit(group, group) for group in rows_by_group}
+    own_fit = {group: fit(group, group) for group in rows_by_group}
     # of each shift: the fits, and by prompt whether they are better than the own
     fits: dict[int, list[float]] = defaultdict(list)
     is_better: dict[int, dict[tuple[str, str], list[bool]]] = {shift: defaultdict(list) for shift in SHIFTS}
     by_chance: list[bool] = []
     for groups in groups_by_step.values():
         for place, group in enumerate(groups):
-            prompt = (r.prompt[rows_by_group[group][0]] or str(group), reference[group])
+            prompt = (rollouts.prompt[rows_by_group[group][0]] or str(group), reference[group])
             for shift in SHIFTS:
                 # neighbours within one step only: the next step has another batch
                 if 0 <= place + shift < len(groups):
                     fits[shift].append(fit(group, groups[place + shift]))
-                    is_better[shift][prompt].append(fits[shift][-1] > own[group])
+                    is_better[shift][prompt].append(fits[shift][-1] > own_fit[group])
             # references further off give the level of chance; in a small step, all others
-            others = groups[place + 4 :] + groups[: max(place - 3, 0)] if len(groups) > 7 else groups
-            by_chance += [fit(group, other) > own[group] for other in others[:PROBES] if other != group]
-    own_share, level = float(np.mean(list(own.values()))), (sum(by_chance) + 1) / (len(by_chance) + 2)
+            other_groups = groups[place + 4 :] + groups[: max(place - 3, 0)] if len(groups) > 7 else groups
+            by_chance += [
+                fit(group, other_group) > own_fit[group]
+                for other_group in other_groups[:PROBES]
+                if other_group != group
+            ]
+    own_share, level = float(np.mean(list(own_fit.values()))), (sum(by_chance) + 1) / (len(by_chance) + 2)
     best: tuple[int, float, float] | None = None
     for shift, values in fits.items():
         n, rate = len(is_better[shift]), float(np.mean(values))
@@ -260,7 +273,7 @@ def _tail(count: int, n: int, p: float) -> float:
 
 
 def _consensus(
-    r: Rollouts, members: Sequence[Index], reference_by_row: dict[int, str], completion_by_row: dict[int, Holder]
+    rollouts: Rollouts, members: Sequence[Index], reference_by_row: dict[int, str], completion_by_row: dict[int, Holder]
 ) -> tuple[float, float, int] | None:
     """Compute `References.consensus` over groups of which half of the answers agree; None if these are few."""
     agree, right = [], []
@@ -268,7 +281,7 @@ def _consensus(
         rows = [i for i in group.tolist() if i in reference_by_row]
         if len(rows) < 3:
             continue
-        answers = {i: completion_by_row[i].last or words(r.completion[i]) for i in rows}
+        answers = {i: completion_by_row[i].last or words(rollouts.completion[i]) for i in rows}
         answer, count = Counter(answers.values()).most_common(1)[0]
         if answer.strip() and count >= 0.5 * len(rows):
             agree.append(count / len(rows))
@@ -278,7 +291,7 @@ def _consensus(
     return float(np.mean(agree)), float(np.mean(right)), len(agree)
 
 
-def off_form_of(r: Rollouts, references: References | None) -> float | None:
+def off_form_of(rollouts: Rollouts, references: References | None) -> float | None:
     """Share of completions without any piece of text in the form of a reference.
 
     The form: the same kind of characters, and about as many. None if references are long or differ in kind, or if more
@@ -286,15 +299,15 @@ def off_form_of(r: Rollouts, references: References | None) -> float | None:
     """
     if references is None or references.hits > 0.02 * references.n:
         return None
-    texts = [str(x).strip() for x in r.reference if x is not None and str(x).strip()]
+    texts = [str(x).strip() for x in rollouts.reference if x is not None and str(x).strip()]
     kinds = {_kind(x) for x in texts}
     sizes = [len(x) for x in texts]
     if len(kinds) != 1 or None in kinds or max(sizes) > 20:
         return None
     kind = next(iter(kinds))
     low, high = 0.5 * min(sizes), 1.5 * max(sizes)
-    pieces = [[p for p in re.split(r"[\s,.:;!?]+", c) if p] for c in r.completion]
-    fits = [len(p) <= 3 and any(_kind(x) == kind and low <= len(x) <= high for x in p) for p in pieces]
+    words_R = [[p for p in re.split(r"[\s,.:;!?]+", c) if p] for c in rollouts.completion]
+    fits = [len(p) <= 3 and any(_kind(x) == kind and low <= len(x) <= high for x in p) for p in words_R]
     return 1 - float(np.mean(fits))
 
 

@@ -52,13 +52,13 @@ def block_size(tables: Sequence[Table], configured: int | None = None) -> int:
     if largest == 1:
         # all prompts differ from their neighbours: groups can only show in advantages that sum to 0
         common = int(np.gcd.reduce([len(t.prompts) for t in tables]))
-        return next((d for d in range(2, common + 1) if common % d == 0 and _centred(tables, d)), 1)
+        return next((d for d in range(2, common + 1) if common % d == 0 and _is_centred(tables, d)), 1)
     agreeing = [t for t, g in zip(tables, gcds, strict=True) if g % largest == 0]
     smaller = [d for d in range(2, largest) if largest % d == 0]
-    return next((d for d in smaller if _centred(agreeing, d)), largest)
+    return next((d for d in smaller if _is_centred(agreeing, d)), largest)
 
 
-def _centred(tables: Sequence[Table], d: int) -> bool:
+def _is_centred(tables: Sequence[Table], d: int) -> bool:
     """True if the advantages of every block of d rows sum to 0, and enough blocks have any."""
     with_signal = 0
     for t in tables:
@@ -80,19 +80,23 @@ def held_out_from(tables: Sequence[Table], size: int, evaluated: Collection[int]
     """
     ends = [len(t.prompts) for t in tables]
     homes = _homes(tables)
-    marked = {i for i, t in enumerate(tables) if t.step == 0 and len(tables) > 1}
+    evaluation_tables = {i for i, t in enumerate(tables) if t.step == 0 and len(tables) > 1}
     if evaluated is not None:
         evaluated_steps = {float(s) for s in evaluated}
-        marked |= {i for i, t in enumerate(tables) if t.step in evaluated_steps}
-        marked |= {i for i in _repeated_ends(tables, homes) if any(_end(tables[i]) == _end(tables[j]) for j in marked)}
+        evaluation_tables |= {i for i, t in enumerate(tables) if t.step in evaluated_steps}
+        evaluation_tables |= {
+            i
+            for i in _repeated_ends(tables, homes)
+            if any(_end(tables[i]) == _end(tables[j]) for j in evaluation_tables)
+        }
     else:
-        marked |= {i for i, t in enumerate(tables) if any(n % size for n in runs(t.prompts)[1:])}
-        marked |= _repeated_ends(tables, homes) or _strangers(tables, homes)
+        evaluation_tables |= {i for i, t in enumerate(tables) if any(n % size for n in runs(t.prompts)[1:])}
+        evaluation_tables |= _repeated_ends(tables, homes) or _strangers(tables, homes)
         # a rule that marks every table has told nothing
-        if len(marked) == len(tables):
+        if len(evaluation_tables) == len(tables):
             return ends
-    for i in marked:
-        ends[i] = _begin(tables, i, marked, homes)
+    for i in evaluation_tables:
+        ends[i] = _begin(tables, i, evaluation_tables, homes)
     return ends
 
 
@@ -127,25 +131,25 @@ def _repeated_ends(tables: Sequence[Table], homes: Mapping[str, set[int]]) -> se
 def _strangers(tables: Sequence[Table], homes: Mapping[str, set[int]]) -> set[int]:
     """The only table whose last prompts no other has, if the others share nearly all of theirs; else empty."""
     unshared = {i for i, t in enumerate(tables) if all(len(homes[p]) == 1 for p in _end(t))}
-    others = [p for p in homes if not homes[p] & unshared]
-    shared = sum(len(homes[p]) > 1 for p in others)
-    return unshared if len(unshared) == 1 and len(tables) >= 5 and shared >= 0.9 * len(others) else set()
+    other_prompts = [p for p in homes if not homes[p] & unshared]
+    n_shared = sum(len(homes[p]) > 1 for p in other_prompts)
+    return unshared if len(unshared) == 1 and len(tables) >= 5 and n_shared >= 0.9 * len(other_prompts) else set()
 
 
-def _begin(tables: Sequence[Table], i: int, marked: Collection[int], homes: Mapping[str, set[int]]) -> int:
+def _begin(tables: Sequence[Table], i: int, evaluation_tables: Collection[int], homes: Mapping[str, set[int]]) -> int:
     """Find the first row of the evaluation that a table ends with.
 
     It is where the end that the table shares with another evaluation begins, or, for the only one, the stretch of
     prompts that no training table has. If neither is there, all rows are of the evaluation.
     """
-    mine = tables[i].prompts
-    common = [_common_end(mine, tables[j].prompts) for j in marked if j != i]
-    if common and max(common):
-        return len(mine) - max(common)
-    begin = len(mine)
-    while begin and homes[mine[begin - 1]] <= set(marked):
+    prompts = tables[i].prompts
+    common_ends = [_common_end(prompts, tables[j].prompts) for j in evaluation_tables if j != i]
+    if common_ends and max(common_ends):
+        return len(prompts) - max(common_ends)
+    begin = len(prompts)
+    while begin and homes[prompts[begin - 1]] <= set(evaluation_tables):
         begin -= 1
-    return begin if begin < len(mine) else 0
+    return begin if begin < len(prompts) else 0
 
 
 def _common_end(a: Sequence[str], b: Sequence[str]) -> int:

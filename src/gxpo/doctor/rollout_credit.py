@@ -56,15 +56,16 @@ def reward_columns(
             return n, None
     for n in range(k, 0, -1):
         # then the sum of rewards normalised one by one (`normalize_then_sum`)
-        each = [centred(components[:, j], group) for j in range(n)]
+        centred_rewards = [centred(components[:, j], group) for j in range(n)]
         scaled = [
-            c / (np.sqrt(np.bincount(group, c * c) / np.maximum(np.bincount(group) - 1, 1)) + 1e-4)[group] for c in each
+            c / (np.sqrt(np.bincount(group, c * c) / np.maximum(np.bincount(group) - 1, 1)) + 1e-4)[group]
+            for c in centred_rewards
         ]
         if n > 1 and explains(np.sum(scaled, axis=0), advantage, group):
             return n, None
     if k > 1 and (weights := _weights(components, advantage, group)) is not None:
-        used = int(np.flatnonzero(weights > 1e-3)[-1]) + 1
-        return used, weights[:used]
+        n_rewards = int(np.flatnonzero(weights > 1e-3)[-1]) + 1
+        return n_rewards, weights[:n_rewards]
     return k, None
 
 

@@ -118,8 +118,8 @@ class Facts:
         if begin < 2 or len(same) - begin < 2:
             return None
         # diversity just before the change: a policy that narrows slowly is another finding
-        before = float(np.mean([share for s in steps[begin - 2 : begin] for share, _ in by_step[s]]))
-        return (steps[begin], before, by_step[steps[begin]][0][1]) if before > 0.3 else None
+        earlier_share = float(np.mean([share for s in steps[begin - 2 : begin] for share, _ in by_step[s]]))
+        return (steps[begin], earlier_share, by_step[steps[begin]][0][1]) if earlier_share > 0.3 else None
 
     @cached_property
     def characters(self) -> float:
@@ -168,10 +168,10 @@ class Facts:
         groups = [g for g in self.members if np.isfinite(self.r.score[g]).all()]
         if len(groups) < 2:
             return None
-        inside, _ = self.centred(self.r.score, groups)
+        deviation_within, _ = self.centred(self.r.score, groups)
         means = np.array([self.r.score[g].mean() for g in groups])
         different = np.mean([len({self.r.completion[i] for i in g}) / len(g) for g in groups])
-        return float(np.sqrt(np.mean(inside**2))), float(means.std()), float(different), len(groups)
+        return float(np.sqrt(np.mean(deviation_within**2))), float(means.std()), float(different), len(groups)
 
     @cached_property
     def shares(self) -> dict[str, float]:
@@ -266,30 +266,30 @@ class Facts:
     @cached_property
     def advantages(self) -> Advantages | None:
         """Compare recorded advantages with scores; None if none are recorded or groups are unknown."""
-        a, s = self.r.advantage, self.r.score
-        usable = [g for g in self.members if np.isfinite(a[g]).all() and np.isfinite(s[g]).all()]
-        if not usable or float(np.abs(np.concatenate([a[g] for g in usable])).max()) == 0.0:
+        advantage, score = self.r.advantage, self.r.score
+        usable = [g for g in self.members if np.isfinite(advantage[g]).all() and np.isfinite(score[g]).all()]
+        if not usable or float(np.abs(np.concatenate([advantage[g] for g in usable])).max()) == 0.0:
             return None
         # between the two bounds lie scores that rounding made different: they are of neither kind
-        unequal = [g for g in usable if np.ptp(s[g]) > 1e-9 * max(1.0, float(np.abs(s[g]).max()))]
-        equal = [g for g in usable if np.ptp(s[g]) <= 1e-12]
+        unequal = [g for g in usable if np.ptp(score[g]) > 1e-9 * max(1.0, float(np.abs(score[g]).max()))]
+        equal = [g for g in usable if np.ptp(score[g]) <= 1e-12]
         # above 0.1 an advantage is a method's own (of a batch, say), not what rounding left
-        residue = [i for g in equal for i in g.tolist() if a[i] != 0 and abs(a[i]) < 0.1]
-        x, _ = self.centred(a, unequal)
-        y, _ = self.centred(s, unequal)
+        residue = [i for g in equal for i in g.tolist() if advantage[i] != 0 and abs(advantage[i]) < 0.1]
+        x, _ = self.centred(advantage, unequal)
+        y, _ = self.centred(score, unequal)
         scale = float(np.sqrt((x @ x) * (y @ y))) if len(x) else 0.0
-        every = np.concatenate(usable)
+        rows = np.concatenate(usable)
         # relative to their group advantages sum to about 0 in each
-        means = np.array([a[g].mean() for g in usable])
-        strength = float(np.sqrt(np.mean(a[every] ** 2)))
+        means = np.array([advantage[g].mean() for g in usable])
+        strength = float(np.sqrt(np.mean(advantage[rows] ** 2)))
         return Advantages(
             len(unequal),
             float(x @ y) / scale if scale > 1e-12 else 0.0,
             float(np.sqrt(np.mean(means**2))) / strength if strength else 0.0,
-            bool(np.allclose(a[every], s[every], atol=1e-6)) and bool((np.abs(means) > 1e-6).any()),
+            bool(np.allclose(advantage[rows], score[rows], atol=1e-6)) and bool((np.abs(means) > 1e-6).any()),
             np.array(residue, dtype=np.int64),
             sum(len(g) for g in equal),
-            float(np.abs(a[residue]).max()) if residue else 0.0,
+            float(np.abs(advantage[residue]).max()) if residue else 0.0,
         )
 
     # ---------------------------------------------------------------- texts
@@ -331,24 +331,24 @@ class Facts:
     def template(self) -> tuple[float, str, Index] | None:
         """(share, what, rows): template tokens or roles inside the completions of the first recorded steps; a printed
         list of messages or a doubled turn in the prompts; prompts without a turn for the assistant at their end."""
-        r = self.r
+        rollouts = self.r
         # the first steps: a policy may learn to print roles, which is no error of the template
-        early = np.flatnonzero(np.isin(r.step, np.unique(r.step)[:EARLY]))
+        early = np.flatnonzero(np.isin(rollouts.step, np.unique(rollouts.step)[:EARLY]))
         if not len(early):
             return None
-        completions = [r.completion[i] for i in early]
-        listed = np.array([bool(MESSAGES.search(r.prompt[i])) for i in early])
-        if listed.mean() > 0.5:
-            return float(listed.mean()), "a printed list of messages stands in the prompt", early[listed]
-        doubled = np.array([_doubled(r.prompt[i]) for i in early])
-        if doubled.mean() > 0.2:
-            return float(doubled.mean()), "the template is applied twice to the prompt", early[doubled]
-        inside = markup(completions) | np.array([bool(ROLE.search(c)) for c in completions])
-        if inside.mean() > 0.2:
-            return float(inside.mean()), "roles or template tokens stand inside the completion", early[inside]
-        open_end = np.array([_unanswered(r.prompt[i]) for i in early])
-        if open_end.mean() > 0.5:
-            return float(open_end.mean()), "the prompt does not open the assistant's turn", early[open_end]
+        completions = [rollouts.completion[i] for i in early]
+        has_messages = np.array([bool(MESSAGES.search(rollouts.prompt[i])) for i in early])
+        if has_messages.mean() > 0.5:
+            return float(has_messages.mean()), "a printed list of messages stands in the prompt", early[has_messages]
+        is_doubled = np.array([_has_doubled_turn(rollouts.prompt[i]) for i in early])
+        if is_doubled.mean() > 0.2:
+            return float(is_doubled.mean()), "the template is applied twice to the prompt", early[is_doubled]
+        has_markup = markup(completions) | np.array([bool(ROLE.search(c)) for c in completions])
+        if has_markup.mean() > 0.2:
+            return float(has_markup.mean()), "roles or template tokens stand inside the completion", early[has_markup]
+        is_open = np.array([_lacks_assistant_turn(rollouts.prompt[i]) for i in early])
+        if is_open.mean() > 0.5:
+            return float(is_open.mean()), "the prompt does not open the assistant's turn", early[is_open]
         return None
 
     def cut_scores(self, share: dict[int, float]) -> tuple[float, float, int] | None:
@@ -365,10 +365,10 @@ class Facts:
                 cut[longest] = 0.0
                 cut[longest[: round(part * len(rows))]] = 1.0
         is_known = np.isfinite(cut) & np.isfinite(self.r.score)
-        ended, ran_out = is_known & (cut == 0), is_known & (cut > 0)
-        if ran_out.sum() < 5 or ended.sum() < 5:
+        is_ended, is_cut = is_known & (cut == 0), is_known & (cut > 0)
+        if is_cut.sum() < 5 or is_ended.sum() < 5:
             return None
-        return float(self.r.score[ran_out].mean()), float(self.r.score[ended].mean()), int(is_known.sum())
+        return float(self.r.score[is_cut].mean()), float(self.r.score[is_ended].mean()), int(is_known.sum())
 
     # ---------------------------------------------------------------- prompts
     @cached_property
@@ -385,29 +385,29 @@ class Facts:
             return None
         leak = overlap(self.all_rollouts)
         rows = [i for pair in leak.rows[:1] for i in pair]
-        return leak.shared / max(leak.held_out, 1), leak.shared, leak.held_out, np.array(rows, dtype=np.int64)
+        return leak.n_shared / max(leak.held_out, 1), leak.n_shared, leak.held_out, np.array(rows, dtype=np.int64)
 
-    def examples(self, rows: Iterable[int], r: Rollouts | None = None) -> tuple[dict[str, Any], ...]:
+    def examples(self, rows: Iterable[int], rollouts: Rollouts | None = None) -> tuple[dict[str, Any], ...]:
         """At most three rollouts as evidence, long texts cut."""
-        r = r or self.r
+        rollouts = rollouts or self.r
         rows_shown = []
         for i in list(rows)[:3]:
             row: dict[str, Any] = {
-                "where": r.where[i],
-                "step": int(r.step[i]),
-                "prompt": r.prompt[i][-2000:],
-                "completion": r.completion[i][:2000],
-                "score": float(r.score[i]) if np.isfinite(r.score[i]) else None,
+                "where": rollouts.where[i],
+                "step": int(rollouts.step[i]),
+                "prompt": rollouts.prompt[i][-2000:],
+                "completion": rollouts.completion[i][:2000],
+                "score": float(rollouts.score[i]) if np.isfinite(rollouts.score[i]) else None,
             }
-            if r.reference[i] is not None:
-                row["reference"] = str(r.reference[i])[:500]
-            if np.isfinite(r.advantage[i]):
-                row["advantage"] = float(r.advantage[i])
+            if rollouts.reference[i] is not None:
+                row["reference"] = str(rollouts.reference[i])[:500]
+            if np.isfinite(rollouts.advantage[i]):
+                row["advantage"] = float(rollouts.advantage[i])
             rows_shown.append(row)
         return tuple(rows_shown)
 
 
-def _doubled(prompt: str) -> bool:
+def _has_doubled_turn(prompt: str) -> bool:
     """True if a turn opens inside an unclosed turn of the same role, as in a prompt rendered twice.
 
     If the outer markers were dropped with the special tokens, only the role's name is left of them.
@@ -421,7 +421,7 @@ def _doubled(prompt: str) -> bool:
     )
 
 
-def _unanswered(prompt: str) -> bool:
+def _lacks_assistant_turn(prompt: str) -> bool:
     """True if a rendered prompt has turns but does not end in an open one of the assistant."""
     text = prompt.rstrip()
     if "<|im_start|>" in text:
@@ -443,10 +443,9 @@ class Correlation:
     groups: int
 
 
-def _unknown(rows: int, groups: int) -> Correlation:
-    """Correlation that can't be told."""
-    nan = float("nan")
-    return Correlation(nan, nan, nan, nan, rows, groups)
+def _no_correlation(rows: int, groups: int) -> Correlation:
+    """Correlation of unknown values."""
+    return Correlation(np.nan, np.nan, np.nan, np.nan, rows, groups)
 
 
 def within_correlation(x: Floats, y: Floats, group: Index) -> Correlation:
@@ -457,17 +456,17 @@ def within_correlation(x: Floats, y: Floats, group: Index) -> Correlation:
     """
     is_known = np.isfinite(x) & np.isfinite(y) & (group >= 0)
     if not is_known.any():
-        return _unknown(0, 0)
-    _, at = np.unique(group[is_known], return_inverse=True)
-    a, b = centred(x[is_known], at), centred(y[is_known], at)
+        return _no_correlation(0, 0)
+    _, group_index = np.unique(group[is_known], return_inverse=True)
+    a, b = centred(x[is_known], group_index), centred(y[is_known], group_index)
     # groups in which a column is constant have no correlation, and would only add degrees of freedom
-    varies = (np.bincount(at, np.abs(a) > EQUAL) > 0) & (np.bincount(at, np.abs(b) > EQUAL) > 0)
-    used = varies[at]
-    a, b = a[used], b[used]
+    varies = (np.bincount(group_index, np.abs(a) > EQUAL) > 0) & (np.bincount(group_index, np.abs(b) > EQUAL) > 0)
+    is_used = varies[group_index]
+    a, b = a[is_used], b[is_used]
     n, g = len(a), int(varies.sum())
     d = n - g - 1
     if d < 2:
-        return _unknown(n, g)
+        return _no_correlation(n, g)
     r = float(np.clip(a @ b / np.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
     if abs(r) > 1 - 1e-12:
         return Correlation(r, r, r, 0.0, n, g)
@@ -478,7 +477,7 @@ def within_correlation(x: Floats, y: Floats, group: Index) -> Correlation:
     return Correlation(r, float(np.tanh(np.arctanh(r) - half)), float(np.tanh(np.arctanh(r) + half)), p, n, g)
 
 
-def variance_shares(r: Rollouts, weights: dict[str, float] | None = None) -> dict[str, float]:
+def variance_shares(rollouts: Rollouts, weights: dict[str, float] | None = None) -> dict[str, float]:
     """Share of each component in the within-group variance of the score of the training rows.
 
     share_k = sum w_k c'_k s' / sum s'^2, with components c' and scores s' centred per group. The weights are those that
@@ -486,17 +485,17 @@ def variance_shares(r: Rollouts, weights: dict[str, float] | None = None) -> dic
     The shares sum to 1 where the score is such a sum (else to R^2); one is negative where the component works against
     the others. {} where the score does not vary within groups.
     """
-    used = (r.group >= 0) & ~r.held_out & np.isfinite(r.score)
-    if not used.any() or not r.components:
+    is_used = (rollouts.group >= 0) & ~rollouts.held_out & np.isfinite(rollouts.score)
+    if not is_used.any() or not rollouts.components:
         return {}
-    _, at = np.unique(r.group[used], return_inverse=True)
-    score = centred(r.score[used], at)
-    parts = np.stack([centred(v[used], at) for v in r.components.values()], axis=1)
+    _, group_index = np.unique(rollouts.group[is_used], return_inverse=True)
+    score = centred(rollouts.score[is_used], group_index)
+    parts = np.stack([centred(v[is_used], group_index) for v in rollouts.components.values()], axis=1)
     variance = float(score @ score)
     if variance <= EQUAL:
         return {}
     # least squares only where plain sums fail: it is unstable for components that go together
-    w = np.array([(weights or {}).get(n, 1.0) for n in r.components])
-    if weights is None and np.abs(parts @ w - score).max() > 1e-6:
-        w = np.linalg.lstsq(parts, score, rcond=None)[0]
-    return {n: float(s) for n, s in zip(r.components, w * (parts.T @ score) / variance, strict=True)}
+    weight_K = np.array([(weights or {}).get(n, 1.0) for n in rollouts.components])
+    if weights is None and np.abs(parts @ weight_K - score).max() > 1e-6:
+        weight_K = np.linalg.lstsq(parts, score, rcond=None)[0]
+    return {n: float(s) for n, s in zip(rollouts.components, weight_K * (parts.T @ score) / variance, strict=True)}

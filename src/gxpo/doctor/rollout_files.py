@@ -12,7 +12,7 @@ from pathlib import Path
 from gxpo.base.errors import MissingExtra
 from gxpo.doctor.rollout_json import PROMPTS, Sample, columns, kind, read_json
 from gxpo.doctor.rollout_sample import KEPT, Dump, dump
-from gxpo.doctor.rollout_tables import LARGE, first_rows, form, parsed, table_names
+from gxpo.doctor.rollout_tables import LARGE, first_rows, form, parse_object, table_names
 from gxpo.doctor.rollout_trl import REQUIRED, Hints, Tables, read_trl
 from gxpo.doctor.rollouts import Rollouts, Row, assemble, first_reference, reference, text
 
@@ -46,17 +46,17 @@ def rollouts(
         if not dumps:
             continue
         # what is left out is told, since its rollouts may be of another run
-        for other in _ORDER[_ORDER.index(name) + 1 :]:
-            if kinds.get(other):
-                notes.append(f"{len(kinds[other])} more files with rollouts ({other}) were left out")
+        for other_kind in _ORDER[_ORDER.index(name) + 1 :]:
+            if kinds.get(other_kind):
+                notes.append(f"{len(kinds[other_kind])} more files with rollouts ({other_kind}) were left out")
         if name == "trl":
             tables = read_trl(dumps, Hints(group_size, reward_weights, components, evaluated), keep)
-            rows, total, is_exact, grouped_by = tables.rows, tables.of, tables.exact, "blocks"
+            rows, total, is_exact, grouped_by = tables.rows, tables.total, tables.exact, "blocks"
             notes += _about_tables(tables)
         else:
             dumps = _held_out_apart(dumps) if name != "gxpo" else dumps
             lines = read_json(dumps, name, keep)
-            rows, total, is_exact = lines.rows, lines.of, lines.exact
+            rows, total, is_exact = lines.rows, lines.total, lines.exact
             grouped_by = "recorded" if name == "gxpo" else _grouped_by(dumps)
             notes += _about_lines(lines)
         sample = assemble(rows, round(total), grouped_by)
@@ -64,9 +64,9 @@ def rollouts(
             notes.append(f"{len(dumps)} files look like rollouts ({name}) but no row could be read")
             return None, [], notes
         sample, tasks = _with_references(sample, kinds.get("tasks", []))
-        if sample.of > len(sample):
+        if sample.total > len(sample):
             about = "" if is_exact else "about "
-            notes.append(f"a sample of {len(sample):,} of {about}{sample.of:,} rollouts was read")
+            notes.append(f"a sample of {len(sample):,} of {about}{sample.total:,} rollouts was read")
         return sample, [d.path for d in (*dumps, *tasks)], notes
     return None, [], notes
 
@@ -87,13 +87,13 @@ def _sorted_by_kind(files: Sequence[Path], root: Path, notes: list[str]) -> dict
 
 def _kind(path: Path, kind_of_folder: dict[Path, str], notes: list[str]) -> str | None:
     """Kind of rollouts of a file: trl, verl, gxpo, plain, or tasks; None if it holds none."""
-    what = form(path)
-    if what is None:
+    file_form = form(path)
+    if file_form is None:
         return None
-    if what == "lines":
+    if file_form == "lines":
         return kind(first_rows(path, 4))
     # a run may have thousands of Parquet files: one of a folder is opened and the others are taken to be alike
-    if what == "parquet" and path.parent in kind_of_folder:
+    if file_form == "parquet" and path.parent in kind_of_folder:
         return kind_of_folder[path.parent]
     try:
         names = table_names(path) or []
@@ -101,8 +101,8 @@ def _kind(path: Path, kind_of_folder: dict[Path, str], notes: list[str]) -> str 
         if str(error) not in notes:
             notes.append(str(error))
         return None
-    name = "trl" if what == "parquet" and set(names) >= REQUIRED else kind([dict.fromkeys(names)])
-    if what == "parquet" and name:
+    name = "trl" if file_form == "parquet" and set(names) >= REQUIRED else kind([dict.fromkeys(names)])
+    if file_form == "parquet" and name:
         kind_of_folder[path.parent] = name
     return name
 
@@ -121,9 +121,13 @@ def _held_out_apart(dumps: Sequence[Dump]) -> list[Dump]:
     rare, often = sorted(folders.values(), key=len)
     if len(rare) < 2 or len(rare) == len(often):
         return list(dumps)
-    first, last = _prompts(rare[0]), _prompts(rare[-1])
-    other = _prompts(often[0]) | _prompts(often[-1])
-    if first and len(first & last) >= 0.5 * len(first) and not first & other:
+    first_prompts, last_prompts = _prompts(rare[0]), _prompts(rare[-1])
+    training_prompts = _prompts(often[0]) | _prompts(often[-1])
+    if (
+        first_prompts
+        and len(first_prompts & last_prompts) >= 0.5 * len(first_prompts)
+        and not first_prompts & training_prompts
+    ):
         return [*often, *(Dump(d.path, d.name, d.step, d.size, True) for d in rare)]
     return list(dumps)
 
@@ -139,11 +143,11 @@ def _grouped_by(dumps: Sequence[Dump]) -> str:
     return "recorded" if table_columns is not None and table_columns.group is not None else "prompt"
 
 
-def _with_references(r: Rollouts, files: Sequence[Dump]) -> tuple[Rollouts, list[Dump]]:
+def _with_references(sample: Rollouts, files: Sequence[Dump]) -> tuple[Rollouts, list[Dump]]:
     """Add reference answers from files of tasks; also return the files used. A prompt with two answers gets none."""
-    if not files or any(reference is not None for reference in r.reference):
-        return r, []
-    questions = {_question(p) for p in r.prompt}
+    if not files or any(reference is not None for reference in sample.reference):
+        return sample, []
+    questions = {_question(p) for p in sample.prompt}
     answers: dict[str, set[str]] = {}
     files_used = []
     for file in files:
@@ -153,7 +157,7 @@ def _with_references(r: Rollouts, files: Sequence[Dump]) -> tuple[Rollouts, list
             answers.setdefault(prompt, set()).add(answer)
     # two answers to one prompt would make every check of references wrong for it
     answer_of = {prompt: next(iter(texts)) for prompt, texts in answers.items() if len(texts) == 1}
-    return dataclasses.replace(r, reference=[answer_of.get(_question(p)) for p in r.prompt]), files_used
+    return dataclasses.replace(sample, reference=[answer_of.get(_question(p)) for p in sample.prompt]), files_used
 
 
 def _question(prompt: str) -> str:
@@ -171,7 +175,7 @@ def _answers(file: Dump, questions: set[str]) -> list[tuple[str, str]]:
     except OSError:
         return []
     for line in lines:
-        row = parsed(line)
+        row = parse_object(line)
         prompt = next((row[n] for n in PROMPTS if n in row), None) if row else None
         column = first_reference(list(row)) if row else None
         if row and prompt is not None and column and (question := _question(text(prompt))) in questions:
@@ -180,15 +184,15 @@ def _answers(file: Dump, questions: set[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _about_tables(t: Tables) -> list[str]:
+def _about_tables(tables: Tables) -> list[str]:
     """Notes on TRL's tables that were not read or not used."""
-    notes = list(t.notes)
-    if t.unread:
-        notes.append(f"{t.unread} tables of completions could not be read")
-    if t.repeats:
-        notes.append(f"{t.repeats} tables hold the rollouts of the table before them and were left out")
-    if t.partial:
-        notes.append(f"{t.partial} rows of groups that an evaluation cut were left out")
+    notes = list(tables.notes)
+    if tables.unread:
+        notes.append(f"{tables.unread} tables of completions could not be read")
+    if tables.repeats:
+        notes.append(f"{tables.repeats} tables hold the rollouts of the table before them and were left out")
+    if tables.partial:
+        notes.append(f"{tables.partial} rows of groups that an evaluation cut were left out")
     return notes
 
 

@@ -65,22 +65,26 @@ class Columns:
 class Sample:
     """Rows sampled from several files.
 
-    of      rows in the files
-    exact   `of` was counted, not estimated
+    total   number of rows in the files
+    exact   `total` was counted, not estimated
     bad     rows that could not be read
     unread  files that could not be read
     """
 
     rows: list[Row]
-    of: float = 0.0
+    total: float = 0.0
     exact: bool = True
     bad: int = 0
     unread: int = 0
 
-    def __iadd__(self, other: Sample) -> Sample:
-        self.rows += other.rows
-        self.of, self.bad, self.unread = self.of + other.of, self.bad + other.bad, self.unread + other.unread
-        self.exact = self.exact and other.exact
+    def __iadd__(self, sample: Sample) -> Sample:
+        self.rows += sample.rows
+        self.total, self.bad, self.unread = (
+            self.total + sample.total,
+            self.bad + sample.bad,
+            self.unread + sample.unread,
+        )
+        self.exact = self.exact and sample.exact
         return self
 
 
@@ -121,12 +125,12 @@ def columns(names: Sequence[str]) -> Columns | None:
     return Columns(prompt, completion, score, group, first(_STEPS), first_reference(names))
 
 
-def read_json(files: Sequence[Dump], what: str, budget: int = KEPT) -> Sample:
+def read_json(files: Sequence[Dump], kind: str, budget: int = KEPT) -> Sample:
     """Sample about `budget` rows of files of one kind, in whole groups spread over the steps."""
-    return shared_out(files, budget, lambda d, n: _read_file(d, what, n), row_count, READ)
+    return share_budget(files, budget, lambda d, n: _read_file(d, kind, n), row_count, READ)
 
 
-def shared_out(
+def share_budget(
     files: Sequence[Dump],
     budget: int,
     read: Callable[[Dump, int], Sample],
@@ -146,32 +150,34 @@ def shared_out(
             continue
         # the rows of the file of median size stand for those of all, as counting them would mean reading everything
         typical = sorted(part_files, key=lambda d: d.size)[len(part_files) // 2]
-        chosen, each = share(part_files, rows_in(typical.path), part_budget)
+        part_dumps, rows_per_dump = share(part_files, rows_in(typical.path), part_budget)
         # a bound on bytes besides that on rows: rows are cheap to keep, but a file has to be read for them
-        cost = sum(d.size if d.size <= LARGE else STRETCHES for d in chosen)
+        cost = sum(d.size if d.size <= LARGE else STRETCHES for d in part_dumps)
         if cost > most_bytes:
-            chosen = [chosen[i] for i in spread(len(chosen), max(int(len(chosen) * most_bytes / cost), 3))]
-            each = max(part_budget // len(chosen), 1)
+            part_dumps = [
+                part_dumps[i] for i in spread(len(part_dumps), max(int(len(part_dumps) * most_bytes / cost), 3))
+            ]
+            rows_per_dump = max(part_budget // len(part_dumps), 1)
         part_sample = Sample([])
-        for dump in chosen:
+        for dump in part_dumps:
             try:
-                part_sample += read(dump, each)
+                part_sample += read(dump, rows_per_dump)
             # a file that a run still writes may vanish
             except OSError:
                 part_sample.unread += 1
         # rows of the unread files by their bytes
-        if len(chosen) < len(part_files):
-            read_bytes = sum(d.size for d in chosen)
-            part_sample.of *= sum(d.size for d in part_files) / max(read_bytes, 1)
+        if len(part_dumps) < len(part_files):
+            read_bytes = sum(d.size for d in part_dumps)
+            part_sample.total *= sum(d.size for d in part_files) / max(read_bytes, 1)
             part_sample.exact = False
         sample += part_sample
     return sample
 
 
-def _read_file(dump: Dump, what: str, budget: int) -> Sample:
+def _read_file(dump: Dump, kind: str, budget: int) -> Sample:
     """Sample rows of one file of the given kind."""
-    table_columns = columns(table_names(dump.path) or ()) if what != "gxpo" else None
-    if what == "gxpo":
+    table_columns = columns(table_names(dump.path) or ()) if kind != "gxpo" else None
+    if kind == "gxpo":
         make: Callable[..., Row | None] = _GxpoRecords(dump)
         lines = read_lines(dump.path, ("group",), budget)
     elif table_columns is None:
@@ -237,12 +243,12 @@ class _TableRows:
         """Reward components: the numeric columns that have no other meaning."""
         n = self.names
         assigned = {n.prompt, n.completion, n.score, n.group, n.step, n.reference, "advantage", "advantages"}
-        other = {
+        component_values = {
             k: v
             for k, v in value.items()
             if k not in assigned and isinstance(v, (int, float)) and k.lower() not in _OTHER and not k.startswith("__")
         }
-        return {k: number(v) for k, v in other.items()}
+        return {k: number(v) for k, v in component_values.items()}
 
 
 _OTHER = {

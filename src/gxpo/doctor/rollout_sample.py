@@ -68,12 +68,12 @@ def whole_groups(keys: Sequence[Hashable], budget: int, salt: str) -> list[int]:
     # the latest first group that leaves as many groups behind it as the budget could ever hold, were they the smallest
     room = max(len(sizes) - int(np.searchsorted(np.cumsum(np.sort(sizes)), budget, side="right")), 0)
     begin = zlib.crc32(salt.encode()) % (room + 1)
-    chosen: list[int] = []
+    places: list[int] = []
     for rows in list(groups.values())[begin:]:
-        if chosen and len(chosen) + len(rows) > budget:
+        if places and len(places) + len(rows) > budget:
             break
-        chosen += rows
-    return sorted(chosen)
+        places += rows
+    return sorted(places)
 
 
 def by_step(steps: Sequence[Hashable], keys: Sequence[Hashable], budget: int, salt: str) -> list[int]:
@@ -86,17 +86,17 @@ def by_step(steps: Sequence[Hashable], keys: Sequence[Hashable], budget: int, sa
     # rather few rows of many steps than many rows of few: checks look for changes over the run
     typical = len(keys) / len(members)
     step_places = spread(len(members), max(min(STEPS, budget), int(budget / typical)))
-    each = max(budget // len(step_places), 1)
-    chosen: list[int] = []
+    rows_per_step = max(budget // len(step_places), 1)
+    places: list[int] = []
     for step in (list(members)[i] for i in step_places):
         rows = members[step]
-        chosen += [rows[i] for i in whole_groups([keys[i] for i in rows], each, f"{salt}{step}")]
-    return sorted(chosen)
+        places += [rows[i] for i in whole_groups([keys[i] for i in rows], rows_per_step, f"{salt}{step}")]
+    return sorted(places)
 
 
 def share(files: Sequence[Dump], rows_in_file: float, budget: int) -> tuple[list[Dump], int]:
     """Choose the files to read and the number of rows to keep of each."""
     ordered = sorted(files, key=lambda d: (d.step, d.name))
     k = min(len(ordered), max(STEPS, int(budget / max(rows_in_file, 1.0))))
-    chosen = [ordered[i] for i in spread(len(ordered), k)]
-    return chosen, max(budget // max(len(chosen), 1), 1)
+    dumps = [ordered[i] for i in spread(len(ordered), k)]
+    return dumps, max(budget // max(len(dumps), 1), 1)

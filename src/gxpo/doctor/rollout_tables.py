@@ -50,7 +50,7 @@ def read_lines(path: Path, keys: Sequence[str], budget: int, large: int = LARGE)
     if size <= large:
         lines = path.read_bytes().split(b"\n")
         numbered = [(i + 1, line) for i, line in enumerate(lines) if line.strip()]
-        sample = _chosen_lines(numbered, keys, budget, path.name)
+        sample = _sample_lines(numbered, keys, budget, path.name)
     else:
         sample = _stretches(path, size, keys, budget)
     return _without_columns(sample, keys, budget, path.name)
@@ -62,9 +62,9 @@ def _without_columns(sample: Lines, keys: Sequence[str], budget: int, salt: str)
     if len(rows) == len(sample.rows):
         return sample
     row_keys = [tuple(repr(row.get(k)) for k in keys) for _, row in rows]
-    chosen = by_step([k[0] if len(keys) > 1 else "" for k in row_keys], row_keys, budget, salt)
+    places = by_step([k[0] if len(keys) > 1 else "" for k in row_keys], row_keys, budget, salt)
     total = sample.total * len(rows) / max(len(sample.rows), 1)
-    return Lines([rows[i] for i in chosen], total, sample.bad, sample.exact)
+    return Lines([rows[i] for i in places], total, sample.bad, sample.exact)
 
 
 def line_rows(line: dict[str, Any]) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def _stretches(path: Path, size: int, keys: Sequence[str], budget: int) -> Lines
                 offset += len(line) + 1
             lines_seen += len(numbered)
             bytes_seen += len(block)
-            part = _chosen_lines(_inner(numbered, keys), keys, max(budget // len(offsets), 1), f"{path.name}{k}")
+            part = _sample_lines(_inner(numbered, keys), keys, max(budget // len(offsets), 1), f"{path.name}{k}")
             sample.rows += part.rows
             sample.bad += part.bad
     # by bytes, as the lines outside of the stretches are never read
@@ -121,14 +121,14 @@ def _inner(numbered: list[tuple[int, bytes]], keys: Sequence[str]) -> list[tuple
     return [row for row, key in zip(numbered, line_keys, strict=True) if key not in (line_keys[0], line_keys[-1])]
 
 
-def _chosen_lines(numbered: list[tuple[int, bytes]], keys: Sequence[str], budget: int, salt: str) -> Lines:
+def _sample_lines(numbered: list[tuple[int, bytes]], keys: Sequence[str], budget: int, salt: str) -> Lines:
     """Choose lines by the raw bytes of their keys, and parse these."""
     sample = Lines(total=len(numbered))
     line_keys = [_key(line, keys) for _, line in numbered]
-    chosen = by_step([k[0] if len(keys) > 1 else b"" for k in line_keys], line_keys, budget, salt)
-    for i in chosen:
+    places = by_step([k[0] if len(keys) > 1 else b"" for k in line_keys], line_keys, budget, salt)
+    for i in places:
         number, line = numbered[i]
-        row = parsed(line)
+        row = parse_object(line)
         if row is None:
             sample.bad += 1
         else:
@@ -136,7 +136,7 @@ def _chosen_lines(numbered: list[tuple[int, bytes]], keys: Sequence[str], budget
     return sample
 
 
-def parsed(line: bytes) -> dict[str, Any] | None:
+def parse_object(line: bytes) -> dict[str, Any] | None:
     """Parse a line as a JSON object; None if it is none."""
     try:
         row = json.loads(line.decode("utf-8", "replace"))
@@ -168,7 +168,7 @@ def first_rows(path: Path, n: int = 8) -> list[dict[str, Any]]:
         if b"\n" not in head and head.lstrip()[:1] == b"{" and len(head) == 2**16:
             head += file.readline(_LONGEST)
     lines = [line for line in head.split(b"\n") if line.strip()][: 4 * n]
-    rows = [row for line in map(parsed, lines) if line is not None for row in line_rows(line)]
+    rows = [row for line in map(parse_object, lines) if line is not None for row in line_rows(line)]
     return rows[:n]
 
 
@@ -196,8 +196,8 @@ def form(path: Path) -> str | None:
 
 def table_names(path: Path) -> list[str] | None:
     """Names of a table's columns; of JSON all names in its first rows. None if it can't be read."""
-    what = form(path)
-    if what == "parquet":
+    file_form = form(path)
+    if file_form == "parquet":
         parquet = need("pyarrow.parquet", "doctor")
         try:
             metadata, names = parquet.read_metadata(path), parquet.read_schema(path).names
@@ -205,9 +205,9 @@ def table_names(path: Path) -> list[str] | None:
         except Exception:
             return None
         return None if fault_of(metadata, path.stat().st_size) else list(names)
-    if what == "csv":
+    if file_form == "csv":
         return _header(path)[0]
-    rows = first_rows(path) if what == "lines" else _array(path)[:8] if what == "array" else []
+    rows = first_rows(path) if file_form == "lines" else _array(path)[:8] if file_form == "array" else []
     return list(dict.fromkeys(name for row in rows for name in row)) or None
 
 
@@ -225,25 +225,25 @@ def row_count(path: Path) -> float:
 def read_table(path: Path, keys: Sequence[str], budget: int) -> Lines:
     """Sample about `budget` rows of a table in whole groups: rows with equal columns `keys`; of two keys the first is
     the step."""
-    what = form(path)
-    if what == "lines":
+    file_form = form(path)
+    if file_form == "lines":
         return read_lines(path, keys, budget)
-    if what == "parquet":
+    if file_form == "parquet":
         rows, total, bad = _parquet(path, budget)
-    elif what == "csv":
+    elif file_form == "csv":
         rows, total, bad = _csv(path)
     else:
         documents = _array(path)
         rows, total, bad = list(enumerate(documents, 1)), float(len(documents)), 0
     # `_csv` estimates the total of a file that it reads in part
-    exact = what == "parquet" or total == len(rows) + bad
+    exact = file_form == "parquet" or total == len(rows) + bad
     row_keys = [tuple(repr(row.get(k)) for k in keys) for _, row in rows]
     # stretches cut groups at their ends
-    if what == "parquet" and len(rows) < total:
+    if file_form == "parquet" and len(rows) < total:
         uncut = _uncut([number for number, _ in rows], row_keys, int(total))
         rows, row_keys = [rows[i] for i in uncut], [row_keys[i] for i in uncut]
-    chosen = by_step([k[0] if len(keys) > 1 else "" for k in row_keys], row_keys, budget, path.name)
-    return Lines([rows[i] for i in chosen], total, bad, exact=exact)
+    places = by_step([k[0] if len(keys) > 1 else "" for k in row_keys], row_keys, budget, path.name)
+    return Lines([rows[i] for i in places], total, bad, exact=exact)
 
 
 def _uncut(numbers: Sequence[int], keys: Sequence[object], total: int) -> list[int]:
@@ -301,7 +301,7 @@ def _csv(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], float, int]:
     rows: list[tuple[int, dict[str, Any]]] = []
     bad = 0
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    for number, values in _numbered(reader):
+    for number, values in _number_rows(reader):
         if number == 1 or values == []:
             continue
         if values is None or len(values) != len(names):
@@ -312,7 +312,7 @@ def _csv(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], float, int]:
     return rows, float(total), bad
 
 
-def _numbered(reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str] | None]]:
+def _number_rows(reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str] | None]]:
     """Number the rows of a CSV reader from 1; None for a row that it can't parse, after which it goes on."""
     number = 0
     while True:
@@ -342,8 +342,10 @@ def _parquet(path: Path, budget: int) -> tuple[list[tuple[int, dict[str, Any]]],
             if total <= max(4 * budget, 20_000) or sum(g.total_byte_size for g in groups) <= MOST_DECODED:
                 # a batch is the unit that is kept: one for a small table, stretches of a large one
                 size = _BATCH if total > max(4 * budget, 20_000) else max(total, 1)
-                chosen = set(spread(-(-total // size), _PARTS))
-                parts = ((k * size, b) for k, b in enumerate(file.iter_batches(size, use_threads=False)) if k in chosen)
+                parts_read = set(spread(-(-total // size), _PARTS))
+                parts = (
+                    (k * size, b) for k, b in enumerate(file.iter_batches(size, use_threads=False)) if k in parts_read
+                )
             else:  # too large to be decoded: the first rows of row groups
                 parts = ((starts[i], _head(file, i)) for i in spread(len(groups), _PARTS))
             for begin, batch in parts:

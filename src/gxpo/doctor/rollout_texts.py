@@ -61,10 +61,10 @@ def unfinished(texts: list[str]) -> Flags:
 
     A text that ends in a word or a number counts as finished, as many answers do.
     """
-    return np.array([_unfinished(t) for t in texts], dtype=bool)
+    return np.array([_is_unfinished(t) for t in texts], dtype=bool)
 
 
-def _unfinished(text: str) -> bool:
+def _is_unfinished(text: str) -> bool:
     if not text.strip():
         return False
     if _OPEN_END.search(text[-40:]) or text.count("```") % 2:
@@ -106,10 +106,10 @@ def repeats(text: str, times: int = 3, longest: int = 200) -> bool:
     """True if the text ends with one piece at least `times` in a row, over 12 characters or more in all."""
     end = text.rstrip()[-longest * times :]
     for size in range(1, min(longest, len(end) // times) + 1):
-        piece = end[-size:]
+        unit = end[-size:]
         # short pieces more often: "no no no" is no loop
         n = max(times, -(-12 // size))
-        if piece.strip() and len(end) >= n * size and end.endswith(piece * n):
+        if unit.strip() and len(end) >= n * size and end.endswith(unit * n):
             return True
     return False
 
@@ -161,19 +161,19 @@ class Overlap:
     """
 
     held_out: int
-    shared: int
+    n_shared: int
     rows: list[tuple[int, int]]
 
 
-def overlap(r: Rollouts) -> Overlap:
+def overlap(rollouts: Rollouts) -> Overlap:
     """Find held-out prompts that are training prompts, apart from case and white space.
 
     Games against others don't count: they begin with the same few positions, and the opponents make the difference.
     """
     train: dict[str, int] = {}
     held_out: dict[str, int] = {}
-    for i, p in enumerate(r.prompt):
-        if p.strip() and r.observation[i] is not None:
-            (held_out if r.held_out[i] else train).setdefault(normal(p), i)
+    for i, p in enumerate(rollouts.prompt):
+        if p.strip() and rollouts.observation[i] is not None:
+            (held_out if rollouts.held_out[i] else train).setdefault(normal(p), i)
     rows = [(i, train[p]) for p, i in held_out.items() if p in train]
     return Overlap(len(held_out), len(rows), rows)

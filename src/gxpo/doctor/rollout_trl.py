@@ -41,14 +41,14 @@ class Hints:
 class Tables:
     """Rows sampled from tables.
 
-    of       rows in all tables; `exact`: counted, not estimated
+    total    number of rows in all tables; `exact`: counted, not estimated
     unread   tables that could not be read
     repeats  tables that hold the rollouts of the table before them
     partial  rows of groups that an evaluation cut
     """
 
     rows: list[Row] = field(default_factory=list)
-    of: float = 0.0
+    total: float = 0.0
     exact: bool = True
     unread: int = 0
     repeats: int = 0
@@ -65,7 +65,7 @@ class _File:
     prompts: list[str]
     completions: list[str]
     floats: dict[str, Floats]
-    other: dict[str, list[Any]]
+    columns: dict[str, list[Any]]
     advantage: Floats
 
 
@@ -76,10 +76,10 @@ def read_trl(files: Sequence[Dump], hints: Hints, budget: int = KEPT) -> Tables:
     opened = {ordered[0]: _open(ordered[0])} if ordered else {}
     # one table tells the rows of all: opening each to count would cost as much as reading it
     typical = next((len(f.prompts) for f in opened.values() if f is not None), 64)
-    chosen = _chosen(ordered, hints, max(typical, budget / MOST_FILES), budget)
+    dumps = _choose_tables(ordered, hints, max(typical, budget / MOST_FILES), budget)
     tables: list[_File] = []
     previous: tuple[list[str], list[str]] | None = None
-    for dump in chosen:
+    for dump in dumps:
         file = opened.get(dump) or _open(dump)
         if file is None:
             sample.unread += 1
@@ -90,25 +90,25 @@ def read_trl(files: Sequence[Dump], hints: Hints, budget: int = KEPT) -> Tables:
             previous = (file.prompts, file.completions)
             tables.append(file)
     rows_read = sum(len(t.prompts) for t in tables)
-    readable = len(chosen) - sample.unread
+    readable = len(dumps) - sample.unread
     # of unread tables the number of rows is that of the read ones on average
-    sample.exact = len(chosen) == len(ordered)
-    sample.of = rows_read if sample.exact else rows_read * len(ordered) / max(readable, 1)
+    sample.exact = len(dumps) == len(ordered)
+    sample.total = rows_read if sample.exact else rows_read * len(ordered) / max(readable, 1)
     if tables:
         _rows(tables, hints, sample, max(budget // len(tables), 1))
     return sample
 
 
-def _chosen(ordered: Sequence[Dump], hints: Hints, typical: float, budget: int) -> list[Dump]:
+def _choose_tables(ordered: Sequence[Dump], hints: Hints, typical: float, budget: int) -> list[Dump]:
     """Choose tables spread over the run, a fifth of them of known evaluations."""
     evaluated = set(hints.evaluated or ())
     held_out = [d for d in ordered if d.step in evaluated]
     train = [d for d in ordered if d.step not in evaluated]
     if not held_out or not train:
         return share(ordered, typical, budget)[0]
-    chosen = set(share(train, typical, budget * 4 // 5)[0])
-    chosen |= {held_out[i] for i in spread(len(held_out), max(len(chosen) // 4, 2))}
-    return [d for d in ordered if d in chosen]
+    dumps = set(share(train, typical, budget * 4 // 5)[0])
+    dumps |= {held_out[i] for i in spread(len(held_out), max(len(dumps) // 4, 2))}
+    return [d for d in ordered if d in dumps]
 
 
 def _open(dump: Dump) -> _File | None:
@@ -126,18 +126,18 @@ def _open(dump: Dump) -> _File | None:
         return None
     column = {n: values(table.column(n)) for n in REQUIRED}
     # `extra` columns of a reward function are floats, too: `_rewards` tells them from rewards
-    between = [n for n in names if n not in REQUIRED and not n.startswith("__")]
+    extra_names = [n for n in names if n not in REQUIRED and not n.startswith("__")]
     floats = {
-        n: _numbers(table.column(n).to_pylist()) for n in between if types.is_floating(table.schema.field(n).type)
+        n: _numbers(table.column(n).to_pylist()) for n in extra_names if types.is_floating(table.schema.field(n).type)
     }
-    other = {n: values(table.column(n)) for n in between if n not in floats}
+    columns = {n: values(table.column(n)) for n in extra_names if n not in floats}
     return _File(
         dump,
         integer(column["step"][0], dump.step),
         [text(p) for p in column["prompt"]],
         [completion_text(c) for c in column["completion"]],
         floats,
-        other,
+        columns,
         _numbers(column["advantage"]),
     )
 
@@ -147,9 +147,9 @@ def _numbers(column: Sequence[Any]) -> Floats:
     return np.array([number(v) for v in column], dtype=np.float64)
 
 
-def _rows(tables: Sequence[_File], hints: Hints, sample: Tables, each: int) -> None:
+def _rows(tables: Sequence[_File], hints: Hints, sample: Tables, rows_per_table: int) -> None:
     """Add to the sample about `each` rows of every table, grouped by blocks."""
-    views = [Table(t.step, t.prompts, t.advantage) for t in tables]
+    views = [Table(table.step, table.prompts, table.advantage) for table in tables]
     evaluated = None if hints.evaluated is None else set(hints.evaluated)
     # blocks of training are measured on tables without an evaluation, where those are known
     size = block_size([v for v in views if evaluated is None or v.step not in evaluated] or views, hints.group_size)
@@ -160,18 +160,18 @@ def _rows(tables: Sequence[_File], hints: Hints, sample: Tables, each: int) -> N
     tails = [Table(v.step, v.prompts[b:], v.advantage[b:]) for v, b in zip(views, begins, strict=True)]
     tail_size = block_size(tails)
     groups = [
-        np.concatenate([_from_end(b, size), _from_end(len(t.prompts) - b, tail_size) + _HELD_OUT])
-        for t, b in zip(tables, begins, strict=True)
+        np.concatenate([_from_end(b, size), _from_end(len(table.prompts) - b, tail_size) + _HELD_OUT])
+        for table, b in zip(tables, begins, strict=True)
     ]
     names, weights = _rewards(tables, size, begins, groups, hints, sample)
-    for t, begin, group in zip(tables, begins, groups, strict=True):
+    for table, begin, group in zip(tables, begins, groups, strict=True):
         partial = np.zeros(len(group), dtype=bool)
         # what is left of a block of which the evaluation's rows pushed out the beginning
         partial[: begin % size] = True
         sample.partial += int(partial.sum())
         usable = np.flatnonzero(~partial)
-        chosen = usable[whole_groups([int(g) for g in group[usable]], each, t.dump.name)]
-        sample.rows += _rows_of_table(t, chosen, group, begin, names, weights)
+        row_index = usable[whole_groups([int(g) for g in group[usable]], rows_per_table, table.dump.name)]
+        sample.rows += _rows_of_table(table, row_index, group, begin, names, weights)
 
 
 def _from_end(n: int, size: int) -> Any:
@@ -188,9 +188,9 @@ def _rewards(
     """
     names = list(dict.fromkeys(n for t in tables for n in t.floats))
     if hints.components and (functions := [n for n in names if n in set(hints.components)]):
-        left_out, names = [n for n in names if n not in functions], functions
+        unused_names, names = [n for n in names if n not in functions], functions
     else:
-        left_out = []
+        unused_names = []
     # a configuration with weights for fewer columns than there are names the leading ones
     configured = None if hints.reward_weights is None else np.asarray(hints.reward_weights, dtype=float)
     if configured is not None and len(configured) <= len(names):
@@ -199,7 +199,7 @@ def _rewards(
         return [], np.empty(0)
     # complete blocks of training alone: only there advantages are made of the scores beside them
     rows = [slice(b % size, b) for b in begins]
-    components = np.concatenate([_stacked(t, names)[r] for t, r in zip(tables, rows, strict=True)])
+    components = np.concatenate([_stack(t, names)[r] for t, r in zip(tables, rows, strict=True)])
     advantage = np.concatenate([t.advantage[r] for t, r in zip(tables, rows, strict=True)])
     # group numbers begin anew in each table
     numbered = np.concatenate([g[r] + i * 2 * _HELD_OUT for i, (g, r) in enumerate(zip(groups, rows, strict=True))])
@@ -210,10 +210,10 @@ def _rewards(
     # names that the metrics have are reward functions, whatever the advantages say
     if hints.components:
         n = len(names)
-    left_out += names[n:]
-    if left_out:
+    unused_names += names[n:]
+    if unused_names:
         sample.notes.append(
-            f"not taken for reward functions, as they are no part of the advantages: {', '.join(left_out)}"
+            f"not taken for reward functions, as they are no part of the advantages: {', '.join(unused_names)}"
         )
     if weights is not None and len(weights) == n:
         sample.notes.append(
@@ -224,27 +224,29 @@ def _rewards(
     return names[:n], np.ones(n)
 
 
-def _stacked(t: _File, names: Sequence[str]) -> Floats:
+def _stack(t: _File, names: Sequence[str]) -> Floats:
     """Stack columns to [rows, components]; nan for a column that the table lacks."""
     return np.stack([t.floats.get(n, np.full(len(t.prompts), NAN)) for n in names], axis=1)
 
 
-def _rows_of_table(t: _File, chosen: Any, group: Any, begin: int, names: Sequence[str], weights: Floats) -> list[Row]:
+def _rows_of_table(
+    table: _File, row_index: Any, group: Any, begin: int, names: Sequence[str], weights: Floats
+) -> list[Row]:
     """Make the chosen rows of a table; those from `begin` on are of an evaluation."""
-    score = total(_stacked(t, names), weights) if names else np.full(len(t.prompts), NAN)
-    answer = first_reference(list(t.other))
+    score = total(_stack(table, names), weights) if names else np.full(len(table.prompts), NAN)
+    answer = first_reference(list(table.columns))
     return [
         Row(
-            step=t.step,
-            prompt=t.prompts[i],
-            completion=t.completions[i],
+            step=table.step,
+            prompt=table.prompts[i],
+            completion=table.completions[i],
             score=float(score[i]),
             group=int(group[i]),
-            components={n: float(t.floats[n][i]) for n in names if n in t.floats},
-            advantage=float(t.advantage[i]),
-            reference=reference(t.other[answer][i]) if answer else None,
+            components={n: float(table.floats[n][i]) for n in names if n in table.floats},
+            advantage=float(table.advantage[i]),
+            reference=reference(table.columns[answer][i]) if answer else None,
             held_out=bool(i >= begin),
-            where=f"{t.dump.name}:{i}",
+            where=f"{table.dump.name}:{i}",
         )
-        for i in map(int, chosen)
+        for i in map(int, row_index)
     ]

@@ -37,7 +37,7 @@ class Rollouts:
     temperature [n] it was sampled at; nan: unknown
     observation [n] what the environment replied; None: other agents play along, so that equal texts may score unequally
     where       [n] "file:row" of each, for evidence
-    of          rows that there are, of which these are a sample
+    total       number of rows of the run, of which these are a sample
     grouped_by  "recorded", "blocks" (consecutive rows) or "prompt" (equal prompts: two groups of one prompt merge)
     """
 
@@ -56,7 +56,7 @@ class Rollouts:
     temperature: Floats
     observation: list[str | None]
     where: list[str]
-    of: int
+    total: int
     grouped_by: str = "recorded"
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class Rollouts:
             temperature=self.temperature[index],
             observation=[self.observation[i] for i in index],
             where=[self.where[i] for i in index],
-            of=self.of,
+            total=self.total,
             grouped_by=self.grouped_by,
         )
 
@@ -110,7 +110,7 @@ class Row:
     where: str = ""
 
 
-def assemble(rows: Iterable[Row], of: int, grouped_by: str) -> Rollouts | None:
+def assemble(rows: Iterable[Row], total: int, grouped_by: str) -> Rollouts | None:
     """Order rows by step, training before held out, the rows of a group adjacent; None if there is no row.
 
     Groups keep the order in which their first rows were read.
@@ -146,7 +146,7 @@ def assemble(rows: Iterable[Row], of: int, grouped_by: str) -> Rollouts | None:
         temperature=_floats(r.temperature for r in ordered),
         observation=[r.observation for r in ordered],
         where=[r.where for r in ordered],
-        of=max(of, len(ordered)),
+        total=max(total, len(ordered)),
         grouped_by=grouped_by,
     )
 

@@ -247,11 +247,11 @@ class RunLog:
         if score is None or self.evaluation is None or len(self.values(self.evaluation)) < 6:
             return False
         held_out = np.convolve(self.values(self.evaluation), np.ones(3) / 3, mode="valid")
-        lost, lost_held_out = score.best - score.last, float(held_out.max() - held_out[-1])
+        score_loss, held_out_loss = score.best - score.last, float(held_out.max() - held_out[-1])
         return (
-            lost > max(5 * score.ends_error, 0.1 * abs(score.best))
+            score_loss > max(5 * score.ends_error, 0.1 * abs(score.best))
             and held_out.max() > 0
-            and lost_held_out > max(self.evaluation_error, 0.1 * float(held_out.max()))
+            and held_out_loss > max(self.evaluation_error, 0.1 * float(held_out.max()))
         )
 
     @cached_property
@@ -308,13 +308,13 @@ class RunLog:
     @cached_property
     def has_partial_rollouts(self) -> bool:
         """True if rows without a score are parts of rollouts that a later step continues, so none is missing."""
-        r = self.training_rollouts
-        if r is None or not self.has("unscored") or float(self.values("unscored").max()) > 0:
+        rollouts = self.training_rollouts
+        if rollouts is None or not self.has("unscored") or float(self.values("unscored").max()) > 0:
             return False
         # the metrics count no unscored rollout, yet rows have no score
-        parts = np.isnan(r.score)
-        if r.components:
-            parts |= np.all([np.isnan(v) for v in r.components.values()], axis=0)
+        parts = np.isnan(rollouts.score)
+        if rollouts.components:
+            parts |= np.all([np.isnan(v) for v in rollouts.components.values()], axis=0)
         return float(parts.mean()) > 0.05
 
     @cached_property
@@ -425,9 +425,9 @@ class RunLog:
             column = self.column(name)
             if len(column) < 4 or not column.start[0] > (0.02 if name == "entropy" else 2):
                 continue
-            above = np.flatnonzero(column.values > share * column.start[0])
-            if len(above) and above[-1] + 2 < len(column):
-                ends.append(float(column.steps[above[-1] + 1]))
+            high_steps = np.flatnonzero(column.values > share * column.start[0])
+            if len(high_steps) and high_steps[-1] + 2 < len(column):
+                ends.append(float(column.steps[high_steps[-1] + 1]))
         return min(ends, default=None)
 
     @cached_property

@@ -335,13 +335,15 @@ def stationary(values: Floats) -> bool:
     return not has_trend and (2 - ratio) * np.sqrt(len(values)) / 2 < bound
 
 
-def denominator(values: Floats, most: int = 4096) -> int | None:
+def denominator(values: Floats, largest: int = 4096) -> int | None:
     """Smallest n of which all values are multiples of 1 / n; None above `most`.
 
     >>> denominator(np.array([0.25, 0.5, 0.375])), denominator(np.array([0.5772, 0.7071, 0.1416]))
     (8, None)
     """
-    return next((n for n in range(1, most + 1) if float(np.abs(values * n - np.round(values * n)).max()) < 1e-4), None)
+    return next(
+        (n for n in range(1, largest + 1) if float(np.abs(values * n - np.round(values * n)).max()) < 1e-4), None
+    )
 
 
 def number_of_tasks(accuracies: Floats) -> int | None:

@@ -9,10 +9,10 @@ from typing import Any
 
 from gxpo.base.errors import ConfigError
 from gxpo.doctor import evidence
-from gxpo.doctor.evidence import Measured
+from gxpo.doctor.evidence import Measurement
 from gxpo.explain.catalogue import FREE
 from gxpo.explain.measurements import effects
-from gxpo.explain.symptoms import SYMPTOMS, Advice, Symptom, outside
+from gxpo.explain.symptoms import SYMPTOMS, Advice, Symptom, foreign_words
 from gxpo.methods import METHODS
 from gxpo.parts.definition import EVIDENCE
 
@@ -40,7 +40,7 @@ def find(text: str) -> str:
     if exact := [name for name, texts in phrases.items() if words in texts]:
         return exact[0]
     words, *clauses = [_spelt(part, phrases) for part in (words, *clauses)]
-    is_outside = any(_begins(word, stem) for word in words for stem in outside())
+    is_outside = any(_begins(word, stem) for word in words for stem in foreign_words())
     signs = {
         name: set[str]() if is_outside else _sign(words, clauses, phrases[name], symptom)
         for name, symptom in SYMPTOMS.items()
@@ -103,15 +103,15 @@ def _sign(words: list[str], clauses: list[list[str]], phrases: list[list[str]], 
         phrase_words = [word for word in phrase if word not in FILLERS]
         sign = tuple((word[: max(len(word) - 2, 4)],) for word in phrase_words)
         if len(content) <= len(phrase_words) + (2 if len(phrase_words) > 1 else 1):
-            matches.append(_matched(words, sign, in_order=True))
+            matches.append(_match_sign(words, sign, in_order=True))
         # two or more words of the name alone: "all wrong" of "all-wrong groups"
         if len(content) > 1 and all(any(_begins(p, word[: max(len(word) - 1, 3)]) for p in phrase) for word in content):
             matches.append(set(content))
-    matches += [_matched(clause, sign) for sign in symptom.signs for clause in clauses]
+    matches += [_match_sign(clause, sign) for sign in symptom.signs for clause in clauses]
     return max(matches, key=len)
 
 
-def _matched(words: list[str], sign: Sequence[Sequence[str]], *, in_order: bool = False) -> set[str]:
+def _match_sign(words: list[str], sign: Sequence[Sequence[str]], *, in_order: bool = False) -> set[str]:
     """Return the words of a text that a sign consists of if all stand close together and none is negated, else none."""
     places = [
         [i for i, word in enumerate(words) if any(_begins(word, stem) for stem in alternatives)]
@@ -173,7 +173,7 @@ def of_run(path: Path) -> tuple[str, str | None, str]:
     return names[0], {"trl": "trl", "unsloth": "trl", "verl": "verl"}.get(diagnosis.source), line
 
 
-def recommendations(symptom: str, measurements: Sequence[Measured] | None = None) -> list[dict[str, Any]]:
+def recommendations(symptom: str, measurements: Sequence[Measurement] | None = None) -> list[dict[str, Any]]:
     """Rank the recommendations of `gxpo methods --for` for a symptom.
 
     Methods that helped in our measurements come first, the largest difference before the others; then those that were
@@ -209,7 +209,7 @@ def recommendations(symptom: str, measurements: Sequence[Measured] | None = None
     return [row for _, row in sorted(rows_by_rank, key=lambda pair: pair[0])]
 
 
-def measurement_of(symptom: str, advice: Advice, measurements: Sequence[Measured]) -> Measured | None:
+def measurement_of(symptom: str, advice: Advice, measurements: Sequence[Measurement]) -> Measurement | None:
     """Return the measurement of the advice's keys for the symptom; None where there is none."""
     keys = {"method": advice.method, **{k: v for k, _, v in (s.partition("=") for s in advice.sets)}}
     return evidence.measured_for_keys(SYMPTOMS[symptom].sicknesses, keys, measurements)

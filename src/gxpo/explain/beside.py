@@ -21,14 +21,14 @@ STEP = re.compile(r"(?P<path>.+)@(?P<step>\d{1,18})")
 
 
 @dataclass(frozen=True)
-class Beside:
+class SecondRun:
     """A run, folder or file of rollouts to set beside a page's. `step`: of it, None: the step that the page shows."""
 
     path: Path
     step: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Beside:
+    def parse(cls, text: str) -> SecondRun:
         """Read PATH or PATH@STEP; a path that exists is taken as it is, with an @ in it or without."""
         match = STEP.fullmatch(text)
         if match is None or Path(text).exists():
@@ -43,14 +43,14 @@ class Beside:
         return read(self.path, min(steps, key=lambda s: (abs(s - step), s)))
 
 
-def beside_columns(source: Source, other: Source, figures: GroupFigures, groups: Sequence[int]) -> dict[str, Any]:
+def beside_columns(source: Source, second: Source, figures: GroupFigures, groups: Sequence[int]) -> dict[str, Any]:
     """Collect the other's rollouts on the same tasks: for each group their number, mean reward and some texts.
 
     Rollouts are of the same task where the task's name is equal. A group without any has `count` 0 and a null mean.
     """
     # a task may have several groups in the other's step: all its rollouts count
     rows_by_task: dict[str, list[int]] = defaultdict(list)
-    forest = other.forest
+    forest = second.forest
     for r, task in enumerate(forest.task):
         rows_by_task[task].append(r)
     group_task = dict(zip(source.forest.group, source.forest.task, strict=True))
@@ -58,26 +58,26 @@ def beside_columns(source: Source, other: Source, figures: GroupFigures, groups:
 
     reward_R = forest.outcome.numpy()
     return {
-        "title": other.title,
-        "file": other.facts[0],
+        "title": second.title,
+        "file": second.facts[0],
         "count": [len(r) for r in rows],
         "mean": [None if not len(r) or np.isnan(reward_R[r]).all() else float(np.nanmean(reward_R[r])) for r in rows],
-        "rollouts": [[_rollout(other, i) for i in _chosen(reward_R, r)] for r in rows],
+        "rollouts": [[_rollout(second, i) for i in _choose_evenly(reward_R, r)] for r in rows],
     }
 
 
-def check_common_tasks(sources: Sequence[Source], others: Sequence[Source]) -> None:
+def check_common_tasks(sources: Sequence[Source], second_sources: Sequence[Source]) -> None:
     """Raise RecordError where no task is in both of a pair, for any of the pairs."""
-    pairs = list(zip(sources, others, strict=True))
-    if pairs and not any(set(source.forest.task) & set(other.forest.task) for source, other in pairs):
-        source, other = pairs[-1]
+    pairs = list(zip(sources, second_sources, strict=True))
+    if pairs and not any(set(source.forest.task) & set(second.forest.task) for source, second in pairs):
+        source, second = pairs[-1]
         raise RecordError(
-            f"--beside: {other.facts[0]} has no task of {source.facts[0]} (it has {other.forest.task[0]!r}, the page "
+            f"--beside: {second.facts[0]} has no task of {source.facts[0]} (it has {second.forest.task[0]!r}, the page "
             f"{source.forest.task[0]!r}); evaluations are of the same tasks: RUN/evaluations"
         )
 
 
-def _chosen(reward_R: np.ndarray, rows: list[int]) -> list[int]:
+def _choose_evenly(reward_R: np.ndarray, rows: list[int]) -> list[int]:
     """Choose rollouts evenly by reward, so that the best and the worst are among them."""
     ranked = sorted(rows, key=lambda r: (-np.nan_to_num(reward_R[r], nan=-np.inf), r))
     if len(ranked) <= MOST_TEXTS:

@@ -153,24 +153,27 @@ def alike(name: str, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     target = settings(name)
     settings_by_name = {r["name"]: settings(r["name"]) for r in rows}
-    likeness = {n: len(target & changed) / max(1, len(target | changed)) for n, changed in settings_by_name.items()}
+    likeness = {
+        n: len(target & settings_changed) / max(1, len(target | settings_changed))
+        for n, settings_changed in settings_by_name.items()
+    }
     near = [dict(r) for r in rows if likeness[r["name"]] > 0 and r["name"] != name]
     return sorted(near, key=lambda r: -likeness[r["name"]])
 
 
 # ---------------------------------------------------------------- composition
-def conflicts(definition: Definition, others: Sequence[Definition]) -> dict[str, list[str]]:
+def conflicts(definition: Definition, other_methods: Sequence[Definition]) -> dict[str, list[str]]:
     """Map each key to the methods among `others` with which this one merges only if the caller sets that key."""
     names_by_key: dict[str, list[str]] = {}
-    for other in others:
-        if other.name != definition.name:
+    for other_method in other_methods:
+        if other_method.name != definition.name:
             keys = (
-                _unequal_keys(definition, other)
-                | _orphaned_stages(definition, other)
-                | _orphaned_stages(other, definition)
+                _unequal_keys(definition, other_method)
+                | _orphaned_stages(definition, other_method)
+                | _orphaned_stages(other_method, definition)
             )
             for key in sorted(keys):
-                names_by_key.setdefault(key, []).append(other.name)
+                names_by_key.setdefault(key, []).append(other_method.name)
     return dict(sorted(names_by_key.items()))
 
 
@@ -178,21 +181,21 @@ def _unequal_keys(a: Definition, b: Definition) -> set[str]:
     return {k for k in a.keys.keys() & b.keys.keys() if not same(a.keys[k], b.keys[k])}
 
 
-def _orphaned_stages(owner: Definition, other: Definition) -> set[str]:
+def _orphaned_stages(owner: Definition, second: Definition) -> set[str]:
     """Return the stages in which `owner` puts a part without a field that `other` sets."""
     stages = set()
     # the merged method would have `owner`'s part and `other`'s setting of it, which that part does not take
-    for key in other.keys:
+    for key in second.keys:
         stage, _, field = key.rpartition(".")
         if stage in ("credit", "rollout", "update"):
             part = part_at(stage, owner.keys.get(stage))
-            if stage not in other.keys and dataclasses.is_dataclass(part) and field not in _fields(part):
+            if stage not in second.keys and dataclasses.is_dataclass(part) and field not in _fields(part):
                 stages.add(stage)
         elif key.startswith("objective."):
             field = key.split(".")[1]
             for slot in ("objective", "objective.surrogate"):
                 part = part_at(slot, owner.keys.get(slot))
-                if part is None or slot in other.keys or not dataclasses.is_dataclass(part):
+                if part is None or slot in second.keys or not dataclasses.is_dataclass(part):
                     continue
                 if isinstance(part, type) and issubclass(part, PolicyGradient):
                     continue  # it takes a surrogate and a ratio, as the base's does
@@ -221,10 +224,10 @@ def check_conditions(
     zero_variance: str | None = None,
     family: str | None = None,
     like: str | None = None,
-    **others: Any,
+    **unchecked: Any,
 ) -> None:
     """Refuse conditions of `select` that no method can meet, before any entry is made. ConfigError."""
-    del others
+    del unchecked
     if stage is not None:
         one_of("--stage", stage, STAGES)
     for tier in evidence:

@@ -70,8 +70,8 @@ class Judge:
             # the tokens are the text's characters: there is no tokenizer here
             characters = [[[ord(c) for c in t.text] or [0]] for t in chunk]
             forest = Forest.from_completions([[0]] * len(chunk), characters, finish=["stop"] * len(chunk))
-            scored = self.rewards.score(forest, [t.text for t in chunk], [t.task for t in chunk])
-            out += zip(scored.outcome.tolist(), scored.success.tolist(), strict=True)
+            scored_forest = self.rewards.score(forest, [t.text for t in chunk], [t.task for t in chunk])
+            out += zip(scored_forest.outcome.tolist(), scored_forest.success.tolist(), strict=True)
         return out
 
     def seconds(self, trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
@@ -206,7 +206,7 @@ def _score_findings(trials: Sequence[Trial], scores: Sequence[float], report: di
     for row in report["paid_texts"]:
         out.append(
             f"pays for {EXPLOITS[row['kind']]}: {row['score']:.3g} (wrong {wrong:.3g}, right {right:.3g}), "
-            f"{row['count']} of {row['tried']}, first {_quoted(row['text'])}"
+            f"{row['count']} of {row['tried']}, first {_quote(row['text'])}"
         )
     # Both orders together: a reward that reads the last answer alone is right to pay for one of them.
     hedged = [rows[kind]["mean"] for kind in HEDGES]
@@ -347,7 +347,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return ranks
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Quote a text in one line, its middle left out if it is long."""
     return repr(text if len(text) <= 120 else f"{text[:80]} ... {text[-20:]}")
 
@@ -376,7 +376,7 @@ def show(report: dict[str, Any]) -> None:
     for row in report["refused_variants"]:
         console.print(
             f"refused: {row['count']} of {row['tried']} right answers written in another way ({row['kind']}), "
-            f"e.g. {_quoted(row['text'])} where the answer is {_quoted(row['answer'])}"
+            f"e.g. {_quote(row['text'])} where the answer is {_quote(row['answer'])}"
         )
     for finding in report["findings"]:
         console.print(f"finding: {finding}")

@@ -32,15 +32,15 @@ TOLERANCE = 1e-9
 
 
 @dataclass
-class Compared:
+class Comparison:
     """Rows that were compared, and the arithmetic of each.
 
     axis     "R", "S" or "P": a row is a rollout, a turn or a token
-    what     name of the compared value: "outcome", "return"...
+    quantity name of the compared value: "outcome", "return"...
     among    the peers, in words
     value    [n] compared value
     peers    [n] id of the row's set of peers, -1: in none
-    counted  [n] True if the row enters its set's statistics
+    is_counted [n] True if the row enters its set's statistics
     center   [n] number that is subtracted (`shift` included)
     spread   [n] divisor, eps included; 1: nothing is scaled
     result   [n] (value - center) / spread, times the part's weight
@@ -49,11 +49,11 @@ class Compared:
     """
 
     axis: str
-    what: str
+    quantity: str
     among: str
     value: Floats
     peers: NDArray[np.int64]
-    counted: NDArray[np.bool_]
+    is_counted: NDArray[np.bool_]
     center: Floats
     spread: Floats
     result: Floats
@@ -74,7 +74,7 @@ class Summand:
     factor: float
     formula: str
     contribution: Tensor
-    compared: Compared | None
+    compared: Comparison | None
     calls: list[Call] = field(default_factory=list)
 
 
@@ -122,7 +122,7 @@ def formula_of(part: Any) -> str:
     return next((line for line in lines if line.split(" = ")[0] in ("A", "A_i", "a")), lines[0] if lines else "")
 
 
-def _comparison(part: Relative, forest: Forest, signals: Any, advantage_P: Tensor) -> Compared:
+def _comparison(part: Relative, forest: Forest, signals: Any, advantage_P: Tensor) -> Comparison:
     """Restate the arithmetic of `Relative.__call__` row by row, and hold it against the advantages that it gave."""
     values, axis = part.values(forest, signals)
     rows = part.rows(forest, axis)
@@ -139,31 +139,31 @@ def _comparison(part: Relative, forest: Forest, signals: Any, advantage_P: Tenso
     first_entry[rows.row_P.flip(0)] = torch.arange(forest.n_entries).flip(0)
     # where all actions are empty there is no entry to index
     readable_P = advantage_P if len(advantage_P) else torch.full((1,), torch.nan)
-    actual = torch.where(first_entry >= 0, readable_P[first_entry.clamp_min(0)], torch.nan).numpy()
+    actual_advantage = torch.where(first_entry >= 0, readable_P[first_entry.clamp_min(0)], torch.nan).numpy()
     # a rollout that is not `compared` is measured against the others and enters none of their statistics
-    counted = rows.take(forest.compared, "R").numpy() & (set_ids >= 0).numpy()
+    is_counted = rows.take(forest.compared, "R").numpy() & (set_ids >= 0).numpy()
     value = torch.where(is_comparable, x, torch.nan).numpy()
     baseline = rows.take(signals["baseline"].to(torch.float64), "R").numpy() if part.center == "baseline" else None
-    center, spread = _statistics(part, value, set_ids.numpy(), counted, baseline)
+    center, spread = _statistics(part, value, set_ids.numpy(), is_counted, baseline)
     with np.errstate(all="ignore"):
         result = part.weight * np.clip((value - center) / spread, -part.bound, part.bound)
-    status = _status(value, set_ids.numpy(), counted, result, actual, centred=part.center != "none")
-    comparison = Compared(
+    status = _status(value, set_ids.numpy(), is_counted, result, actual_advantage, centred=part.center != "none")
+    comparison = Comparison(
         axis=rows.axis,
-        what=show(part.value),
+        quantity=show(part.value),
         among=_among(part),
         value=value,
         peers=set_ids.numpy(),
-        counted=counted,
+        is_counted=is_counted,
         center=center,
         spread=spread,
-        result=np.where(status == SHOWN, result, actual),
+        result=np.where(status == SHOWN, result, actual_advantage),
         status=status,
         settings=_settings(part),
     )
     if part.unit == "segment":  # a row for each of its tokens: pages look rows up by token
         row_of_entry = rows.row_P.numpy()
-        for name in ("value", "peers", "counted", "center", "spread", "result", "status"):
+        for name in ("value", "peers", "is_counted", "center", "spread", "result", "status"):
             setattr(comparison, name, getattr(comparison, name)[row_of_entry])
     return comparison
 
@@ -204,34 +204,36 @@ def _statistics(
     part: Relative,
     value: Floats,
     ids: NDArray[np.int64],
-    counted: NDArray[np.bool_],
+    is_counted: NDArray[np.bool_],
     baseline: Floats | None,
 ) -> tuple[Floats, Floats]:
     """Return (centre, divisor) of each row."""
     center, spread = np.full(len(value), np.nan), np.full(len(value), np.nan)
     if baseline is not None:
         return baseline.astype(float), np.ones(len(value))
-    batch_values = value[counted]
+    batch_values = value[is_counted]
     batch_spread = _std(batch_values, part.ddof) + part.eps if part.scale == "batch_std" else 1.0
     for rows in _sets(ids):
-        members = value[rows[counted[rows]]]
+        members = value[rows[is_counted[rows]]]
         if not len(members):
             continue
         set_center = _center(part, members)
         # leave-one-out statistics differ from row to row; the others are computed once, on the set's first row
         for row in rows if part.center == "leave_one_out" or part.scale == "leave_one_out_std" else rows[:1]:
-            others = _others(value, rows, counted, row)
-            center_value = (_mean(others) if len(others) else 0.0) if part.center == "leave_one_out" else set_center
+            other_values = _other_values(value, rows, is_counted, row)
+            center_value = (
+                (_mean(other_values) if len(other_values) else 0.0) if part.center == "leave_one_out" else set_center
+            )
             target = row if part.center == "leave_one_out" or part.scale == "leave_one_out_std" else rows
             center[target] = center_value + part.shift
             spread[target] = (
-                batch_spread if part.scale == "batch_std" else _divisor(part, members, others, center_value)
+                batch_spread if part.scale == "batch_std" else _divisor(part, members, other_values, center_value)
             )
     return center, spread
 
 
-def _others(value: Floats, rows: NDArray[np.intp], counted: NDArray[np.bool_], row: int) -> Floats:
-    return value[rows[counted[rows] & (rows != row)]]
+def _other_values(value: Floats, rows: NDArray[np.intp], is_counted: NDArray[np.bool_], row: int) -> Floats:
+    return value[rows[is_counted[rows] & (rows != row)]]
 
 
 def _mean(x: Sequence[float] | Floats) -> float:
@@ -258,11 +260,11 @@ def _center(part: Relative, members: Floats) -> float:
     return 0.0
 
 
-def _divisor(part: Relative, members: Floats, others: Floats, middle: float) -> float:
+def _divisor(part: Relative, members: Floats, other_values: Floats, middle: float) -> float:
     if part.scale == "std":
         return _std(members, part.ddof) + part.eps
     if part.scale == "leave_one_out_std":
-        others_std = _std(others, part.ddof)
+        others_std = _std(other_values, part.ddof)
         return others_std + part.eps if others_std > 0 else 1.0
     if part.scale == "mean_absolute":
         return (math.fsum(abs(members - middle)) + part.eps) / len(members)
@@ -278,7 +280,7 @@ def _divisor(part: Relative, members: Floats, others: Floats, middle: float) -> 
 def _status(
     value: Floats,
     ids: NDArray[np.int64],
-    counted: NDArray[np.bool_],
+    is_counted: NDArray[np.bool_],
     result: Floats,
     actual: Floats,
     *,
@@ -288,7 +290,7 @@ def _status(
         is_reproduced = np.abs(result - actual) <= TOLERANCE * (1 + np.abs(actual))
     status = np.where(is_reproduced, SHOWN, INPUTS).astype(np.int8)
     for rows in _sets(ids):
-        members = value[rows[counted[rows]]]
+        members = value[rows[is_counted[rows]]]
         zero_rows = rows[actual[rows] == 0]
         if not len(members) or not len(zero_rows):
             continue

@@ -48,9 +48,9 @@ class Effect:
     wrong: tuple[float | None, ...]
     by_gradient: bool = False
 
-    def same_as(self, other: Effect) -> bool:
+    def same_as(self, effect: Effect) -> bool:
         """Return True if both agree to nine digits."""
-        pairs = zip((*self.right, *self.wrong), (*other.right, *other.wrong), strict=True)
+        pairs = zip((*self.right, *self.wrong), (*effect.right, *effect.wrong), strict=True)
         return all(a == b if a is None or b is None else abs(a - b) <= 1e-9 * (1 + abs(b)) for a, b in pairs)
 
 
@@ -76,10 +76,10 @@ def obstacle(method: Method) -> str:
     parts += [*method.shapes.values(), *method.step_rewards.values(), *method.rewards.values()]
     # terms count only where the effect is read off the objective's gradient, as `push` does
     parts += [] if method.reads_credit else list(method.terms.values())
-    if lacking := _declared_names(parts, "requires"):
-        return f"it requires {', '.join(lacking)} of the rollouts"
-    if lacking := [name for name in _declared_names(parts, "needs") if name not in SIGNALS_AT_HAND]:
-        return f"it reads {', '.join(lacking)}, which these rollouts do not have"
+    if missing_names := _declared_names(parts, "requires"):
+        return f"it requires {', '.join(missing_names)} of the rollouts"
+    if missing_names := [name for name in _declared_names(parts, "needs") if name not in SIGNALS_AT_HAND]:
+        return f"it reads {', '.join(missing_names)}, which these rollouts do not have"
     return ""
 
 
@@ -187,8 +187,8 @@ class SurrogateEffect:
     rising: tuple[float, ...]
     falling: tuple[float, ...]
 
-    def same_as(self, other: SurrogateEffect) -> bool:
-        pairs = zip((*self.rising, *self.falling), (*other.rising, *other.falling), strict=True)
+    def same_as(self, effect: SurrogateEffect) -> bool:
+        pairs = zip((*self.rising, *self.falling), (*effect.rising, *effect.falling), strict=True)
         return all(abs(a - b) <= 1e-9 * (1 + abs(b)) for a, b in pairs)
 
 

@@ -85,13 +85,13 @@ def family_figure(
     figure = need("matplotlib.figure", "plot").Figure(figsize=(4.6 * len(panels), 2.9), layout="constrained")
     for number, (differing, base, x, label) in enumerate(panels, 1):
         axes = figure.add_subplot(1, len(panels), number)
-        axes.plot(x, _clamped(base), color="#8a8a8a", linestyle="--", linewidth=1, label="grpo")
+        axes.plot(x, _clamp(base), color="#8a8a8a", linestyle="--", linewidth=1, label="grpo")
         # members with one and the same line share its legend
         names_by_line: dict[str, list[str]] = {}
         for name, values in differing.items():
-            names_by_line.setdefault(" ".join(f"{v:.6f}" for v in _clamped(values)), []).append(name)
+            names_by_line.setdefault(" ".join(f"{v:.6f}" for v in _clamp(values)), []).append(name)
         for sharing in list(names_by_line.values())[:MOST_LINES]:
-            axes.plot(x, _clamped(differing[sharing[0]]), linewidth=1.3, label=", ".join(sharing))
+            axes.plot(x, _clamp(differing[sharing[0]]), linewidth=1.3, label=", ".join(sharing))
         axes.set_xlabel(label, fontsize=8)
         axes.tick_params(labelsize=8)
         axes.axhline(0, color="#333333", linewidth=0.8)
@@ -105,5 +105,5 @@ def _is_close(values: Sequence[float | None], base: Sequence[float | None]) -> b
     return all(a == b if a is None or b is None else abs(a - b) <= 1e-9 * (1 + abs(b)) for a, b in pairs)
 
 
-def _clamped(values: Sequence[float | None]) -> list[float]:
+def _clamp(values: Sequence[float | None]) -> list[float]:
     return [math.nan if v is None else max(-MAX_ADVANTAGE, min(MAX_ADVANTAGE, v)) for v in values]

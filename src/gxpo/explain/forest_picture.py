@@ -42,8 +42,11 @@ def picture(forest: Forest, labels: Mapping[int, str] | None = None, notes: Sequ
     agents = {a: AUTHORS[i % len(AUTHORS)] for i, a in enumerate(sorted(set(forest.step_agent.tolist())))}
     shapes = [_link(boxes[up], box, "line") for n, box in boxes.items() if (up := int(forest.parent[n])) >= 0]
     # an arrow for time only where the tree does not show it already: where the earlier action is no ancestor
-    for s, before in enumerate(forest.step_previous.tolist()):
-        head, earlier = int(forest._first_nodes[s]), int(forest.step_action[before]) if before >= 0 else -1
+    for s, previous_step in enumerate(forest.step_previous.tolist()):
+        head, earlier = (
+            int(forest._first_nodes[s]),
+            int(forest.step_action[previous_step]) if previous_step >= 0 else -1,
+        )
         if earlier >= 0 and earlier not in forest.path(head).tolist():
             shapes.append(_link(boxes[earlier], boxes[head], "before"))
     for n, context in enumerate(forest.sampled_under.tolist()):
@@ -52,14 +55,14 @@ def picture(forest: Forest, labels: Mapping[int, str] | None = None, notes: Sequ
     for n, box in boxes.items():
         kind, size = int(forest.kind[n]), int(forest.first_token[n + 1] - forest.first_token[n])
         colour = GREY if kind != OBSERVATION else BLUE
-        trained = True
+        is_trained = True
         if kind == ACTION:
             colour = agents.get(int(forest.agent[n]), AUTHORS[0])
-            trained = bool(forest.trainable[int(forest.first_token[n]) : int(forest.first_token[n + 1])].any())
+            is_trained = bool(forest.trainable[int(forest.first_token[n]) : int(forest.first_token[n + 1])].any())
         text = (labels or {}).get(n, str(size))
         shapes.append(
             f'<rect x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{THICK}" rx="3" fill="{colour}" '
-            f'class="{"box" if trained else "box still"}"/>'
+            f'class="{"box" if is_trained else "box still"}"/>'
             f'<text x="{box.x + box.width / 2:g}" y="{box.middle + 4:g}" text-anchor="middle">{escape(text)}</text>'
         )
     notes_R = _notes(forest) if notes is None else notes
@@ -93,8 +96,8 @@ def _layout(forest: Forest) -> dict[int, _Box]:
     """Lay out the boxes: one row for each leaf, parents at the level of their first child."""
     # nodes that no trajectory visits are left out, except prompts and contexts that an action was sampled under
     nodes = set(forest.visits[1].tolist()) | set(forest.prompt_node[forest.prompt_node >= 0].tolist())
-    for under in forest.sampled_under[forest.sampled_under >= 0].tolist():
-        nodes |= set(forest.path(under).tolist())
+    for context in forest.sampled_under[forest.sampled_under >= 0].tolist():
+        nodes |= set(forest.path(context).tolist())
     children: dict[int, list[int]] = {}
     for n in sorted(nodes):
         children.setdefault(int(forest.parent[n]), []).append(n)
@@ -117,14 +120,14 @@ def _layout(forest: Forest) -> dict[int, _Box]:
     return boxes
 
 
-def _link(a: _Box, b: _Box, kind: str) -> str:
+def _link(start_box: _Box, end_box: _Box, kind: str) -> str:
     """Draw a curve from parent to child ("line"), else a straight arrow between two boxes."""
-    start, end = a.x + a.width, b.x
+    start, end = start_box.x + start_box.width, end_box.x
     if kind == "line":
-        bend = f"C{start + 6:g},{a.middle:g} {end - 8:g},{b.middle:g}"
-        return f'<path d="M{start:g},{a.middle:g} {bend} {end:g},{b.middle:g}"/>'
-    from_y, to_y = (a.y + THICK, b.y) if b.y > a.y else (a.y, b.y + THICK)
-    x, y = a.x + a.width / 2, b.x + b.width / 2
+        bend = f"C{start + 6:g},{start_box.middle:g} {end - 8:g},{end_box.middle:g}"
+        return f'<path d="M{start:g},{start_box.middle:g} {bend} {end:g},{end_box.middle:g}"/>'
+    from_y, to_y = (start_box.y + THICK, end_box.y) if end_box.y > start_box.y else (start_box.y, end_box.y + THICK)
+    x, y = start_box.x + start_box.width / 2, end_box.x + end_box.width / 2
     return f'<path class="{kind}" marker-end="url(#a)" d="M{x:g},{from_y:g} L{y:g},{to_y:g}"/>'
 
 

@@ -104,15 +104,15 @@ class _Search:
                 out[action] = gain
                 self.envs.finish([] if step.done else [name])
                 continue
-            below = self.envs.snapshot([name])[name]
+            child_snapshot = self.envs.snapshot([name])[name]
             self.envs.finish([name])
-            if isinstance(below, EnvFailure):
-                raise ConfigError(f"{self.envs.name}: no snapshot: {below.message}")
+            if isinstance(child_snapshot, EnvFailure):
+                raise ConfigError(f"{self.envs.name}: no snapshot: {child_snapshot.message}")
             # Behind it: further actions of the tree, or random play from its leaf.
             if depth > 1:
-                out[action] = gain + max(self.value(below, depth - 1, rollouts, turns - 1).values())
+                out[action] = gain + max(self.value(child_snapshot, depth - 1, rollouts, turns - 1).values())
             else:
-                ends = [self.finish_at_random(self.fresh(below), gain, turns - 1) for _ in range(rollouts)]
+                ends = [self.finish_at_random(self.fresh(child_snapshot), gain, turns - 1) for _ in range(rollouts)]
                 out[action] = math.fsum(ends) / rollouts
         return out
 
@@ -184,12 +184,12 @@ def _expert_share(envs: EnvPool, seeds: Sequence[int]) -> float:
     return wins / len(seeds)
 
 
-def text(h: Horizon) -> str:
+def text(horizon: Horizon) -> str:
     """Format the result in lines."""
-    tried = ", ".join(f"k {k} m {m}: {share:.0%}" for (k, m), share in h.success.items())
+    searches_text = ", ".join(f"k {k} m {m}: {share:.0%}" for (k, m), share in horizon.success.items())
     head = f"{'effective_horizon':<20} "
-    if h.value is None:
-        head += f"not within these searches (target {h.target:.0%})"
+    if horizon.value is None:
+        head += f"not within these searches (target {horizon.target:.0%})"
     else:
-        head += f"{h.value:.2f} (k {h.depth}, m {h.rollouts}, {h.actions:.1f} actions)"
-    return f"{head}\n{'searches':<20} {tried}; {h.steps:,} steps"
+        head += f"{horizon.value:.2f} (k {horizon.depth}, m {horizon.rollouts}, {horizon.actions:.1f} actions)"
+    return f"{head}\n{'searches':<20} {searches_text}; {horizon.steps:,} steps"

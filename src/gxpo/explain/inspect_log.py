@@ -144,7 +144,7 @@ def _sample(source: Source, r: int, epoch: int, inputs: Sequence[str | None]) ->
         "output": {"model": model, "choices": choices},
         "scores": {name: {"value": x} for name, x in rewards.items() if not math.isnan(x)},
         "metadata": {
-            "rollout": forest.id[r], "task": forest.task[r], "advantage": float(source.recorded[r]),
+            "rollout": forest.id[r], "task": forest.task[r], "advantage": float(source.recorded_advantage[r]),
             "unscored": [name for name, x in rewards.items() if math.isnan(x)],
             "compared": bool(forest.compared[r]), "weight": float(forest.weight[r]), "origin": forest.origin[r],
             "truncated": bool(forest.truncated[r]), "final_state": forest.final_state[r],

@@ -36,18 +36,18 @@ def check(log: RunLog, reward: str) -> tuple[Finding | None, str]:
     messages, and the reference answer in the usual forms. Where another form of the same completion scores more, its
     form was rejected, not its answer.
     """
-    r = log.training_rollouts
-    if r is None or not len(r):
+    rollouts = log.training_rollouts
+    if rollouts is None or not len(rollouts):
         return None, f"{reward} was not called: no completions were read"
-    rows = spread(len(r), MOST)
-    tasks = [_task(r.prompt[i], r.reference[i]) for i in rows]
-    trials = [Trial("as logged", r.completion[i], task) for i, task in zip(rows, tasks, strict=True)]
+    rows = spread(len(rollouts), MOST)
+    tasks = [_task(rollouts.prompt[i], rollouts.reference[i]) for i in rows]
+    trials = [Trial("as logged", rollouts.completion[i], task) for i, task in zip(rows, tasks, strict=True)]
     tag, is_closed_only = closed_only([t.text for t in trials])
     if is_closed_only.mean() > 0.5:
         trials += [Trial(f"with <{tag}> before it", f"<{tag}>\n{t.text}", t.task) for t in trials[: len(rows)]]
     # as a chat: TRL gives the function lists of messages where prompts are such
     chats = [replace(t, prompt=({"role": "user", "content": str(t.prompt)},)) for t in tasks]
-    trials += [Trial("as a list of messages", r.completion[i], t) for i, t in zip(rows, chats, strict=True)]
+    trials += [Trial("as a list of messages", rollouts.completion[i], t) for i, t in zip(rows, chats, strict=True)]
     has_answer = [t.answer is not None for t in tasks]
     if all(has_answer):
         trials += [Trial(f"reference answer, {name}", form(t), t) for name, form in FORMS.items() for t in tasks]
@@ -60,18 +60,18 @@ def check(log: RunLog, reward: str) -> tuple[Finding | None, str]:
     logged = scores[0]
     if not np.isfinite(logged).any():
         return None, f"{reward} gave no score to the logged completions: {message}"
-    same = float(np.nanmean(np.abs(logged - r.score[rows]) < 1e-6))
+    same = float(np.nanmean(np.abs(logged - rollouts.score[rows]) < 1e-6))
     line = (
         f"{reward} on {len(rows)} logged completions: mean {np.nanmean(logged):.3g}, as logged for {same:.0%} of them"
     )
-    raised = {kind: float((scores[n] > logged + 1e-9).mean()) for n, kind in enumerate(kinds) if n}
+    raised_by_form = {kind: float((scores[n] > logged + 1e-9).mean()) for n, kind in enumerate(kinds) if n}
     # a mended form of the policy's own answers proves it; a reference only shows what the reward accepts
-    mended = {kind: share for kind, share in raised.items() if not kind.startswith("reference")}
-    best = max(mended, key=lambda kind: mended[kind])
-    if mended[best] < RAISED:
-        accepted = max(raised.items(), key=lambda item: item[1])
-        is_accepted = accepted[1] > 0.5 and float(np.nanmax(logged)) <= float(np.nanmin(logged))
-        return None, f"{line}; {accepted[0]}: {accepted[1]:.0%} score more" if is_accepted else line
+    mended_by_form = {kind: share for kind, share in raised_by_form.items() if not kind.startswith("reference")}
+    best = max(mended_by_form, key=lambda kind: mended_by_form[kind])
+    if mended_by_form[best] < RAISED:
+        best_item = max(raised_by_form.items(), key=lambda item: item[1])
+        is_accepted = best_item[1] > 0.5 and float(np.nanmax(logged)) <= float(np.nanmin(logged))
+        return None, f"{line}; {best_item[0]}: {best_item[1]:.0%} score more" if is_accepted else line
     higher = np.flatnonzero(scores[kinds.index(best)] > logged + 1e-9)
     return (
         finding(
@@ -80,7 +80,7 @@ def check(log: RunLog, reward: str) -> tuple[Finding | None, str]:
             "proved",
             "the reward function rejects the form of the completions, not their answers",
             line,
-            f"{best}: {mended[best]:.0%} of them score more, mean {np.nanmean(scores[kinds.index(best)]):.3g}",
+            f"{best}: {mended_by_form[best]:.0%} of them score more, mean {np.nanmean(scores[kinds.index(best)]):.3g}",
             examples=() if log.facts is None else log.facts.examples(rows[i] for i in higher),
         ),
         line,

@@ -15,7 +15,7 @@ from gxpo.parts.protocols import Task
 SECONDS = 5.0  # for one completion, where the function takes single ones
 
 
-class _Logged:
+class _LoggedReward:
     """A task source of logged prompts, without a verifier of its own."""
 
     scorer = None
@@ -33,7 +33,7 @@ def serve(line: Line) -> None:
     while True:
         for reward, trials, tasks in line.receive():
             try:
-                with RewardSet.make(reward, source=_Logged(tasks), timeout=SECONDS) as rewards:  # type: ignore[arg-type]
+                with RewardSet.make(reward, source=_LoggedReward(tasks), timeout=SECONDS) as rewards:  # type: ignore[arg-type]
                     scores = [score if math.isfinite(score) else None for score in Judge(rewards)(trials)]
                     message = next((rewards.messages[k] for k, n in rewards.counts.items() if n), "")
                 answer = {"scores": scores, "message": message}

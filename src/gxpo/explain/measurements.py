@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from gxpo.doctor import evidence
-from gxpo.doctor.evidence import signed
+from gxpo.doctor.evidence import format_signed
 
 PATH = Path(__file__).with_name("measurements.csv")
 COLUMNS = ("method", "keys", "setting", "difference", "low", "high", "seeds", "against")
@@ -36,9 +36,9 @@ def effects(method: str, sets: Sequence[str] = ()) -> list[str]:
     rows = [row for row in rows if row in row_by_runs.values()]
     lines = []
     for row in rows:
-        difference, low, high = (signed(float(row[k])) for k in ("difference", "low", "high"))
-        others = [key for key in row["keys"].split() if key not in sets]
-        keys_text = f" with {others[0]}{' and more' if others[1:] else ''}" if others else ""
+        difference, low, high = (format_signed(float(row[k])) for k in ("difference", "low", "high"))
+        further_keys = [key for key in row["keys"].split() if key not in sets]
+        keys_text = f" with {further_keys[0]}{' and more' if further_keys[1:] else ''}" if further_keys else ""
         lines.append(
             f"{difference} (95 % {low} to {high}) on {row['setting']}{keys_text}, {row['seeds']} seeds, against "
             f"{row['against']}"

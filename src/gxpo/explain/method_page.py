@@ -113,7 +113,7 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
         FENCE,
         "",
         f"{count_line(rows)}. Where formulas are from (`--evidence`): "
-        + "; ".join(f"`{tier}`: {what}" for tier, what in EVIDENCE_MEANING.items())
+        + "; ".join(f"`{tier}`: {meaning}" for tier, meaning in EVIDENCE_MEANING.items())
         + '. "Equal groups": what a group of equal rewards teaches, `zero` or a `signal`. Cost: `*` where a method has '
         "costs or savings of its own. `gxpo methods --help` has filters for all of these.",
         "",
@@ -125,7 +125,7 @@ def _index(rows: Sequence[Mapping[str, Any]]) -> str:
         "",
         *_table(rows, "index.md"),
     ]
-    stages = "; ".join(f"{section}: {what}" for section, what in SECTIONS.items())
+    stages = "; ".join(f"{section}: {meaning}" for section, meaning in SECTIONS.items())
     return "\n".join([*lines, "", f"Stages: {stages}.", ""])
 
 
@@ -193,8 +193,8 @@ def _page(
 
 
 def _source(row: Mapping[str, Any], definition: Definition) -> str:
-    where = f"[arXiv {row['arxiv']}](https://arxiv.org/abs/{row['arxiv']})" if row["arxiv"] else ""
-    cited = ", ".join(x for x in (definition.authors, str(definition.year or ""), where) if x)
+    link = f"[arXiv {row['arxiv']}](https://arxiv.org/abs/{row['arxiv']})" if row["arxiv"] else ""
+    cited = ", ".join(x for x in (definition.authors, str(definition.year or ""), link) if x)
     return (
         f"*{row['title']}*. {cited}. F{EVIDENCE_MEANING[row['evidence']][1:]}. Measured: {effects_text(row['name'])}."
     )
@@ -340,11 +340,11 @@ def number(value: float) -> str:
     return f"{0.0 if abs(value) < 5e-7 else value:.3g}"
 
 
-def _axes(below: str) -> tuple[Any, Any]:
+def _axes(x_label: str) -> tuple[Any, Any]:
     # margins for all alike: to compute them takes as long as to draw
     figure = need("matplotlib.figure", "plot").Figure(figsize=SIZE)
     axes = figure.add_axes((0.11, 0.16, 0.87, 0.81))
-    axes.set_xlabel(below, fontsize=8)
+    axes.set_xlabel(x_label, fontsize=8)
     axes.tick_params(labelsize=8)
     axes.grid(axis="y", color="#e4e4e4")
     axes.axhline(0, color="#333333", linewidth=0.8)

@@ -80,14 +80,14 @@ def show(
     trainer: str | None = None,
     as_json: bool,
     bibtex: bool,
-    every: bool = False,
+    lists_all: bool = False,
     conditions: Mapping[str, Any],
 ) -> str:
     """Return the output of the command: one method (`name`), recommendations (`symptom`), the families or a list.
 
     symptom     in free words, or the path of a run, which is diagnosed
     trainer     "trl" | "verl": what works there; default: the trainer of the run, gxpo itself otherwise
-    every       all methods instead of their families, where no condition is given
+    lists_all   all methods instead of their families, where no condition is given
     conditions  keywords of `catalogue.select`; they narrow recommendations and the list
     """
     conditional = any(conditions.values())
@@ -133,7 +133,7 @@ def show(
         return "\n\n".join(METHODS[row["name"]].bibtex for row in rows)
     if as_json:
         return _to_json(rows)
-    if not conditional and not every:
+    if not conditional and not lists_all:
         return families_table(rows)
     table = methods_table(rows, by_section=not conditions.get("like"))
     return table if conditional else terminal.Styled("\n".join([table, *OTHER_WAYS]))
@@ -189,8 +189,8 @@ def methods_table(rows: Sequence[Mapping[str, Any]], *, by_section: bool = True)
             grid.add_row(Text(section, style="bold"), "", "", "", "", Text(SECTIONS[section], style="bold"))
         for row in members:
             cost = "" if is_free(row["cost"]) else "*"
-            measured = str(len(effects(row["name"])) or "-")
-            cells = (f"  {row['name']}", FORMULA_FROM[row["evidence"]], measured, row["on_equal"], cost, row["idea"])
+            n_effects = str(len(effects(row["name"])) or "-")
+            cells = (f"  {row['name']}", FORMULA_FROM[row["evidence"]], n_effects, row["on_equal"], cost, row["idea"])
             grid.add_row(*(Text(cell) for cell in cells))
     # captured as text, at a fixed least width: the ideas would wrap to columns of one word
     console = terminal.console(width=max(120, terminal.console().width))
@@ -272,15 +272,15 @@ def phases_of(definition: Definition) -> list[str]:
 
 def merge_summary(row: Mapping[str, Any]) -> str:
     """Format the number of methods that it merges with, and the keys to set for merging with the others."""
-    others = {d.name for d in METHODS.values()} - {row["name"]}
+    other_methods = {d.name for d in METHODS.values()} - {row["name"]}
     conflicting = {name for names in row["conflicts"].values() for name in names}
     keys = "; ".join(f"{k}: {_first_names(names)}" for k, names in row["conflicts"].items())
-    text = f"{len(others - conflicting)} of {len(others)} others"
+    text = f"{len(other_methods - conflicting)} of {len(other_methods)} others"
     return f"{text}; with the rest decide {keys}" if keys else text
 
 
-def _first_names(names: Sequence[str], most: int = 6) -> str:
-    return " ".join(names) if len(names) <= most else f"{' '.join(names[:most])} and {len(names) - most} more"
+def _first_names(names: Sequence[str], limit: int = 6) -> str:
+    return " ".join(names) if len(names) <= limit else f"{' '.join(names[:limit])} and {len(names) - limit} more"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
@@ -301,7 +301,7 @@ def of_trainer(trainer: str, name: str, sets: Sequence[str] = ()) -> dict[str, A
     sets  keys that it is recommended with
     """
     (row,) = available.available(trainer, [name])
-    where = {
+    usage = {
         "trl": f'GRPOTrainer(model, method="{name}", ...) of gxpo.adapters.trl',
         "verl": " ".join(
             key
@@ -316,7 +316,7 @@ def of_trainer(trainer: str, name: str, sets: Sequence[str] = ()) -> dict[str, A
     requirements_text = f"; give {', '.join(requirements)}" if requirements else ""
     return {
         "works": row.works,
-        "line": f"{where}{requirements_text}" if row.works else None,
+        "line": f"{usage}{requirements_text}" if row.works else None,
         "reason": row.reason or None,
     }
 
@@ -352,9 +352,9 @@ def advice_text(
 
 def _measured_texts(row: Mapping[str, Any]) -> list[str]:
     """Return lines of a recommendation on what was measured: on this symptom, else elsewhere, else that nothing was."""
-    if measured := row["measured"]:
-        return [f"measured, {IN_WORDS[measured['verdict']]}: {measured['figures']}"]
+    if measurement := row["measured"]:
+        return [f"measured, {IN_WORDS[measurement['verdict']]}: {measurement['figures']}"]
     if not row["elsewhere"]:
         return [NOT_MEASURED]
-    first, *others = row["elsewhere"]
-    return [f"{NOT_MEASURED} on this symptom; elsewhere {first}{f'; and {len(others)} more' if others else ''}"]
+    first, *further = row["elsewhere"]
+    return [f"{NOT_MEASURED} on this symptom; elsewhere {first}{f'; and {len(further)} more' if further else ''}"]

@@ -38,7 +38,7 @@ class Outlook:
     missing    what the rollouts lack for the method, in words; if it is not empty there are no columns
     notes      remarks on what the figures leave out or assume
     outcome    [R] the rewards that are compared, the method's own rewards included
-    scored     [R] rollouts with a score
+    is_scored  [R] True for rollouts with a score
     weight, share, pull, gradient_share   None where the rollouts do not determine them; `without` has the reasons
       share            c_p: what the aggregation multiplies the token's loss by
       pull             -dL/dlogprob of the policy term, times the number of trained tokens
@@ -56,7 +56,7 @@ class Outlook:
     outcome: Tensor | None = None
     credit: Tensor | None = None
     summands: list[Summand] = field(default_factory=list)
-    scored: Tensor | None = None
+    is_scored: Tensor | None = None
     weight: Tensor | None = None
     share: Tensor | None = None
     pull: Tensor | None = None
@@ -175,7 +175,7 @@ def _credit(out: Outlook, method: Method, forest: Forest, horizon: float | None,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # own rewards that the file holds already
         out.credit = dataclasses.replace(method, credit=recorded_credit).advantages(forest)
-    out.summands, out.scored = recorded_credit.summands, forest.scored
+    out.summands, out.is_scored = recorded_credit.summands, forest.scored
     out.zero_signal = zero_signal_groups(forest, out.credit)
     if horizon is None and reads_horizon:
         longest = _sizes(forest, None)["horizon"]

@@ -68,11 +68,11 @@ def show_parts(name: str | None, stage: str | None, *, as_json: bool) -> str:
         return _to_json(rows) if as_json else _list_text(rows)
     matches = [row for row in rows if row["name"] == name]
     if not matches:
-        raise ConfigError(_unknown(name, [row["name"] for row in rows]))
+        raise ConfigError(_unknown_part(name, [row["name"] for row in rows]))
     return _to_json(matches) if as_json else "\n\n".join(map(_part_text, matches))
 
 
-def _unknown(name: str, part_names: list[str]) -> str:
+def _unknown_part(name: str, part_names: list[str]) -> str:
     published = f"; {name} is a method: gxpo methods {name}" if name in METHODS else ""
     return f"no part {name!r}{did_you_mean(name, part_names)}{published} (`gxpo parts` lists them)"
 
@@ -197,8 +197,8 @@ def _part_text(row: Mapping[str, Any]) -> str:
     for key, meaning in (("needs", "reads signals"), ("requires", "rollouts carry"), ("provides", "provides")):
         if row[key]:
             lines.append(f"{meaning}: {', '.join(row[key])}")
-    others = "every method that names no other" if row["default"] else ""
-    lines.append(f"used by: {', '.join(filter(None, [*row['methods'], others])) or 'no method'}")
+    default_users = "every method that names no other" if row["default"] else ""
+    lines.append(f"used by: {', '.join(filter(None, [*row['methods'], default_users])) or 'no method'}")
     return "\n".join(lines)
 
 

@@ -132,13 +132,15 @@ def _numbers(answer: str) -> dict[str, str]:
     elif re.fullmatch(r"-?\d{1,3}(,\d{3})+", answer):
         out["no thousands"] = answer.replace(",", "")
     elif match := RATIO.fullmatch(answer):
-        above, below = (int(match[1]), int(match[2])) if match[1] else (int(match[3] + match[4]), int(match[5]))
-        sign = "-" if above < 0 else ""
-        frac = f"{{{abs(above)}}}{{{below}}}"
-        out |= {"slash": f"{above}/{below}", "frac": f"{sign}\\frac{frac}", "dfrac": f"{sign}\\dfrac{frac}"}
+        numerator, denominator = (
+            (int(match[1]), int(match[2])) if match[1] else (int(match[3] + match[4]), int(match[5]))
+        )
+        sign = "-" if numerator < 0 else ""
+        frac = f"{{{abs(numerator)}}}{{{denominator}}}"
+        out |= {"slash": f"{numerator}/{denominator}", "frac": f"{sign}\\frac{frac}", "dfrac": f"{sign}\\dfrac{frac}"}
         # a fraction whose decimals do not end has no decimal way of writing that is equal
-        if below and not 10**12 * above % below:
-            out["decimal"] = f"{above / below:.12f}".rstrip("0").rstrip(".")
+        if denominator and not 10**12 * numerator % denominator:
+            out["decimal"] = f"{numerator / denominator:.12f}".rstrip("0").rstrip(".")
     elif NUMBER.fullmatch(answer):
         value = Fraction(answer)
         out |= {"further zero": f"{answer}0", "slash": f"{value.numerator}/{value.denominator}"}

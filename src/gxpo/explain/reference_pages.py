@@ -93,15 +93,15 @@ def _default(value: Any) -> str:
 
 
 def _option_cells(option: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    allowed = ", ".join(f"`{c}`" for c in option["choices"]) if option["choices"] else option["range"] or ""
+    values_text = ", ".join(f"`{c}`" for c in option["choices"]) if option["choices"] else option["range"] or ""
     default = "required" if option["required"] else _default(option["default"])
-    return f"`{option['key']}`", option["type"], allowed, default
+    return f"`{option['key']}`", option["type"], values_text, default
 
 
 def _facts(row: Mapping[str, Any]) -> list[str]:
     sentences = [
-        f"{what}: {', '.join(f'`{x}`' for x in row[key])}."
-        for key, what in (("needs", "Reads signals"), ("requires", "Rollouts carry"), ("provides", "Provides"))
+        f"{relation}: {', '.join(f'`{x}`' for x in row[key])}."
+        for key, relation in (("needs", "Reads signals"), ("requires", "Rollouts carry"), ("provides", "Provides"))
         if row[key]
     ]
     users = [*(f"[{name}]({name}.md)" for name in row["methods"]), *(["all others"] if row["default"] else [])]
@@ -119,10 +119,12 @@ def _settings(model: type[BaseModel], section: str) -> dict[str, list[tuple[str,
             continue
         hint = _with_annotated_constraints(hints[field])
         rule = ranges.rule_of(hint)
-        allowed = "" if rule is None else ", ".join(f"`{c}`" for c in rule.choices) if rule.choices else rule.text
+        values_text = "" if rule is None else ", ".join(f"`{c}`" for c in rule.choices) if rule.choices else rule.text
         key = f"{section}.{name}" if section else name
         default = _default(entry.default)
-        rows_by_section[section].append((f"`{key}`", type_in_words(hint), allowed, default, entry.description or ""))
+        rows_by_section[section].append(
+            (f"`{key}`", type_in_words(hint), values_text, default, entry.description or "")
+        )
     return rows_by_section
 
 

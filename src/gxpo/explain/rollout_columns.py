@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gxpo.base.errors import GxpoError
 from gxpo.base.media import data_url, label, made_in, pictures_of
-from gxpo.explain.derivation import Compared, Summand
+from gxpo.explain.derivation import Comparison, Summand
 from gxpo.explain.group_figures import GroupFigures
 from gxpo.explain.outlook import Outlook
 from gxpo.explain.rollout_source import Source
@@ -27,7 +27,7 @@ from gxpo.models.masked import UNMASKED_AT
 INTEGERS = (("u1", np.uint8), ("i1", np.int8), ("u2", np.uint16), ("i2", np.int16), ("i4", np.int32))
 
 
-def packed(values: NDArray[Any] | Tensor, axis: str = "", digits: str = "f8") -> dict[str, Any]:
+def pack(values: NDArray[Any] | Tensor, axis: str = "", digits: str = "f8") -> dict[str, Any]:
     """Pack a column for the page's script: {"k": kind, "d": base64}, or {"c": number} where all values are equal.
 
     The axis is under "a". Where there are few distinct numbers they are under "v", and "d" holds indices into them.
@@ -49,7 +49,7 @@ def packed(values: NDArray[Any] | Tensor, axis: str = "", digits: str = "f8") ->
     if digits != "f4" and len(column):
         distinct, value_index = np.unique(column, return_inverse=True)
         if 3 * len(distinct) < len(column):
-            return {**axis_entry, **packed(value_index.astype(np.int64)), "v": _base64(distinct, np.float64)}
+            return {**axis_entry, **pack(value_index.astype(np.int64)), "v": _base64(distinct, np.float64)}
     return {**axis_entry, "k": kind, "d": _base64(column, dtype)}
 
 
@@ -68,8 +68,8 @@ def packed_tokens(forest: Forest, x: Tensor, digits: str = "f4") -> dict[str, An
         coarse = np.zeros(n, dtype=column.dtype)
         coarse[owner[::-1]] = column[::-1]
         if np.array_equal(coarse[owner], column, equal_nan=True):
-            return packed(coarse, axis, digits)
-    return packed(column, "P", digits)
+            return pack(coarse, axis, digits)
+    return pack(column, "P", digits)
 
 
 # ---------------------------------------------------------------- rollout columns
@@ -83,7 +83,7 @@ class TextTable:
     def __init__(self) -> None:
         self.texts: dict[str, int] = {}
 
-    def of(self, text: str | None) -> int:
+    def index_of(self, text: str | None) -> int:
         if text is None:
             return -1
         if len(text) > MAX_TEXT:
@@ -91,7 +91,7 @@ class TextTable:
         return self.texts.setdefault(text, len(self.texts))
 
     def column(self, texts: Sequence[str | None]) -> dict[str, Any]:
-        return packed(np.array([self.of(t) for t in texts], dtype=np.int64))
+        return pack(np.array([self.index_of(t) for t in texts], dtype=np.int64))
 
 
 def columns(source: Source, looks: Sequence[Outlook], figures: GroupFigures, groups: Sequence[int]) -> dict[str, Any]:
@@ -107,9 +107,9 @@ def columns(source: Source, looks: Sequence[Outlook], figures: GroupFigures, gro
         "R": _rollouts(forest, source, kept_rows["R"], texts),
         "S": _turns(forest, words.texts, token, texts),
         "N": {
-            "parent": packed(forest.parent),
-            "kind": packed(forest.kind),
-            "first": packed(forest.first_token),
+            "parent": pack(forest.parent),
+            "kind": pack(forest.kind),
+            "first": pack(forest.first_token),
         },
         "T": _tokens(forest, token),
         "words": words.texts,
@@ -132,18 +132,20 @@ def _pictures(forest: Forest) -> dict[str, str]:
     return url_by_label
 
 
-def _groups(f: GroupFigures, groups: Sequence[int], forest: Forest) -> dict[str, Any]:
-    chosen = np.asarray(groups, dtype=np.int64)
+def _groups(figures: GroupFigures, groups: Sequence[int], forest: Forest) -> dict[str, Any]:
+    group_index = np.asarray(groups, dtype=np.int64)
     task_by_group = dict(zip(forest.group, forest.task, strict=True))
     return {
-        "name": [f.names[g] for g in chosen],
-        "task": [task_by_group[f.names[g]] for g in chosen],
-        "low": packed(f.low[chosen]),
-        "high": packed(f.high[chosen]),
-        "mean": packed(f.mean[chosen]),
-        "residue": packed(f.residue[chosen]),
-        "zero_signal": {name: packed(x[chosen]) for name, x in f.zero_signal.items()},
-        "disagreement": [{"of": list(pair), **packed(x[chosen], digits="f4")} for pair, x in f.disagreement.items()],
+        "name": [figures.names[g] for g in group_index],
+        "task": [task_by_group[figures.names[g]] for g in group_index],
+        "low": pack(figures.low[group_index]),
+        "high": pack(figures.high[group_index]),
+        "mean": pack(figures.mean[group_index]),
+        "residue": pack(figures.residue[group_index]),
+        "zero_signal": {name: pack(x[group_index]) for name, x in figures.zero_signal.items()},
+        "disagreement": [
+            {"of": list(pair), **pack(x[group_index], digits="f4")} for pair, x in figures.disagreement.items()
+        ],
     }
 
 
@@ -157,22 +159,22 @@ def _rollouts(forest: Forest, source: Source, rows: Tensor, texts: TextTable) ->
             text_by_node[node] = forest.prompt_text[r]
     return {
         "id": forest.id,
-        "group": packed(group),
-        "reward": packed(forest.outcome),
-        "success": packed(forest.success, digits="f4"),
-        "cut": packed(forest.truncated),
-        "compared": packed(forest.compared),
+        "group": pack(group),
+        "reward": pack(forest.outcome),
+        "success": pack(forest.success, digits="f4"),
+        "cut": pack(forest.truncated),
+        "compared": pack(forest.compared),
         "origin": [None if set(forest.origin) == {"policy"} else forest.origin][0],
-        "recorded": packed(source.recorded[rows.numpy()]),
+        "recorded": pack(source.recorded_advantage[rows.numpy()]),
         "prompt": texts.column(
             [
                 t or (text_by_node[n] if n >= 0 else None)
                 for t, n in zip(forest.prompt_text, forest.prompt_node.tolist(), strict=True)
             ]
         ),
-        "step": packed(forest._step_begin),
+        "step": pack(forest._step_begin),
         "components": {
-            name: packed(forest.components[:, i], digits="f4") for i, name in enumerate(forest.component_names)
+            name: pack(forest.components[:, i], digits="f4") for i, name in enumerate(forest.component_names)
         },
     }
 
@@ -185,18 +187,18 @@ def _turns(forest: Forest, words: Sequence[str], token: np.ndarray, texts: TextT
     next_step_S[previous_S[previous_S >= 0]] = (previous_S >= 0).nonzero().squeeze(1)
     finish_reasons = sorted({x for x in forest.step_finish if x})
     return {
-        "rollout": packed(forest.step_trajectory),
-        "turn": packed(forest.step_turn),
-        "agent": packed(forest.step_agent),
+        "rollout": pack(forest.step_trajectory),
+        "turn": pack(forest.step_turn),
+        "agent": pack(forest.step_agent),
         # the turn that called this one, -1 none
-        "caller": packed(torch.where((caller_S := forest.caller[forest.step_action]) < 0, -1, forest.turn[caller_S])),
-        "state": packed(forest.step_state),
-        "reward": packed(forest.step_reward),
-        "paid": packed(forest.returns(0.0)),
-        "next": packed(next_step_S),
-        "node": packed(forest.step_action),
-        "entry": packed(first_entry_S),
-        "finish": packed(np.array([finish_reasons.index(x) if x else -1 for x in forest.step_finish], dtype=np.int64)),
+        "caller": pack(torch.where((caller_S := forest.caller[forest.step_action]) < 0, -1, forest.turn[caller_S])),
+        "state": pack(forest.step_state),
+        "reward": pack(forest.step_reward),
+        "paid": pack(forest.returns(0.0)),
+        "next": pack(next_step_S),
+        "node": pack(forest.step_action),
+        "entry": pack(first_entry_S),
+        "finish": pack(np.array([finish_reasons.index(x) if x else -1 for x in forest.step_finish], dtype=np.int64)),
         "finishes": finish_reasons,
         "seen": texts.column(observations(forest, words, token)),
     }
@@ -237,11 +239,11 @@ def _tokens(forest: Forest, token: np.ndarray) -> dict[str, Any]:
     logprob = forest.behaviour_logprob.numpy()
     is_known = np.isfinite(logprob)
     return {
-        "word": packed(token),
-        "logprob": packed(logprob, digits="f4") if is_known.any() else None,
-        "trained": packed(forest.trainable),
-        "unmasked": packed(forest.extras[UNMASKED_AT]) if UNMASKED_AT in forest.extras else None,
-        "path": None if torch.equal(forest.path_token, torch.arange(forest.n_tokens)) else packed(forest.path_token),
+        "word": pack(token),
+        "logprob": pack(logprob, digits="f4") if is_known.any() else None,
+        "trained": pack(forest.trainable),
+        "unmasked": pack(forest.extras[UNMASKED_AT]) if UNMASKED_AT in forest.extras else None,
+        "path": None if torch.equal(forest.path_token, torch.arange(forest.n_tokens)) else pack(forest.path_token),
     }
 
 
@@ -272,13 +274,13 @@ def _method(outlook: Outlook, step_forest: Forest, forest: Forest, kept_rows: Ax
             name: None if column is None else packed_tokens(forest, column[path_rows])
             for name, column in columns.items()
         },
-        "outcome": packed(outlook.outcome[kept_rows["R"]]) if has_own_rewards else None,
+        "outcome": pack(outlook.outcome[kept_rows["R"]]) if has_own_rewards else None,
         "without": outlook.without,
         "surrogate": outlook.surrogate,
         "aggregate": outlook.aggregate,
         "curve": outlook.curve,
         "settings": outlook.settings,
-        "calls": {where: _calls(calls, outlook, step_forest, kept_rows) for where, calls in outlook.calls.items()},
+        "calls": {place: _calls(calls, outlook, step_forest, kept_rows) for place, calls in outlook.calls.items()},
         "rollouts": len(step_forest.path_trajectory[is_trained_P].unique()),
         "tokens": int(is_trained_P.sum()),
         "summands": [_summand(s, outlook, step_forest, forest, kept_rows) for s in outlook.summands],
@@ -288,9 +290,9 @@ def _method(outlook: Outlook, step_forest: Forest, forest: Forest, kept_rows: Ax
 def _summand(
     summand: Summand, outlook: Outlook, step_forest: Forest, forest: Forest, kept_rows: AxisRows
 ) -> dict[str, Any]:
-    assert outlook.scored is not None
+    assert outlook.is_scored is not None
     column = {"name": summand.name, "factor": summand.factor, "formula": summand.formula}
-    entries = step_forest.entries_of(outlook.scored)
+    entries = step_forest.entries_of(outlook.is_scored)
     contribution_P = torch.zeros(step_forest.n_entries, dtype=torch.float64).index_copy(
         0, entries, summand.contribution
     )[kept_rows["P"]]
@@ -298,8 +300,8 @@ def _summand(
     column["calls"] = _calls(summand.calls, outlook, step_forest, kept_rows)
     if summand.compared is None:
         return {**column, "compared": None}
-    scored_rows = step_forest.kept_rows(outlook.scored)  # its rows are of the scored rollouts
-    return {**column, "compared": _compared(summand.compared, scored_rows, step_forest, kept_rows)}
+    scored_rows = step_forest.kept_rows(outlook.is_scored)  # its rows are of the scored rollouts
+    return {**column, "compared": _pack_comparison(summand.compared, scored_rows, step_forest, kept_rows)}
 
 
 def _on_page(
@@ -308,14 +310,14 @@ def _on_page(
     """Pack a column of the scored rollouts; rows of the page that it lacks are `blank`."""
     full = np.full(step_forest._size(axis), blank, dtype=values.dtype if values.dtype != bool else np.uint8)
     full[scored_rows[axis].numpy()] = values
-    return packed(full[kept_rows[axis].numpy()])
+    return pack(full[kept_rows[axis].numpy()])
 
 
 def _calls(calls: Sequence[Call], outlook: Outlook, step_forest: Forest, kept_rows: AxisRows) -> list[dict[str, Any]]:
     """Pack the calls of a user's functions: columns on their axes, and single values as text."""
-    if not calls or outlook.scored is None:
+    if not calls or outlook.is_scored is None:
         return []
-    scored_rows = step_forest.kept_rows(outlook.scored)
+    scored_rows = step_forest.kept_rows(outlook.is_scored)
 
     def column(variable: Variable) -> dict[str, Any]:
         if variable.values is None:
@@ -329,18 +331,20 @@ def _calls(calls: Sequence[Call], outlook: Outlook, step_forest: Forest, kept_ro
     ]
 
 
-def _compared(comparison: Compared, scored_rows: AxisRows, step_forest: Forest, kept_rows: AxisRows) -> dict[str, Any]:
+def _pack_comparison(
+    comparison: Comparison, scored_rows: AxisRows, step_forest: Forest, kept_rows: AxisRows
+) -> dict[str, Any]:
     def on_page(values: np.ndarray, blank: float) -> dict[str, Any]:
         return _on_page(values, blank, comparison.axis, scored_rows, step_forest, kept_rows)
 
     return {
         "axis": comparison.axis,
-        "what": comparison.what,
+        "what": comparison.quantity,
         "among": comparison.among,
         "settings": comparison.settings,
         "x": on_page(comparison.value, np.nan),
         "set": on_page(comparison.peers, -1),
-        "counted": on_page(comparison.counted, 0),
+        "counted": on_page(comparison.is_counted, 0),
         "center": on_page(comparison.center, np.nan),
         "spread": on_page(comparison.spread, np.nan),
         "result": on_page(comparison.result, np.nan),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gxpo.base.page import Html, data, folded, key_figures, masthead, page, paragraph
-from gxpo.explain.beside import Beside, beside_columns, check_common_tasks
+from gxpo.explain.beside import SecondRun, beside_columns, check_common_tasks
 from gxpo.explain.group_figures import MOST_ROLLOUTS, MOST_TOKENS, GroupFigures, choose_groups, figures
 from gxpo.explain.outlook import Outlook, look
 from gxpo.explain.rollout_columns import columns
@@ -85,7 +85,7 @@ def run_text(
     *,
     trust: bool = False,
     most: int = MOST_STEPS,
-    beside: Beside | None = None,
+    beside: SecondRun | None = None,
 ) -> str:
     """Write the page of a run as HTML: a slider over its steps, with the curve of the reward where one was logged.
 
@@ -94,26 +94,26 @@ def run_text(
 
     The limits of one step's page are shared out among the steps.
     """
-    chosen = steps
+    shown_steps = steps
     if len(steps) > most:
-        chosen = sorted({steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)})
+        shown_steps = sorted({steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)})
     heads, blobs, title = Html(""), Html(""), ""
     pairs: list[tuple[Source, Source]] = []
-    for step in chosen:
+    for step in shown_steps:
         source = read(path, step, trust=trust)
         looks = looks_of(source, methods)
-        other = None if beside is None else beside.read(step)
-        if other is not None:
-            pairs.append((source, other))
-        limits = (MOST_ROLLOUTS // len(chosen), MOST_TOKENS // len(chosen))
-        head, blob = _step_head(source, looks, *limits, step, beside=other)
+        second_source = None if beside is None else beside.read(step)
+        if second_source is not None:
+            pairs.append((source, second_source))
+        limits = (MOST_ROLLOUTS // len(shown_steps), MOST_TOKENS // len(shown_steps))
+        head, blob = _step_head(source, looks, *limits, step, beside=second_source)
         heads += Html('<div id="head-{}" hidden>').format(step) + head + Html("</div>\n")
         blobs += blob
         title = source.title
-    check_common_tasks([source for source, _ in pairs], [other for _, other in pairs])
+    check_common_tasks([source for source, _ in pairs], [second_source for _, second_source in pairs])
     rows = read_metrics(path / METRICS) if (path / METRICS).is_file() else []
     curve = [(r["step"], r["reward_mean"]) for r in rows if isinstance(r.get("reward_mean"), int | float)]
-    overview = {"steps": chosen, "of": len(steps), "curve": curve}
+    overview = {"steps": shown_steps, "of": len(steps), "curve": curve}
     return _document(title.rpartition(",")[0] or title, heads + _skeleton() + data("steps", overview) + blobs)
 
 
@@ -127,10 +127,10 @@ def _step_head(
     beside: Source | None = None,
 ) -> tuple[Html, Html]:
     """Heading of a step, and its rollouts as a script element."""
-    group_figures = figures(source.forest, looks, source.recorded)
+    group_figures = figures(source.forest, looks, source.recorded_advantage)
     groups = choose_groups(group_figures, rollouts, tokens)
     head = (
-        masthead(source.title, [*source.facts, *_left_out(group_figures, groups)])
+        masthead(source.title, [*source.facts, *_omissions(group_figures, groups)])
         + _notes(source, looks)
         + key_figures(_key_figures(source, group_figures, looks))
     )
@@ -153,13 +153,13 @@ def assets() -> tuple[str, str]:
     return script, (folder / "page.css").read_text(encoding="utf-8")
 
 
-def _left_out(f: GroupFigures, groups: np.ndarray) -> list[str]:
-    if len(groups) == len(f.names):
+def _omissions(group_figures: GroupFigures, groups: np.ndarray) -> list[str]:
+    if len(groups) == len(group_figures.names):
         return []
-    is_shown = np.isin(np.arange(len(f.names)), groups)
-    rollouts_text = f"{f.size[is_shown].sum():,} of {f.size.sum():,} rollouts"
-    summary = f"{len(groups):,} of {len(f.names):,} groups are shown ({rollouts_text})"
-    for name, zero_signal in list(f.zero_signal.items())[:1]:
+    is_shown = np.isin(np.arange(len(group_figures.names)), groups)
+    rollouts_text = f"{group_figures.size[is_shown].sum():,} of {group_figures.size.sum():,} rollouts"
+    summary = f"{len(groups):,} of {len(group_figures.names):,} groups are shown ({rollouts_text})"
+    for name, zero_signal in list(group_figures.zero_signal.items())[:1]:
         zero_signal_count, signal_count = int((zero_signal & ~is_shown).sum()), int((~zero_signal & ~is_shown).sum())
         summary += f"; left out: {zero_signal_count:,} zero-signal under {name}, {signal_count:,} others"
     return [summary]
@@ -174,35 +174,44 @@ def _notes(source: Source, looks: Sequence[Outlook]) -> Html:
             html += paragraph(Html("<b>{}</b> ").format(outlook.name), f"can't be shown: {outlook.missing}", soft=True)
     notes = list(source.notes)
     notes += [f"{outlook.name}: {note}" for outlook in looks for note in outlook.notes]
-    notes += [f"{outlook.name}: no {what}: {why}" for outlook in looks for what, why in outlook.without.items()]
+    notes += [
+        f"{outlook.name}: no {figure}: {reason}" for outlook in looks for figure, reason in outlook.without.items()
+    ]
     if notes:
         html += folded("Notes on how it was computed", *map(paragraph, notes))
     return html
 
 
-def _key_figures(source: Source, f: GroupFigures, looks: Sequence[Outlook]) -> list[tuple[str, str, str]]:
+def _key_figures(source: Source, group_figures: GroupFigures, looks: Sequence[Outlook]) -> list[tuple[str, str, str]]:
     """Compute the figures under the heading: (name, value, remark)."""
-    n = len(f.names)
+    n = len(group_figures.names)
     forest = source.forest
-    scored = forest.outcome[forest.scored]
+    scored_rewards = forest.outcome[forest.scored]
     out = [
         ("rollouts", f"{forest.n_trajectories:,}", f"in {n:,} groups"),
         ("tokens", f"{int(forest.path_trainable.sum()):,}", "trained"),
-        ("mean reward", f"{float(scored.mean()):.3f}" if len(scored) else "none", "of scored rollouts"),
+        ("mean reward", f"{float(scored_rewards.mean()):.3f}" if len(scored_rewards) else "none", "of scored rollouts"),
     ]
     for outlook in looks:
-        if outlook.name in f.zero_signal:
-            zero_signal = f.zero_signal[outlook.name]
+        if outlook.name in group_figures.zero_signal:
+            zero_signal = group_figures.zero_signal[outlook.name]
             # a group at the step's highest reward has nothing left to learn; one at 0 or less never succeeded
-            top_reward = float(np.nanmax(f.high)) if n and not np.isnan(f.high).all() else 0.0
-            right = int((zero_signal & (f.spread == 0) & (f.low == top_reward) & (f.low > 0)).sum())
-            wrong = int((zero_signal & (f.spread == 0) & (f.high <= 0)).sum())
+            top_reward = float(np.nanmax(group_figures.high)) if n and not np.isnan(group_figures.high).all() else 0.0
+            right = int(
+                (
+                    zero_signal
+                    & (group_figures.spread == 0)
+                    & (group_figures.low == top_reward)
+                    & (group_figures.low > 0)
+                ).sum()
+            )
+            wrong = int((zero_signal & (group_figures.spread == 0) & (group_figures.high <= 0)).sum())
             parts = {
                 "all at the top": right,
                 "all at 0 or less": wrong,
                 "all equal between": int(zero_signal.sum()) - right - wrong,
             }
-            breakdown = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
+            breakdown = ", ".join(f"{count} {kind}" for kind, count in parts.items() if count)
             out.append(
                 (
                     f"zero-signal under {outlook.name}",
@@ -210,8 +219,10 @@ def _key_figures(source: Source, f: GroupFigures, looks: Sequence[Outlook]) -> l
                     breakdown or "groups without an advantage",
                 )
             )
-    if (count := int((f.residue > 0).sum())) > 0:
-        out.append(("residues", str(count), f"equal rewards, recorded advantage up to {f.residue.max():.1e}"))
+    if (count := int((group_figures.residue > 0).sum())) > 0:
+        out.append(
+            ("residues", str(count), f"equal rewards, recorded advantage up to {group_figures.residue.max():.1e}")
+        )
     return out
 
 
@@ -236,7 +247,7 @@ def as_data(source: Source, looks: Sequence[Outlook]) -> dict[str, Any]:
     Unknown values are null.
     """
     forest = source.forest
-    group_figures = figures(forest, looks, source.recorded)
+    group_figures = figures(forest, looks, source.recorded_advantage)
     group_R = forest.ids("group", axis="R").tolist()
     # groups come first, in the order of the file; rollouts are then put into theirs
     groups: list[dict[str, Any]] = [
@@ -259,7 +270,7 @@ def as_data(source: Source, looks: Sequence[Outlook]) -> dict[str, Any]:
                 "reward": _number_or_none(float(forest.outcome[r])),
                 "success": _number_or_none(float(forest.success[r])),
                 "tokens": lengths[r],
-                "recorded_advantage": _number_or_none(source.recorded[r]),
+                "recorded_advantage": _number_or_none(source.recorded_advantage[r]),
                 "advantage": {name: rows[r] for name, rows in advantages_by_method.items()},
             }
         )

@@ -56,7 +56,7 @@ class Source:
     facts     short statements for the line under the heading
     lacks     columns that the file does not have, each with the page's substitute in brackets
     words     texts of the tokens
-    recorded  [R] advantage that the trainer recorded, nan: none
+    recorded_advantage  [R] advantage that the trainer recorded, nan: none
     method    the run's own method with its settings; None: not known
     horizon   longest trainable length of a rollout by the run's settings
     notes     remarks of the reader
@@ -68,7 +68,7 @@ class Source:
     facts: list[str]
     lacks: list[str]
     words: Words
-    recorded: NDArray[np.float64]
+    recorded_advantage: NDArray[np.float64]
     method: Method | None = None
     horizon: float | None = None
     notes: list[str] = field(default_factory=list)
@@ -81,9 +81,9 @@ def read(path: Path, step: int | None = None, *, trust: bool = False) -> Source:
     trust  run the files that hold parts of the run's own method
     """
     path = Path(path)
-    chosen = files_of(path, step, is_last_alone=True)[-1]
-    records = _read_records(chosen)
-    return _source_of_records(records, chosen, path, trust) if records is not None else _source_of_table(chosen, path)
+    file = files_of(path, step, is_last_alone=True)[-1]
+    records = _read_records(file)
+    return _source_of_records(records, file, path, trust) if records is not None else _source_of_table(file, path)
 
 
 def files_of(path: Path, step: int | None = None, *, is_last_alone: bool = False) -> list[Path]:
@@ -196,8 +196,8 @@ def _source_of_records(records: list[dict[str, Any]], path: Path, given_path: Pa
         lacks.append("log-probs of an updated policy (every ratio is 1)")
     if not bool(forest.scored.all()):
         lacks.append(f"scores of {int((~forest.scored).sum())} rollouts (they take part in nothing)")
-    recorded = np.array([_float_or_nan(i.get("advantage")) for i in forest.info], dtype=float)
-    if np.isnan(recorded).all():
+    recorded_advantage = np.array([_float_or_nan(i.get("advantage")) for i in forest.info], dtype=float)
+    if np.isnan(recorded_advantage).all():
         lacks.append("recorded advantages")
     title = path.stem.replace("-", " ").replace("step 0", "step ") if path.stem.startswith("step-") else path.name
     title = re.sub(r"step 0*(\d)", r"step \1", title)
@@ -210,7 +210,9 @@ def _source_of_records(records: list[dict[str, Any]], path: Path, given_path: Pa
             f"{run_directory.name}/{path.relative_to(run_directory).as_posix()}",
             *([f"model {model}"] if model else []),
         ]
-    return Source(forest, title, facts, lacks, words, recorded, method, _horizon(method, settings, forest), model=model)
+    return Source(
+        forest, title, facts, lacks, words, recorded_advantage, method, _horizon(method, settings, forest), model=model
+    )
 
 
 def _run_method(run: Path, step: int | None, trust: bool) -> tuple[Method | None, Any, list[str]]:
@@ -274,8 +276,8 @@ def _with_pseudo_ids(records: list[dict[str, Any]]) -> tuple[int, dict[str, int]
         turns = record.get("turns") if isinstance(record, dict) else None
         for turn in turns if isinstance(turns, list) else []:
             if isinstance(turn, dict) and turn.get("action") is None and isinstance(turn.get("action_text"), str):
-                pieces = pseudo_tokens(turn["action_text"])
-                turn["action"] = [lexicon.setdefault(piece, len(lexicon)) for piece in pieces]
+                words = pseudo_tokens(turn["action_text"])
+                turn["action"] = [lexicon.setdefault(word, len(lexicon)) for word in words]
                 turn.pop("logprob", None)
                 text_actions += 1
     return text_actions, lexicon
@@ -297,7 +299,7 @@ def _source_of_table(path: Path, given_path: Path) -> Source:
     neighbours = [p for p in neighbours if p.suffix == path.suffix]
     sample, _, notes = rollouts(neighbours, path.parent, keep=MAX_ROWS)
     if sample is not None:
-        sample = sample.select(np.array([where.rpartition(":")[0] == path.name for where in sample.where], dtype=bool))
+        sample = sample.select(np.array([place.rpartition(":")[0] == path.name for place in sample.where], dtype=bool))
         if len(sample) and not sample.held_out.all():
             sample = sample.select(~sample.held_out)
     if sample is None or not len(sample):
@@ -345,8 +347,8 @@ def from_rows(rows: Rollouts, title: str, facts: list[str], notes: Sequence[str]
         id=[f"{rows.where[i]}" or f"row {i}" for i in row_order] if len(set(rows.where)) == len(rows) else forest.id,
     )
     lacks = ["token ids (words stand for tokens)", "log-probs (every ratio is taken as 1)"]
-    recorded = rows.advantage[row_order]
-    if np.isnan(recorded).all():
+    recorded_advantage = rows.advantage[row_order]
+    if np.isnan(recorded_advantage).all():
         lacks.append("recorded advantages")
     if rows.grouped_by == "prompt":
         lacks.append("group ids (rows with equal prompts are one group)")
@@ -355,7 +357,7 @@ def from_rows(rows: Rollouts, title: str, facts: list[str], notes: Sequence[str]
     steps = sorted(set(rows.step.tolist()))
     facts = [*facts, *([] if len(steps) == 1 else [f"steps {steps[0]} to {steps[-1]}"])]
     decode: Callable[[int], str] = list(lexicon).__getitem__
-    return Source(forest, title, facts, lacks, Words.of(forest, decode), recorded, notes=list(notes))
+    return Source(forest, title, facts, lacks, Words.of(forest, decode), recorded_advantage, notes=list(notes))
 
 
 # ---------------------------------------------------------------- texts of tokens
@@ -381,8 +383,8 @@ def reader_of(model: str | None, lexicon: Mapping[str, int] | None) -> tuple[Cal
     lexicon  ids of made-up tokens by their words; None: real token ids
     """
     if lexicon is not None:
-        pieces = list(lexicon)
-        return lambda i: pieces[i] if i < len(pieces) else f"<{i}>", ""
+        words = list(lexicon)
+        return lambda i: words[i] if i < len(words) else f"<{i}>", ""
     if model is not None and built_in(model):
         characters = [*SPECIAL, *CHARACTERS, MASK if model.startswith(BUILT_IN[2]) else IMAGE]
         return lambda i: characters[i] if i < len(characters) else f"<{i}>", ""

@@ -58,7 +58,7 @@ class MethodSignal:
     size         root mean square of the advantage of a scored rollout (mean of its trained tokens)
     relative     size over that of the base
     cosine       of the two advantages over all scored rollouts: 1 is a mere change of scale, as of a learning rate
-    of           kind of group -> (groups, with a signal, size)
+    by_kind      kind of group -> (groups, with a signal, size)
     """
 
     method: str
@@ -73,7 +73,7 @@ class MethodSignal:
     size: float | None = None
     relative: float | None = None
     cosine: float | None = None
-    of: Mapping[str, tuple[int, int, float]] = field(default_factory=dict)
+    by_kind: Mapping[str, tuple[int, int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class _Step:
     size: NDArray[np.int64]
     marks: dict[str, NDArray[np.bool_]]
     group: NDArray[np.int64]
-    recorded: Floats
+    recorded_advantage: Floats
     has_signal: dict[str, NDArray[np.bool_]]
     advantage: dict[str, Floats]
 
@@ -125,14 +125,14 @@ def signal_of_run(path: Path, methods: Sequence[str], step: int | None = None) -
     looks: list[list[Outlook]] = []
     notes: dict[str, None] = {}
     base, is_own = ASSUMED, False
-    for each in steps:
-        source = read(path, each)
+    for step_number in steps:
+        source = read(path, step_number)
         if not tables:
             is_own = source.method is not None
             base = ASSUMED if source.method is None else source.method.name
-        of_step = looks_of(source, {name: {"method": name} for name in (base, *methods)})
-        tables.append(_columns(source, of_step))
-        looks.append(of_step)
+        step_looks = looks_of(source, {name: {"method": name} for name in (base, *methods)})
+        tables.append(_columns(source, step_looks))
+        looks.append(step_looks)
         notes |= dict.fromkeys(_notes(source))
     if not is_own:
         notes[f"the run's own method is not known: the base is {base} with its defaults"] = None
@@ -164,31 +164,31 @@ def signal_in_equal_groups(rollouts: Rollouts, methods: Sequence[str] = RECOMPUT
     method_rows = [_row(i, looks, tables, kinds, "") for i in range(len(methods))]
     n_equal = sum(int(kinds[kind].sum()) for kind in EQUAL)
     return {
-        row.method: (sum(row.of[kind][1] for kind in EQUAL if kind in row.of), n_equal)
+        row.method: (sum(row.by_kind[kind][1] for kind in EQUAL if kind in row.by_kind), n_equal)
         for row in method_rows
         if n_equal and not row.missing
     }
 
 
 def _spread(steps: Sequence[S]) -> list[S]:
-    picked = np.linspace(0, len(steps) - 1, min(MOST_STEPS, len(steps))).round().astype(int)
-    return [steps[i] for i in picked]
+    places = np.linspace(0, len(steps) - 1, min(MOST_STEPS, len(steps))).round().astype(int)
+    return [steps[i] for i in places]
 
 
 def _notes(source: Source) -> list[str]:
     """Return what the rollouts lack and their reader remarks, and that steps were not told apart."""
-    several = [f for f in source.facts if f.startswith("steps ")]
+    step_ranges = [f for f in source.facts if f.startswith("steps ")]
     return [
         *(f"not in the file: {x}" for x in source.lacks),
         *source.notes,
-        *(f"one file of {f}: a method that normalises over a batch sees them as one" for f in several),
+        *(f"one file of {f}: a method that normalises over a batch sees them as one" for f in step_ranges),
     ]
 
 
 def _columns(source: Source, looks: Sequence[Outlook]) -> _Step:
     """Reduce one step to its columns."""
     forest = source.forest
-    group_figures = figures(forest, looks, source.recorded)
+    group_figures = figures(forest, looks, source.recorded_advantage)
     group_R = forest.ids("group", axis="R")
     n = len(group_figures.names)
     is_scored = forest.scored
@@ -207,7 +207,7 @@ def _columns(source: Source, looks: Sequence[Outlook]) -> _Step:
         np.bincount(group_R[is_scored].numpy(), minlength=n),
         {"truncation": cut, "no_diversity": _one_text(forest, group_R, n), "missing_scores": missing},
         group_R[is_scored].numpy(),
-        source.recorded[is_scored.numpy()],
+        source.recorded_advantage[is_scored.numpy()],
         {x.name: ~x.zero_signal.numpy() for x in looks if x.zero_signal is not None},
         {x.name: _mean_advantage(x, forest)[is_scored.numpy()] for x in looks if x.credit is not None},
     )
@@ -271,28 +271,30 @@ def _row(
     # Groups of all steps in one numbering, for the sizes by kind.
     begin = np.cumsum([0, *(len(t.size) for t in tables)])
     group = np.concatenate([t.group + b for t, b in zip(tables, begin, strict=False)])
-    of = {
+    by_kind = {
         k: (int(m.sum()), int((m & has_signal).sum()), _rms(advantage[m[group]])) for k, m in kinds.items() if m.any()
     }
-    figures_of = {"with_signal": int(has_signal.sum()), "signal": float(has_signal.mean()), "size": _rms(advantage)}
+    figures = {"with_signal": int(has_signal.sum()), "signal": float(has_signal.mean()), "size": _rms(advantage)}
     # Without the base's advantages there is nothing to agree with.
     if not all(base in t.advantage for t in tables):
-        return MethodSignal(name, "", notes, **figures_of, of=of)
-    of_base = np.concatenate([t.advantage[base] for t in tables])
-    both = (advantage != 0) & (of_base != 0)
-    norms = _rms(advantage) * _rms(of_base) * len(advantage)
+        return MethodSignal(name, "", notes, **figures, by_kind=by_kind)
+    base_advantage = np.concatenate([t.advantage[base] for t in tables])
+    is_in_both = (advantage != 0) & (base_advantage != 0)
+    norms = _rms(advantage) * _rms(base_advantage) * len(advantage)
     return MethodSignal(
         name,
         "",
         notes,
-        **figures_of,
-        both=int(both.sum()),
-        same_sign=float((np.sign(advantage) == np.sign(of_base))[both].mean()) if both.any() else None,
-        only_base=int(((of_base != 0) & (advantage == 0)).sum()),
-        only_method=int(((of_base == 0) & (advantage != 0)).sum()),
-        relative=_rms(advantage) / _rms(of_base) if _rms(of_base) > 0 else None,
-        cosine=float(advantage @ of_base) / norms if norms > 0 else None,
-        of=of,
+        **figures,
+        both=int(is_in_both.sum()),
+        same_sign=float((np.sign(advantage) == np.sign(base_advantage))[is_in_both].mean())
+        if is_in_both.any()
+        else None,
+        only_base=int(((base_advantage != 0) & (advantage == 0)).sum()),
+        only_method=int(((base_advantage == 0) & (advantage != 0)).sum()),
+        relative=_rms(advantage) / _rms(base_advantage) if _rms(base_advantage) > 0 else None,
+        cosine=float(advantage @ base_advantage) / norms if norms > 0 else None,
+        by_kind=by_kind,
     )
 
 
@@ -304,17 +306,17 @@ def _recorded_note(tables: Sequence[_Step], base: str, is_own: bool) -> list[str
     """Compare the recorded advantages, where there are any, with the base's."""
     if not all(base in t.advantage for t in tables):
         return []
-    recorded, of_base = (
-        np.concatenate(x) for x in zip(*((t.recorded, t.advantage[base]) for t in tables), strict=True)
+    recorded_advantage, base_advantage = (
+        np.concatenate(x) for x in zip(*((t.recorded_advantage, t.advantage[base]) for t in tables), strict=True)
     )
-    both = np.isfinite(recorded) & (recorded != 0) & (of_base != 0)
-    if not both.any():
+    is_in_both = np.isfinite(recorded_advantage) & (recorded_advantage != 0) & (base_advantage != 0)
+    if not is_in_both.any():
         return []
-    same = int((np.sign(recorded) == np.sign(of_base))[both].sum())
-    note = f"recorded advantages have the sign of {base}'s in {same} of {int(both.sum())} rollouts"
-    if same / both.sum() < AGREES:
-        other = "" if is_own else "the run's own method is another, or "
-        note += f": {other}its advantages point the wrong way (gxpo doctor); no figure here is of its training"
+    n_same = int((np.sign(recorded_advantage) == np.sign(base_advantage))[is_in_both].sum())
+    note = f"recorded advantages have the sign of {base}'s in {n_same} of {int(is_in_both.sum())} rollouts"
+    if n_same / is_in_both.sum() < AGREES:
+        alternative = "" if is_own else "the run's own method is another, or "
+        note += f": {alternative}its advantages point the wrong way (gxpo doctor); no figure here is of its training"
     return [note]
 
 
@@ -322,9 +324,9 @@ def as_data(signal: RunSignal) -> dict[str, Any]:
     """Return `gxpo signal --run --json`; unknown values are null."""
     rows = []
     for row in signal.rows:
-        of = {k: {"groups": n, "with_signal": s, "size": size} for k, (n, s, size) in row.of.items()}
-        figures_of = {k: v for k, v in vars(row).items() if k not in ("of", "notes")}
-        rows.append({**figures_of, "missing": row.missing or None, "of": of, "notes": list(row.notes)})
+        figures_by_kind = {k: {"groups": n, "with_signal": s, "size": size} for k, (n, s, size) in row.by_kind.items()}
+        figures = {k: v for k, v in vars(row).items() if k not in ("by_kind", "notes")}
+        rows.append({**figures, "missing": row.missing or None, "of": figures_by_kind, "notes": list(row.notes)})
     return {
         "run": signal.path,
         "base": signal.base,
@@ -347,13 +349,13 @@ def show(signal: RunSignal) -> None:
     # up to thirteen columns; narrower, rich would cut them off
     console = terminal.console(width=max(160, terminal.console().width))
     steps = [str(s) for s in signal.steps if s is not None]
-    where = f", steps {', '.join(steps)}" if steps else ""
+    steps_text = f", steps {', '.join(steps)}" if steps else ""
     console.print(
-        f"{signal.path}: {signal.rollouts} scored rollouts in {signal.n_groups} groups{where}", soft_wrap=True
+        f"{signal.path}: {signal.rollouts} scored rollouts in {signal.n_groups} groups{steps_text}", soft_wrap=True
     )
-    shown = {k: text for k, text in {**KINDS, **MARKS}.items() if signal.groups[k]}
+    text_by_kind = {k: text for k, text in {**KINDS, **MARKS}.items() if signal.groups[k]}
     table = Table(box=None, header_style="bold")
-    for name in ("method", "with a signal", "same sign", "cosine", "size", "x base", *shown):
+    for name in ("method", "with a signal", "same sign", "cosine", "size", "x base", *text_by_kind):
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for row in signal.rows:
         if row.missing:
@@ -366,13 +368,13 @@ def show(signal: RunSignal) -> None:
             "-" if row.cosine is None else f"{row.cosine:.2f}",
             f"{row.size:.3g}",
             "-" if row.relative is None else f"{row.relative:.2f}",
-            *(f"{row.of[k][1]} of {row.of[k][0]}" for k in shown),
+            *(f"{row.by_kind[k][1]} of {row.by_kind[k][0]}" for k in text_by_kind),
         )
     console.print(table)
     for row in signal.rows:
         if row.missing:
             console.print(f"{row.method}: not computed: {row.missing}", soft_wrap=True)
-    for k, text in shown.items():
+    for k, text in text_by_kind.items():
         console.print(f"{k}: {text}", soft_wrap=True)
     for note in (*signal.notes, *(f"{row.method}: {n}" for row in signal.rows for n in row.notes)):
         console.print(note, soft_wrap=True)

@@ -85,6 +85,6 @@ CLAIMS: Mapping[str, str] = _Lazy(lambda: _tables()[0])  # what a recommendation
 SYMPTOMS: Mapping[str, Symptom] = _Lazy(lambda: _tables()[1])
 
 
-def outside() -> tuple[str, ...]:
+def foreign_words() -> tuple[str, ...]:
     """Words of sentences about software and machines, which no symptom of the table is about."""
     return _tables()[2]

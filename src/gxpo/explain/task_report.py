@@ -41,34 +41,34 @@ class _ReadableTasks(ListedTasks):
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedPrompt:
     """A prompt as the model sees it. `unknown` counts characters or words without a token in the tokenizer."""
 
     text: str
     tokens: int
-    unknown: int
+    n_unknown: int
 
 
 class Reader:
     """The tokenizer and chat format of a model; without a model, texts as they are, measured in characters."""
 
-    def __init__(self, s: RunSettings, model: str | None) -> None:
-        self.system, self.limit = s.chat.system, s.env.max_context
+    def __init__(self, settings: RunSettings, model: str | None) -> None:
+        self.system, self.limit = settings.chat.system, settings.env.max_context
         self.unit, self.chat = "characters", None
         if model is not None:
             self.tokenizer = tokenizer_of(model)
             self.chat = chat.make(
                 self.tokenizer,
-                template=s.chat.template,
-                kwargs=s.chat.kwargs,
-                tools_format=s.chat.tools,
-                rewrites=s.chat.rewrites,
-                rows_of=rows_of_model(model, s.task),
+                template=settings.chat.template,
+                kwargs=settings.chat.kwargs,
+                tools_format=settings.chat.tools,
+                rewrites=settings.chat.rewrites,
+                rows_of=rows_of_model(model, settings.task),
             )
             self.tokens, self.unit = Tokens(self.tokenizer), "tokens"
-            self.limit = min((x for x in (self.limit, positions(model, s.task)) if x is not None), default=None)
+            self.limit = min((x for x in (self.limit, positions(model, settings.task)) if x is not None), default=None)
 
-    def prompt(self, task: Task) -> Rendered:
+    def prompt(self, task: Task) -> RenderedPrompt:
         """Render a task's prompt, template and system message included."""
         if not isinstance(task.prompt, str) and task.prompt and isinstance(task.prompt[0], int):
             ids: Sequence[int] = task.prompt  # type: ignore[assignment]  # the other kinds are texts and messages
@@ -78,7 +78,7 @@ class Reader:
             messages_shown = [prompt] if isinstance(prompt, str) else with_tags(_messages_of(task))
             lines += [m if isinstance(m, str) else f"[{m['role']}] {m['content']}" for m in messages_shown]
             text = "\n".join(lines)
-            return Rendered(text, len(text), 0)
+            return RenderedPrompt(text, len(text), 0)
         else:
             try:
                 messages = prompt_messages(self.chat, self.system, task.prompt)  # type: ignore[arg-type]
@@ -86,48 +86,48 @@ class Reader:
             except (ModelError, PictureError) as error:
                 raise TaskError(f"task {task.id!r}: {error}") from error
         if self.chat is None:
-            return Rendered(" ".join(map(str, ids)), len(ids), 0)
-        unknown = getattr(self.tokenizer, "unk_token_id", None)
+            return RenderedPrompt(" ".join(map(str, ids)), len(ids), 0)
+        unknown_id = getattr(self.tokenizer, "unk_token_id", None)
         text = media.readable(
             ids, lambda token_ids: self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
         )
-        return Rendered(text, len(ids), 0 if unknown is None else list(ids).count(unknown))
+        return RenderedPrompt(text, len(ids), 0 if unknown_id is None else list(ids).count(unknown_id))
 
     def length(self, text: str) -> int:
         """Return the length of an answer."""
         return len(text) if self.chat is None else len(self.tokens.encode(self.tokens.typed(text)))
 
 
-def report(s: RunSettings, *, model: str | None = None, n: int = 512, scored: int = 64) -> dict[str, Any]:
+def report(settings: RunSettings, *, model: str | None = None, n: int = 512, scored: int = 64) -> dict[str, Any]:
     """Report on the tasks of a run's settings.
 
-    s       the task with its options, the reward, chat and sampling; `s.model` is not read
-    model   prompts are rendered with its tokenizer and chat template; None: as texts, measured in characters
-    n       number of training and of held-out tasks, where the source generates them; of a file all are read
-    scored  number of tasks whose reference answer and empty completion are scored
+    settings  the task with its options, the reward, chat and sampling; `settings.model` is not read
+    model     prompts are rendered with its tokenizer and chat template; None: as texts, measured in characters
+    n         number of training and of held-out tasks, where the source generates them; of a file all are read
+    scored    number of tasks whose reference answer and empty completion are scored
 
     Returns a JSON object; `warnings` are lines that say what to change. Raises `TaskError` where there is no task.
     """
-    source, faults, refused = _task_source(s)
+    source, faults, refusals = _task_source(settings)
     is_listed = isinstance(source, ListedTasks)
     # a generator repeats tasks, a list does not
     training = source.training if is_listed else list({t.id: t for t in source.draw(n, 1)}.values())
     held_out = source.held_out(1 << 30 if is_listed else n)
     tasks = [*training, *held_out]
-    reader = Reader(s, model)
+    reader = Reader(settings, model)
     prompts = [reader.prompt(t) for t in tasks]
     answers = [reader.length(str(t.answer)) for t in tasks if t.answer is not None]
     overlaps = overlap(training, held_out)
-    rewards = reward_figures(s, source, tasks[:scored]) if tasks else None
+    rewards = reward_figures(settings, source, tasks[:scored]) if tasks else None
     # two kinds of long prompts: those that fill the context, and those that leave less than a whole action
     limit = reader.limit
     over_limit = [] if limit is None else [t.id for t, p in zip(tasks, prompts, strict=True) if p.tokens >= limit]
-    prompt_room = math.inf if limit is None else limit - s.sampling.max_new_tokens
+    prompt_room = math.inf if limit is None else limit - settings.sampling.max_new_tokens
     without_room = [
         t.id for t, p in zip(tasks, prompts, strict=True) if prompt_room < p.tokens and t.id not in over_limit
     ]
     out: dict[str, Any] = {
-        "task": s.task,
+        "task": settings.task,
         "model": model,
         "complete": is_listed,
         "training": len(training),
@@ -137,10 +137,10 @@ def report(s: RunSettings, *, model: str | None = None, n: int = 512, scored: in
         "prompt_lengths": spread([p.tokens for p in prompts]),
         "answer_lengths": spread(answers),
         "context_limit": limit,
-        "max_new_tokens": s.sampling.max_new_tokens,
+        "max_new_tokens": settings.sampling.max_new_tokens,
         "over_limit": over_limit,
         "no_room": without_room,
-        "unknown_tokens": [t.id for t, p in zip(tasks, prompts, strict=True) if p.unknown],
+        "unknown_tokens": [t.id for t, p in zip(tasks, prompts, strict=True) if p.n_unknown],
         "no_answer": [t.id for t in tasks if t.answer is None or not str(t.answer).strip()],
         "duplicates": overlaps.duplicates,
         "conflicting_answers": overlaps.conflicts,
@@ -148,7 +148,7 @@ def report(s: RunSettings, *, model: str | None = None, n: int = 512, scored: in
         "leaks": overlaps.leaks,
         "all_pairs_compared": overlaps.compared,
         "faults": faults,
-        "refused": refused,
+        "refused": refusals,
         "reward": rewards,
         "prompts": [
             {"id": t.id, "text": p.text, "answer": None if t.answer is None else str(t.answer)}
@@ -156,57 +156,59 @@ def report(s: RunSettings, *, model: str | None = None, n: int = 512, scored: in
         ],
     }
     # from what stops a run to what only makes it worse
-    template_warnings = prompt_warnings(tasks, reader.chat, s.chat.template)
+    template_warnings = prompt_warnings(tasks, reader.chat, settings.chat.template)
     warning_lines = [
         *_file_warnings(out),
         *template_warnings,
         *_tool_call_warnings(tasks),
-        *_length_warnings(out, s.tasks.too_long),
+        *_length_warnings(out, settings.tasks.too_long),
         *_overlap_warnings(overlaps),
-        *_split_warnings(out, s),
+        *_split_warnings(out, settings),
         *_reward_warnings(out),
     ]
     return out | {"warnings": warning_lines}
 
 
 # ---------------------------------------------------------------- reading
-def _task_source(s: RunSettings) -> tuple[Any, list[str], str | None]:
+def _task_source(settings: RunSettings) -> tuple[Any, list[str], str | None]:
     """Return (source, faults, refusal): of a file that a run would refuse, its readable tasks and every faulty line."""
-    task_settings = {"seed": s.seed, "options": s.tasks.options, "per_step": s.tasks.per_step}
+    task_settings = {"seed": settings.seed, "options": settings.tasks.options, "per_step": settings.tasks.per_step}
     try:
-        world = worlds.make(s.task, workers=s.env.workers, timeout=s.env.timeout, **task_settings)
+        world = worlds.make(settings.task, workers=settings.env.workers, timeout=settings.env.timeout, **task_settings)
     except TaskError as error:
         # a run stops at the first faulty line; a report is of use only with all of them, and the readable tasks
-        if not (s.task.endswith(".jsonl") and Path(s.task).is_file()):
+        if not (settings.task.endswith(".jsonl") and Path(settings.task).is_file()):
             raise
-        source, faults = _readable_source(s)
+        source, faults = _readable_source(settings)
         if source is None:
             raise
         return source, faults, str(error)
     if world.envs is not None:
         world.close()
-        raise TaskError(f"{s.task} is an environment, whose tasks are episodes: gxpo check-env {s.task} plays some")
+        raise TaskError(
+            f"{settings.task} is an environment, whose tasks are episodes: gxpo check-env {settings.task} plays some"
+        )
     return world.source, [], None
 
 
-def _readable_source(s: RunSettings) -> tuple[_ReadableTasks | None, list[str]]:
+def _readable_source(settings: RunSettings) -> tuple[_ReadableTasks | None, list[str]]:
     """Return (source, faults) of a faulty file; None where it has no readable task."""
-    path, held_out_file = Path(s.task), s.tasks.options.get("held_out")
+    path, held_out_file = Path(settings.task), settings.tasks.options.get("held_out")
     tasks, faults = readable(path)
     held_out = None
     if isinstance(held_out_file, str) and Path(held_out_file).is_file():
         held_out, held_out_faults = readable(Path(held_out_file))
         faults += held_out_faults
-    fraction_set = s.tasks.options.get("held_out_fraction", 0.1)
+    fraction_set = settings.tasks.options.get("held_out_fraction", 0.1)
     # a file that is too small for the configured split is reported all the same: by another split, or unsplit
     for fraction in (fraction_set, *FALLBACK_FRACTIONS):
-        source = _ReadableTasks(s.task, s.seed, s.tasks.per_step)
+        source = _ReadableTasks(settings.task, settings.seed, settings.tasks.per_step)
         try:
             source.split(tasks, held_out, fraction)
         except TaskError:
             continue
         return source, faults
-    source = _ReadableTasks(s.task, s.seed, s.tasks.per_step)
+    source = _ReadableTasks(settings.task, settings.seed, settings.tasks.per_step)
     source._training, source._held_out = tasks, held_out or []
     return (source if tasks else None), faults
 
@@ -240,7 +242,7 @@ def columns(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
     column_by_name: dict[str, dict[str, Any]] = {}
 
     def note(name: str, value: Any) -> None:
-        entry = column_by_name.setdefault(name, {"tasks": 0, "kinds": Counter(), "example": _short(value)})
+        entry = column_by_name.setdefault(name, {"tasks": 0, "kinds": Counter(), "example": _shorten(value)})
         entry["tasks"] += 1
         entry["kinds"][_kind(value)] += 1
 
@@ -260,7 +262,7 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), type(value).__name__)
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -283,18 +285,18 @@ def first_names(names: Sequence[Any]) -> str:
     return ", ".join(texts) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
 
-def _file_warnings(r: Mapping[str, Any]) -> list[str]:
-    faults = list(r["faults"])
+def _file_warnings(figures: Mapping[str, Any]) -> list[str]:
+    faults = list(figures["faults"])
     out = [f"{len(faults)} line(s) can't be read, and a run refuses the file: {f}" for f in faults[:1]]
     out += faults[1:MAX_NAMED]
     if len(faults) > MAX_NAMED:
         out.append(f"{len(faults) - MAX_NAMED} more lines can't be read (--json lists all)")
-    if r["refused"] and not faults:
-        out.append(f"a run refuses these tasks: {r['refused']}")
-    if r["no_answer"]:
+    if figures["refused"] and not faults:
+        out.append(f"a run refuses these tasks: {figures['refused']}")
+    if figures["no_answer"]:
         out.append(
-            f"{len(r['no_answer'])} task(s) have no answer: {first_names(r['no_answer'])}; give one, or take a "
-            "reward that needs none (reward=majority_vote, reward=judge or a function of your own)"
+            f"{len(figures['no_answer'])} task(s) have no answer: {first_names(figures['no_answer'])}; give one, or "
+            "take a reward that needs none (reward=majority_vote, reward=judge or a function of your own)"
         )
     return out
 
@@ -329,32 +331,32 @@ TOO_LONG = {  # by `tasks.too_long`
 }
 
 
-def _length_warnings(r: Mapping[str, Any], too_long: str) -> list[str]:
+def _length_warnings(figures: Mapping[str, Any], too_long: str) -> list[str]:
     out = []
     # `tasks.too_long` decides what a run does with them, so each warning says that
-    if r["over_limit"]:
+    if figures["over_limit"]:
         out.append(
-            f"{len(r['over_limit'])} prompt(s) fill the context of {r['context_limit']} tokens: "
-            f"{first_names(r['over_limit'])}; {TOO_LONG[too_long]}"
+            f"{len(figures['over_limit'])} prompt(s) fill the context of {figures['context_limit']} tokens: "
+            f"{first_names(figures['over_limit'])}; {TOO_LONG[too_long]}"
         )
-    if r["no_room"]:
+    if figures["no_room"]:
         out.append(
-            f"{len(r['no_room'])} prompt(s) leave less than sampling.max_new_tokens={r['max_new_tokens']} of the "
-            f"context's {r['context_limit']} tokens: {first_names(r['no_room'])}; {TOO_LONG[too_long]}, or lower "
-            "sampling.max_new_tokens"
+            f"{len(figures['no_room'])} prompt(s) leave less than sampling.max_new_tokens={figures['max_new_tokens']} "
+            f"of the context's {figures['context_limit']} tokens: {first_names(figures['no_room'])}; "
+            f"{TOO_LONG[too_long]}, or lower sampling.max_new_tokens"
         )
-    if r["unknown_tokens"]:
+    if figures["unknown_tokens"]:
         out.append(
-            f"{len(r['unknown_tokens'])} prompt(s) have characters that the tokenizer of {r['model']} does not know: "
-            f"{first_names(r['unknown_tokens'])}; the model can't read them: take another model, or "
+            f"{len(figures['unknown_tokens'])} prompt(s) have characters that the tokenizer of {figures['model']} does "
+            f"not know: {first_names(figures['unknown_tokens'])}; the model can't read them: take another model, or "
             "spell them otherwise"
         )
     # in characters an answer can't be held against a limit of tokens
-    longest = r["answer_lengths"]
-    if r["unit"] == "tokens" and longest and longest["max"] > r["max_new_tokens"]:
+    longest = figures["answer_lengths"]
+    if figures["unit"] == "tokens" and longest and longest["max"] > figures["max_new_tokens"]:
         out.append(
             f"reference answers have up to {longest['max']} tokens, and sampling.max_new_tokens is "
-            f"{r['max_new_tokens']}: raise it, or those tasks can't be solved"
+            f"{figures['max_new_tokens']}: raise it, or those tasks can't be solved"
         )
     return out
 
@@ -378,15 +380,15 @@ def _overlap_warnings(overlaps: Overlap) -> list[str]:
     return out
 
 
-def _split_warnings(r: Mapping[str, Any], s: RunSettings) -> list[str]:
-    if not r["complete"]:
+def _split_warnings(figures: Mapping[str, Any], settings: RunSettings) -> list[str]:
+    if not figures["complete"]:
         return []
     out = []
-    training, held_out = r["training"], r["held_out"]
-    if training < s.tasks.per_step:
+    training, held_out = figures["training"], figures["held_out"]
+    if training < settings.tasks.per_step:
         out.append(
-            f"{training} training task(s), and a step draws tasks.per_step={s.tasks.per_step}: tasks come several "
-            f"times in a step; set tasks.per_step={max(1, training)} or lower"
+            f"{training} training task(s), and a step draws tasks.per_step={settings.tasks.per_step}: tasks come "
+            f"several times in a step; set tasks.per_step={max(1, training)} or lower"
         )
     if held_out < FEW_HELD_OUT:
         half = 1.96 * math.sqrt(0.25 / max(1, held_out))
@@ -398,14 +400,14 @@ def _split_warnings(r: Mapping[str, Any], s: RunSettings) -> list[str]:
     return out
 
 
-def _reward_warnings(r: Mapping[str, Any]) -> list[str]:
-    reward = r["reward"]
+def _reward_warnings(figures: Mapping[str, Any]) -> list[str]:
+    reward = figures["reward"]
     if reward is None or "full" not in reward:
         return []
-    out = [f"the reward {what}: {first}" for what, first in reward["failures"].items()]
+    out = [f"the reward {trouble}: {first}" for trouble, first in reward["failures"].items()]
     # the answer or the reward may be wrong: only the user can tell, so both are named
     if reward["unpaid"]:
-        names = [f"{x['id']} (answer {_short(x['answer'])!r}: {_number(x['pays'])})" for x in reward["unpaid"]]
+        names = [f"{x['id']} (answer {_shorten(x['answer'])!r}: {_number(x['pays'])})" for x in reward["unpaid"]]
         out.append(
             f"the reference answer does not earn the full {reward['full']:g} in {len(names)} of {reward['tasks']} "
             f"tasks, however it is written: {first_names(names)}; correct these answers, or the reward"

@@ -92,7 +92,7 @@ def triage(log: RunLog, *, step: int | None = None, top: int = 12) -> Triage:
         is_chosen = is_chosen & (rollouts.step == step)
         if not is_chosen.any():
             steps = sorted(set(rollouts.step[~rollouts.held_out].tolist()))
-            raise RecordError(f"no training rollouts of step {step} were read; there are {_few(steps)}")
+            raise RecordError(f"no training rollouts of step {step} were read; there are {_shorten(steps)}")
     rollouts = rollouts.select(is_chosen)
     signs, blind = signs_of(rollouts)
     # A sign that every rollout has says nothing on which to read first: rare ones weigh more.
@@ -103,65 +103,70 @@ def triage(log: RunLog, *, step: int | None = None, top: int = 12) -> Triage:
     return Triage(rollouts, signs, blind, score, _order(signs, score, rollouts.step, top))
 
 
-def signs_of(r: Rollouts) -> tuple[dict[str, NDArray[np.bool_]], dict[str, str]]:
+def signs_of(rollouts: Rollouts) -> tuple[dict[str, NDArray[np.bool_]], dict[str, str]]:
     """Look for each sign of `SIGNS` in rollouts: flags [n] by name, and what was missing for the others."""
-    texts = [t.strip() for t in r.completion]
+    texts = [t.strip() for t in rollouts.completion]
     calls = [calls_of(t) for t in texts]
     lines = [[(line, "") for line in t.splitlines() if line.strip()] for t in texts]
     signs = {
         "empty": _flags(texts, lambda t: not t),
         "repeats": _flags(texts, repeats),
         "same call": np.array([longest_run(c) >= RUNS for c in calls], dtype=bool),
-        "drift": np.array([longest_run(c, of="tool") >= RUNS for c in calls], dtype=bool),
+        "drift": np.array([longest_run(c, unit="tool") >= RUNS for c in calls], dtype=bool),
         "cycle": np.array([cycles(c or line) >= RUNS for c, line in zip(calls, lines, strict=True)], dtype=bool),
         "gave up": _flags(texts, lambda t: GAVE_UP.search(t) is not None),
         "exhausted": _flags(texts, lambda t: EXHAUSTED.search(t) is not None),
         "failed call": _flags(texts, lambda t: FAILED.search(t) is not None),
         "markup": markup(list(texts)),
-        "goes on": goes_on(r),
+        "goes on": goes_on(rollouts),
     }
     signs["drift"] &= ~signs["same call"]
     # A text that repeats goes on, too: one sign for it.
     signs["goes on"] &= ~signs["repeats"]
     blind: dict[str, str] = {}
-    if np.isfinite(r.truncated).any():
-        signs["cut"] = r.truncated == 1
+    if np.isfinite(rollouts.truncated).any():
+        signs["cut"] = rollouts.truncated == 1
     else:
         blind["cut"] = "whether a completion was cut is not recorded"
-    _against_group(r, signs, blind)
+    _against_group(rollouts, signs, blind)
     return {name: signs[name] for name in SIGNS if name in signs}, blind
 
 
-def _against_group(r: Rollouts, signs: dict[str, NDArray[np.bool_]], blind: dict[str, str]) -> None:
+def _against_group(rollouts: Rollouts, signs: dict[str, NDArray[np.bool_]], blind: dict[str, str]) -> None:
     """Add the signs that take a rollout's group, its score or its reference."""
-    if not np.isfinite(r.score).any():
+    if not np.isfinite(rollouts.score).any():
         blind |= dict.fromkeys(("paid odd", "alone", "paid without reference", "unpaid with reference"), "no scores")
         return
-    signs["unscored"] = ~np.isfinite(r.score)
-    is_best, is_lowest, is_alone, is_long = (np.zeros(len(r), dtype=bool) for _ in range(4))
-    size = np.where(np.isfinite(r.tokens), r.tokens, [len(t) for t in r.completion])
-    for group in np.unique(r.group[r.group >= 0]):
-        rows = np.flatnonzero(r.group == group)
+    signs["unscored"] = ~np.isfinite(rollouts.score)
+    is_best, is_lowest, is_alone, is_long = (np.zeros(len(rollouts), dtype=bool) for _ in range(4))
+    size = np.where(np.isfinite(rollouts.tokens), rollouts.tokens, [len(t) for t in rollouts.completion])
+    for group in np.unique(rollouts.group[rollouts.group >= 0]):
+        rows = np.flatnonzero(rollouts.group == group)
         is_long[rows] = (len(rows) >= 3) & (size[rows] > LONG * np.median(size[rows]))
-        rows = rows[np.isfinite(r.score[rows])]
+        rows = rows[np.isfinite(rollouts.score[rows])]
         # equal scores say nothing about one of them
-        if len(rows) < 2 or np.ptp(r.score[rows]) <= 1e-9:
+        if len(rows) < 2 or np.ptp(rollouts.score[rows]) <= 1e-9:
             continue
-        best, lowest = r.score[rows] == r.score[rows].max(), r.score[rows] == r.score[rows].min()
+        best, lowest = (
+            rollouts.score[rows] == rollouts.score[rows].max(),
+            rollouts.score[rows] == rollouts.score[rows].min(),
+        )
         is_best[rows], is_lowest[rows] = best, lowest
         if len(rows) >= 4:
             is_alone[rows] = (best & (best.sum() == 1)) | (lowest & (lowest.sum() == 1))
-    if not (r.group >= 0).any():
+    if not (rollouts.group >= 0).any():
         blind |= dict.fromkeys(("paid odd", "alone", "long"), "groups are not recorded")
     signs |= {"long": is_long, "alone": is_alone}
     signs["paid odd"] = is_best & np.any([signs[n] for n in ODD if n in signs], axis=0)
-    has_reference = np.array([x is not None for x in r.reference], dtype=bool)
+    has_reference = np.array([x is not None for x in rollouts.reference], dtype=bool)
     if not has_reference.any():
         blind |= dict.fromkeys(("paid without reference", "unpaid with reference"), "no reference answers")
         return
-    holders = [Holder(t) for t in r.completion]
-    holds = np.array([x is not None and h.holds(x) for h, x in zip(holders, r.reference, strict=True)], dtype=bool)
-    last_answers = [None if x is None else Holder(x).last for x in r.reference]
+    holders = [Holder(t) for t in rollouts.completion]
+    holds = np.array(
+        [x is not None and h.holds(x) for h, x in zip(holders, rollouts.reference, strict=True)], dtype=bool
+    )
+    last_answers = [None if x is None else Holder(x).last for x in rollouts.reference]
     ends = [a is not None and h.last == a for h, a in zip(holders, last_answers, strict=True)]
     signs["unpaid with reference"] = is_lowest & np.array(ends, dtype=bool)
     best_share = holds[is_best & has_reference].mean() if (is_best & has_reference).any() else 0.0
@@ -201,20 +206,22 @@ def _json_call(text: str) -> tuple[str, str]:
         return "", " ".join(text.split())
 
 
-def longest_run(calls: Sequence[tuple[str, str]], *, of: str = "call") -> int:
+def longest_run(calls: Sequence[tuple[str, str]], *, unit: str = "call") -> int:
     """Length of the longest run of equal calls with arguments; of="tool": of one tool, each call unlike the one before.
 
     Calls without arguments (moves in a world) are no repetition: three steps north are three steps.
     """
     longest = run = 0
     for i, (tool, arguments) in enumerate(calls):
-        before = calls[i - 1] if i else None
+        previous_call = calls[i - 1] if i else None
         if not arguments:
             run = 0
-        elif of == "tool":
-            run = run + 1 if before and before[0] == tool and before[1] not in ("", arguments) else 1
+        elif unit == "tool":
+            run = (
+                run + 1 if previous_call and previous_call[0] == tool and previous_call[1] not in ("", arguments) else 1
+            )
         else:
-            run = run + 1 if before == (tool, arguments) else 1
+            run = run + 1 if previous_call == (tool, arguments) else 1
         longest = max(longest, run)
     return longest
 
@@ -249,45 +256,45 @@ def _order(
     return out
 
 
-def as_data(t: Triage, log: RunLog) -> dict[str, Any]:
+def as_data(result: Triage, log: RunLog) -> dict[str, Any]:
     """Return the result for JSON: counts of signs, and the rollouts to read with their whole texts."""
-    r = t.rollouts
+    rollouts = result.rollouts
     return {
         "source": log.source,
-        "rollouts": len(r),
-        "of": r.of,
-        "steps": [int(r.step.min()), int(r.step.max())],
+        "rollouts": len(rollouts),
+        "of": rollouts.total,
+        "steps": [int(rollouts.step.min()), int(rollouts.step.max())],
         "signs": [
             {
                 "sign": name,
                 "meaning": SIGNS[name][1],
                 "rollouts": int(flags.sum()),
                 "share": float(flags.mean()),
-                "first_step": int(r.step[flags].min()) if flags.any() else None,
+                "first_step": int(rollouts.step[flags].min()) if flags.any() else None,
             }
-            for name, flags in t.signs.items()
+            for name, flags in result.signs.items()
         ],
-        "not_looked_for": t.blind,
+        "not_looked_for": result.blind,
         "read_first": [
             {
-                "where": r.where[i],
-                "step": int(r.step[i]),
-                "group": int(r.group[i]),
-                "score": _finite(r.score[i]),
-                "signs": [n for n in t.signs if t.signs[n][i]],
-                "weight": float(t.score[i]),
-                "prompt": r.prompt[i],
-                "completion": r.completion[i],
-                "reference": r.reference[i],
+                "where": rollouts.where[i],
+                "step": int(rollouts.step[i]),
+                "group": int(rollouts.group[i]),
+                "score": _finite(rollouts.score[i]),
+                "signs": [n for n in result.signs if result.signs[n][i]],
+                "weight": float(result.score[i]),
+                "prompt": rollouts.prompt[i],
+                "completion": rollouts.completion[i],
+                "reference": rollouts.reference[i],
             }
-            for i in t.order
+            for i in result.order
         ],
     }
 
 
-def text(t: Triage, log: RunLog) -> str:
+def text(result: Triage, log: RunLog) -> str:
     """Format the result for a terminal."""
-    data = as_data(t, log)
+    data = as_data(result, log)
     first, last = data["steps"]
     size = f"{data['rollouts']:,} rollouts" + (f" of {data['of']:,}" if data["of"] > data["rollouts"] else "")
     steps = "" if first < 0 else f", step {first}" if first == last else f", steps {first} to {last}"
@@ -299,18 +306,18 @@ def text(t: Triage, log: RunLog) -> str:
             out.append(f"{row['sign']:<24}{row['rollouts']:>9}{row['share']:>8.1%}{first_step:>12}  {row['meaning']}")
     if absent := [row["sign"] for row in data["signs"] if not row["rollouts"]]:
         out.append(f"none: {', '.join(absent)}")
-    out += [f"not looked for: {name}: {reason}" for name, reason in t.blind.items()]
+    out += [f"not looked for: {name}: {reason}" for name, reason in result.blind.items()]
     # Then the rollouts, each with the beginning and the end of its text.
-    out += ["", "read first:" if t.order else "no rollout has a sign that the others have not"]
+    out += ["", "read first:" if result.order else "no rollout has a sign that the others have not"]
     for number, row in enumerate(data["read_first"], 1):
         score = "unscored" if row["score"] is None else f"score {row['score']:.3g}"
-        answer = "" if row["reference"] is None else f", reference {shortened(row['reference'], 40)!r}"
+        answer = "" if row["reference"] is None else f", reference {shorten(row['reference'], 40)!r}"
         out.append(f"{number:>3}. {row['where']}  step {row['step']}, {score}{answer}: {', '.join(row['signs'])}")
-        out.append(f"     {shortened(row['completion'])!r}")
+        out.append(f"     {shorten(row['completion'])!r}")
     return "\n".join(out)
 
 
-def shortened(text: str, size: int = EXCERPT) -> str:
+def shorten(text: str, size: int = EXCERPT) -> str:
     """Return the beginning and the end of a text.
 
     >>> shortened("abcdefghij", 2)
@@ -327,6 +334,6 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _few(steps: Sequence[int]) -> str:
+def _shorten(steps: Sequence[int]) -> str:
     texts = [str(s) for s in steps]
     return ", ".join(texts if len(texts) <= 12 else [*texts[:5], "...", *texts[-5:]])

@@ -57,8 +57,8 @@ HEDGES = ("right, then wrong", "wrong, then right")
 
 def forms(source: Any) -> dict[str, Form]:
     """List the forms in which an answer can be written; a source that writes worked examples has them as one more."""
-    worked = getattr(source, "worked_example", None)
-    return FORMS if worked is None else {**FORMS, "worked": lambda t: str(worked(t))}
+    worked_example = getattr(source, "worked_example", None)
+    return FORMS if worked_example is None else {**FORMS, "worked": lambda t: str(worked_example(t))}
 
 
 def references(tasks: Sequence[Task], ways: Mapping[str, Form]) -> list[Trial]:
@@ -98,14 +98,14 @@ def cheating_trials(tasks: Sequence[Task], form: Form, *, empty: bool = True) ->
         out += [Trial(kind, text, task) for kind, text in texts.items()]
         for kind in PROBES:
             out += [
-                Trial(kind, _filled(text, task, wrong, form), task)
+                Trial(kind, _fill(text, task, wrong, form), task)
                 for text in texts_of(kind, index, len(tasks))
                 if empty or not text.startswith(CLAIM)
             ]
     return out
 
 
-def _filled(text: str, task: Task, wrong: Task, form: Form) -> str:
+def _fill(text: str, task: Task, wrong: Task, form: Form) -> str:
     """Write a probe out, with a wrong answer or a claim in the form of a right answer."""
     if text.startswith(CLAIM):
         return form(replace(task, answer=text.removeprefix(CLAIM)[:-1]))

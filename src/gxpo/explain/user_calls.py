@@ -80,12 +80,12 @@ def recorded_calls(forest: Forest, *parts: Any, credit: Tensor | None = None) ->
             if not any(_is_same(call, earlier) for earlier in calls):
                 calls.append(call)
 
-    before = sys.getprofile()
+    previous_profiler = sys.getprofile()
     sys.setprofile(watch)
     try:
         yield calls
     finally:
-        sys.setprofile(before)
+        sys.setprofile(previous_profiler)
 
 
 def _count(frame: FrameType) -> int:
@@ -128,20 +128,23 @@ def _variable(name: str, role: str, value: Any, axes: _Axes) -> Variable | None:
     return None
 
 
-def _is_same(call: Call, other: Call) -> bool:
+def _is_same(call: Call, second: Call) -> bool:
     """Return True if two calls are of one function with equal values."""
     return (
-        call.title == other.title
-        and len(call.variables) == len(other.variables)
+        call.title == second.title
+        and len(call.variables) == len(second.variables)
         and all(
             (a.name, a.role, a.axis, a.text) == (b.name, b.role, b.axis, b.text)
-            and (a.values is b.values or (a.values is not None and b.values is not None and _equal(a.values, b.values)))
-            for a, b in zip(call.variables, other.variables, strict=True)
+            and (
+                a.values is b.values
+                or (a.values is not None and b.values is not None and _has_equal_values(a.values, b.values))
+            )
+            for a, b in zip(call.variables, second.variables, strict=True)
         )
     )
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
+def _has_equal_values(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.nan_to_num(nan=0.5), b.nan_to_num(nan=0.5))
 
 

@@ -64,13 +64,13 @@ class Checkup:
             write_report(self.run, self.live.diagnosis)
         except Exception as error:
             warnings.warn(f"report.html can't be written: {error}", stacklevel=3)
-        self.live.spent += time.perf_counter() - start
+        self.live.check_seconds += time.perf_counter() - start
 
     def _read(self) -> None:
         try:
             for path in self._unread_files:
                 sample = read_json([dump(path, self.run)], "gxpo", A_STEP)
-                self.live.rollouts(sample.rows, of=round(sample.of))
+                self.live.rollouts(sample.rows, of=round(sample.total))
         except Exception as error:  # a run goes on without its doctor
             self._reads_rollouts = False
             warnings.warn(f"doctor: rollouts can't be read: {type(error).__name__}: {error}", stacklevel=3)

@@ -10,7 +10,7 @@ from gxpo.doctor.readers.keys import (
     evaluations,
     is_metric,
     names,
-    restored,
+    restore_keys,
     source,
     trainer_key,
     written_key,
@@ -151,7 +151,7 @@ def test_a_trainers_keys_with_underlines_for_strokes(tmp_path):
 
 
 def test_two_keys_with_underlines_tell_no_trainer():
-    assert restored(["actor_grad_norm", "actor_lr", "critic_score_mean"]) == {}
+    assert restore_keys(["actor_grad_norm", "actor_lr", "critic_score_mean"]) == {}
 
 
 def test_a_second_estimate_of_the_kl_is_no_gap_of_sampler_and_learner() -> None:

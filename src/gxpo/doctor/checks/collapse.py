@@ -17,9 +17,9 @@ FEW_WORDS = 30  # tokens that leave no room for a reasoned answer
 def _start(values: Floats) -> float:
     """Level before training: mean of the first tenth of the steps, or the first step if a collapse follows at once."""
     level = float(values[: max(2, len(values) // 10)].mean())
-    after = values[1:4]
-    gone = len(after) > 0 and values[0] > 0 and float(after.mean()) < 0.6 * values[0]
-    return float(values[0]) if gone and float(values[-3:].mean()) < 0.7 * values[0] else level
+    next_values = values[1:4]
+    is_gone = len(next_values) > 0 and values[0] > 0 and float(next_values.mean()) < 0.6 * values[0]
+    return float(values[0]) if is_gone and float(values[-3:].mean()) < 0.7 * values[0] else level
 
 
 def _calm_noise(values: Floats) -> float:
@@ -32,11 +32,11 @@ def _calm_noise(values: Floats) -> float:
 def _steps_of_fall(values: Floats, start: float, low: float) -> int:
     """Count the steps of a fall: from the last value above 80% of `low` to `start` to the first below 20% after it."""
     share = (values - low) / max(start - low, 1e-12)
-    under = np.flatnonzero(share < 0.2)
-    if not len(under):
+    low_steps = np.flatnonzero(share < 0.2)
+    if not len(low_steps):
         return len(values)
-    above = np.flatnonzero(share[: under[0]] > 0.8)
-    return int(under[0] - above[-1]) if len(above) else int(under[0])
+    high_steps = np.flatnonzero(share[: low_steps[0]] > 0.8)
+    return int(low_steps[0] - high_steps[-1]) if len(high_steps) else int(low_steps[0])
 
 
 @sickness(
@@ -73,38 +73,40 @@ def lr_too_high(log: RunLog) -> Finding | None:
     # of the difference of a mean of two first steps and of the last fifth
     error = noise * float(np.sqrt(1 / 2 + 1 / max(3, score.n // 5)))
     # below the start, or below the peak and not above the start: a fall from a peak alone may be harder tasks
-    fallen = start - score.last
-    from_peak = score.best - score.last
-    outside = log.evaluation_gain < 0 and not log.rises("reward")
+    drop_from_start = start - score.last
+    drop_from_peak = score.best - score.last
+    is_held_out_fall = log.evaluation_gain < 0 and not log.rises("reward")
     # what breaks in the first steps may learn something else later
-    broken = _breaks_at_once(log, start, error)
+    break_evidence = _breaks_at_once(log, start, error)
     # a few answers fewer, of tasks that are solved, are no collapse whatever the noise was
     is_material = score.last < 0.97 * max(start, score.best) or start <= 0
     # single right answers among steps without any are no level to fall from
     is_material = is_material and not (np.mean(reward <= reward.min()) > 0.9 and start < 0.3 * reward.max())
-    has_fallen = is_material and (fallen > 4 * error or (from_peak > 4 * error and fallen > error))
-    if has_fallen or outside or broken:
+    has_fallen = is_material and (
+        drop_from_start > 4 * error or (drop_from_peak > 4 * error and drop_from_start > error)
+    )
+    if has_fallen or is_held_out_fall or break_evidence:
         signs.append("reward")
-        if broken:
-            evidence.append(broken)
-        if outside and log.evaluation is not None:
+        if break_evidence:
+            evidence.append(break_evidence)
+        if is_held_out_fall and log.evaluation is not None:
             evidence.append(log.quote(log.evaluation))
         evidence.append(
             f"{log.quote('reward')}" + (f", {score.best:.3g} at best" if score.best > start + error else "")
         )
     # at its lowest level at the end: it did not recover
-    low = float(reward.min())
-    collapsed = "reward" in signs and score.last <= low + 0.1 * (max(score.best, start) - low)
-    collapsed = collapsed or bool(broken)
+    lowest = float(reward.min())
+    collapsed = "reward" in signs and score.last <= lowest + 0.1 * (max(score.best, start) - lowest)
+    collapsed = collapsed or bool(break_evidence)
     grad, is_longer = log.values("grad_norm"), False
     if len(grad) >= 6:
         positive = grad[grad > 0]
-        usual = float(np.median(positive[:5])) if len(positive) else 0.0
+        usual_grad = float(np.median(positive[:5])) if len(positive) else 0.0
         # ten times in one step, or three times to the end while the reward has lost a third of its best
-        is_longer = from_peak > max(score.best, start) / 3 and log.last("grad_norm") > 3 * usual
-        if usual > 0 and (float(grad.max()) > 10 * usual or is_longer):
+        is_longer = drop_from_peak > max(score.best, start) / 3 and log.last("grad_norm") > 3 * usual_grad
+        if usual_grad > 0 and (float(grad.max()) > 10 * usual_grad or is_longer):
             signs.append("grad_norm")
-            evidence.append(f"{log.key('grad_norm')} up to {grad.max():.3g}, {usual:.3g} in the first steps")
+            evidence.append(f"{log.key('grad_norm')} up to {grad.max():.3g}, {usual_grad:.3g} in the first steps")
     # entropy may go either way: one answer for all, or noise
     entropy = log.values("entropy")
     if len(entropy) >= 2:
@@ -116,8 +118,12 @@ def lr_too_high(log: RunLog) -> Finding | None:
     length = log.values("length")
     if len(length) >= 6:
         begin, end = float(length[0]), log.last("length")
-        cut = log.values("truncated")
-        if end > 2.5 * begin or end < 0.35 * begin or (len(cut) > 5 and cut[0] < 0.3 and log.last("truncated") > 0.8):
+        truncated = log.values("truncated")
+        if (
+            end > 2.5 * begin
+            or end < 0.35 * begin
+            or (len(truncated) > 5 and truncated[0] < 0.3 and log.last("truncated") > 0.8)
+        ):
             signs.append("length")
             evidence.append(log.quote("length"))
     # three steps far away: a single spike is usual
@@ -127,17 +133,17 @@ def lr_too_high(log: RunLog) -> Finding | None:
         evidence.append(log.quote("kl"))
     # a fall within one step is no slow drift
     drop = float((reward[:-1] - reward[1:]).max()) if len(reward) > 1 else 0.0
-    if "reward" in signs and drop > 0.75 * (max(score.best, start) - low) and drop > 6 * noise:
+    if "reward" in signs and drop > 0.75 * (max(score.best, start) - lowest) and drop > 6 * noise:
         signs.append("sudden")
         evidence.append(f"within one step {log.key('reward')} falls by {drop:.3g}")
     if "reward" not in signs or len(signs) < 2:
-        return _falling(log) or _few_points(log)
-    if len(signs) == 2 and not collapsed and not outside and not is_longer and score.last > 0.5 * start > 0:
+        return _find_fall(log) or _few_points(log)
+    if len(signs) == 2 and not collapsed and not is_held_out_fall and not is_longer and score.last > 0.5 * start > 0:
         return None  # harder tasks do as much
     # gains are what a wrong sign can't have had
     grade = "likely" if len(signs) >= 3 or collapsed else "possible"
     ids = ["lr_too_high"]
-    if not log.rises("reward") and score.best < start + 2 * error and _steps_of_fall(reward, start, low) >= 4:
+    if not log.rises("reward") and score.best < start + 2 * error and _steps_of_fall(reward, start, lowest) >= 4:
         ids.append("advantage_sign")
         evidence.append(
             "it never gained and fell over several steps, as with a gradient of the wrong sign: overfitting one batch "
@@ -159,26 +165,26 @@ def _length_moves_first(log: RunLog) -> Finding | None:
     score, reward, steps = log.trend("reward"), log.values("reward"), log.steps("reward")
     if score is None or len(reward) < FEW:
         return None
-    lost = score.best - score.last
-    if lost < max(4 * score.ends_error, 0.2 * abs(score.best)) or score.last > max(score.first, 0.6 * score.best):
+    drop = score.best - score.last
+    if drop < max(4 * score.ends_error, 0.2 * abs(score.best)) or score.last > max(score.first, 0.6 * score.best):
         return None
     # the step at which half of the fall from the peak is done
     smooth = np.convolve(reward, np.ones(3) / 3, mode="valid")
     peak = int(smooth.argmax())
-    after = np.flatnonzero(smooth[peak:] < (smooth[peak] + smooth[peak:].min()) / 2)
-    if not len(after):
+    low_steps = np.flatnonzero(smooth[peak:] < (smooth[peak] + smooth[peak:].min()) / 2)
+    if not len(low_steps):
         return None
-    fall = float(steps[min(peak + int(after[0]) + 1, len(steps) - 1)])
+    fall = float(steps[min(peak + int(low_steps[0]) + 1, len(steps) - 1)])
     margin = max(2.0, (steps[-1] - steps[0]) / 20)
     # a gradient that is already long is of an update that is too large
-    grad, at = log.values("grad_norm"), log.steps("grad_norm")
+    grad, grad_steps = log.values("grad_norm"), log.steps("grad_norm")
     usual = float(np.median(grad[:5])) if len(grad) else 0.0
     for name, title, has_moved in (
         ("length_collapse", "answers shrink first, and the reward falls after them", _has_shrunk),
         ("truncation", "answers grow into their limit first, and the reward falls after that", _is_cut),
     ):
         begin = has_moved(log)
-        if begin is None or begin > fall - margin or _is_long(grad[at <= begin], usual):
+        if begin is None or begin > fall - margin or _is_long(grad[grad_steps <= begin], usual):
             continue
         kin = "length_hack" if name == "truncation" else "kl_runaway"
         return finding(
@@ -209,11 +215,11 @@ def _has_shrunk(log: RunLog) -> float | None:
 
 def _is_cut(log: RunLog) -> float | None:
     """Step from which on a quarter of the answers or more is cut, to the end, where few were at first."""
-    cut, steps = log.values("truncated"), log.steps("truncated")
-    if len(cut) < FEW or log.first("truncated") > 0.1 or log.last("truncated") < 0.4:
+    truncated, steps = log.values("truncated"), log.steps("truncated")
+    if len(truncated) < FEW or log.first("truncated") > 0.1 or log.last("truncated") < 0.4:
         return None
-    few = np.flatnonzero(cut < 0.2)
-    return float(steps[min(few[-1] + 1, len(steps) - 1)]) if len(few) else None
+    low_steps = np.flatnonzero(truncated < 0.2)
+    return float(steps[min(low_steps[-1] + 1, len(steps) - 1)]) if len(low_steps) else None
 
 
 def _breaks_at_once(log: RunLog, start: float, error: float) -> str:
@@ -224,11 +230,16 @@ def _breaks_at_once(log: RunLog, start: float, error: float) -> str:
     if len(reward) < 12 or len(entropy) < 12 or not entropy[0] > 0.02 or not start > 0:
         return ""
     lowest = np.convolve(reward[:early], np.ones(5) / 5, mode="valid").min()
-    left = np.median(entropy[len(entropy) // 4 :]) / entropy[0]
-    if lowest > start / 3 or start - lowest < 2 * error or left > 0.2 or log.last("entropy") > 0.2 * entropy[0]:
+    entropy_share = np.median(entropy[len(entropy) // 4 :]) / entropy[0]
+    if (
+        lowest > start / 3
+        or start - lowest < 2 * error
+        or entropy_share > 0.2
+        or log.last("entropy") > 0.2 * entropy[0]
+    ):
         return ""
     return (
-        f"within {early} steps {log.key('reward')} falls from {start:.3g} to {lowest:.3g} and {left:.0%} of "
+        f"within {early} steps {log.key('reward')} falls from {start:.3g} to {lowest:.3g} and {entropy_share:.0%} of "
         f"{log.key('entropy')} is left"
     )
 
@@ -241,23 +252,23 @@ def _few_points(log: RunLog) -> Finding | None:
         return None
     if float(reward[-2:].mean()) > 0.6 * float(reward.max()):
         return None
-    changed = []
+    changed_names = []
     for name, factor in (("entropy", 3.0), ("kl", 10.0), ("grad_norm", 5.0), ("length", 2.0)):
         values = log.values(name)
         if len(values) >= 3 and values[0] > 0:
             ratio = float(np.median(values[-2:]) / values[0])
             if ratio > factor or (name in ("entropy", "length") and ratio < 1 / factor):
-                changed.append(name)
-    if not changed:
+                changed_names.append(name)
+    if not changed_names:
         return None
     return finding(
         ["lr_too_high", "kl_runaway", "entropy_collapse"],
         "warning",
         "possible",
         f"the reward falls from {reward.max():.3g} to {reward[-1]:.3g} in {len(reward)} logged points while "
-        f"{' and '.join(log.key(name) for name in changed)} changes several times over",
+        f"{' and '.join(log.key(name) for name in changed_names)} changes several times over",
         log.quote("reward"),
-        *(log.quote(name) for name in changed),
+        *(log.quote(name) for name in changed_names),
         log.quote("lr", ".2g"),
     )
 
@@ -337,7 +348,7 @@ def shrinks_far_away(log: RunLog) -> Finding | None:
     )
 
 
-def _falling(log: RunLog) -> Finding | None:
+def _find_fall(log: RunLog) -> Finding | None:
     """Report a reward that falls beyond its noise, whatever the reason: no such run is healthy."""
     # a table of few rows whose first ones alone are higher: steps of few rollouts, or a mean over all steps so far
     values = log.values("reward")

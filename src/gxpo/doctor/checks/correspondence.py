@@ -132,7 +132,7 @@ def advantage_sign(log: RunLog) -> Finding | None:
     advantages = None if log.facts is None else log.facts.advantages
     if advantages is not None and log.facts is not None and advantages.groups >= 5:
         line = f"correlation of advantage and score within {advantages.groups} groups: {advantages.correlation:.2f}"
-        some = log.facts.examples(log.facts.members[0])
+        examples = log.facts.examples(log.facts.members[0])
         if advantages.correlation < -0.5:
             return finding(
                 "advantage_sign",
@@ -140,7 +140,7 @@ def advantage_sign(log: RunLog) -> Finding | None:
                 "proved",
                 "the better answer has the smaller advantage",
                 line,
-                examples=some,
+                examples=examples,
             )
         if abs(advantages.correlation) < 0.2 and _by_group_mean(log):
             return finding(
@@ -149,20 +149,20 @@ def advantage_sign(log: RunLog) -> Finding | None:
                 "proved",
                 "advantages have nothing to do with the rewards beside them: rows are out of order",
                 line,
-                examples=some,
+                examples=examples,
             )
     # without rollouts: a policy that is pushed the wrong way falls at once, while a collapse comes after a peak
     score = log.trend("reward")
     if score is None or not score.falls or score.n < 10 or log.entropy_coefficient is not None:
         return None
-    worse = score.first - score.last > 4 * score.ends_error or (log.evaluation_gain < 0 and score.falls)
-    from_start = worse and score.best - score.first < 2 * score.ends_error
+    is_worse = score.first - score.last > 4 * score.ends_error or (log.evaluation_gain < 0 and score.falls)
+    falls_from_start = is_worse and score.best - score.first < 2 * score.ends_error
     # a gradient that explodes is of a learning rate that is too high
     grad = log.values("grad_norm")
     positive = grad[grad > 0]
-    calm = len(positive) >= 4 and float(positive.max()) < 10 * float(np.median(positive[:8]))
-    shape = all(0.6 < ratio < 1.6 for n in ("length",) if (ratio := _change(log, n)) is not None)
-    if not (from_start and calm and shape and not log.last("truncated") > 0.5):
+    is_calm = len(positive) >= 4 and float(positive.max()) < 10 * float(np.median(positive[:8]))
+    keeps_length = all(0.6 < ratio < 1.6 for n in ("length",) if (ratio := _change(log, n)) is not None)
+    if not (falls_from_start and is_calm and keeps_length and not log.last("truncated") > 0.5):
         return None
     ids = ["advantage_sign", "lr_too_high"]
     # equal texts with equal scores rule noise out; without enough of them it stays possible
@@ -246,7 +246,7 @@ def logprob_shift(log: RunLog) -> Finding | None:
         return far
     name = _gap(log)
     at_once = name is not None and float(log.values(name)[0]) > SHIFTED[name]
-    apart = log.has("gap_pearson") and float(log.values("gap_pearson")[0]) < 0.5
+    is_uncorrelated = log.has("gap_pearson") and float(log.values("gap_pearson")[0]) < 0.5
     # a largest gap alone tells no shift from others
     largest_gap = log.values("gap_max") if name is None else np.empty(0)
     if len(largest_gap) and float(largest_gap[0]) > 2 and float(np.median(largest_gap)) > 2:
@@ -269,13 +269,13 @@ def logprob_shift(log: RunLog) -> Finding | None:
             "from step 1 on sampled tokens are less likely to the learner than the policy's entropy allows",
             *(log.quote(n) for n in (*GAPS, "entropy") if log.has(n)),
         )
-    if not (at_once or apart):
+    if not (at_once or is_uncorrelated):
         return None
     evidence = [log.quote(n) for n in GAPS if log.has(n)]
     return finding(
         "logprob_shift",
         "critical",
-        "proved" if apart and at_once else "likely",
+        "proved" if is_uncorrelated and at_once else "likely",
         "at step 1 the learner's log-probs have little to do with the sampler's: shifted tokens or another template",
         *evidence,
     )
@@ -386,13 +386,13 @@ def sampler_mismatch(log: RunLog) -> Finding | None:
     large = name is not None and float(np.median(log.values(name))) > usual and log.first(name) > 0.6 * usual
     # a nucleus or another temperature shows beside the policy's own entropy, however small both are
     relative = name == "gap_mean" and log.has("entropy") and log.first("gap_mean") > max(5e-3, 0.4 * log.first_entropy)
-    apart = log.has("gap_pearson") and float(np.median(log.values("gap_pearson"))) < 0.98
+    is_uncorrelated = log.has("gap_pearson") and float(np.median(log.values("gap_pearson"))) < 0.98
     ratio = log.has("gap_ratio") and float(np.median(log.values("gap_ratio"))) < 0.7
     worst = name is None and log.has("gap_max") and float(np.median(log.values("gap_max"))) > 1.0
     if not (
         large
-        or (apart and name is None)
-        or (apart and name is not None and log.first(name) > 0.3 * USUAL[name])
+        or (is_uncorrelated and name is None)
+        or (is_uncorrelated and name is not None and log.first(name) > 0.3 * USUAL[name])
         or worst
         or relative
         or ratio
@@ -425,32 +425,34 @@ def too_off_policy(log: RunLog) -> Finding | None:
     reuse = log.updates_per_batch
     # a saw-tooth within batches: the reward of fresh rollouts falls and comes back
     score = log.trend("reward")
-    few = log.values("reward")
-    lost = len(few) >= 3 and float(few[0] - few[-1]) > max(0.3 * abs(float(few[0])), 0.05)
-    lost = lost and (len(few) < 6 or log.falls("reward"))
-    torn = score is not None and score.noise > 0.1 and score.noise > 0.15 * max(abs(score.best), 1e-9)  # a saw-tooth
-    much = reuse is not None and reuse >= 8 and (lost or torn) and clipped > 0.05
+    reward = log.values("reward")
+    has_fallen = len(reward) >= 3 and float(reward[0] - reward[-1]) > max(0.3 * abs(float(reward[0])), 0.05)
+    has_fallen = has_fallen and (len(reward) < 6 or log.falls("reward"))
+    is_torn = score is not None and score.noise > 0.1 and score.noise > 0.15 * max(abs(score.best), 1e-9)  # a saw-tooth
+    is_overused = reuse is not None and reuse >= 8 and (has_fallen or is_torn) and clipped > 0.05
     # the divergence within a step counts only with several updates: a single one can't run away
     drift = float(np.median(log.values("approx_kl"))) if log.has("approx_kl") else 0.0
-    far = drift > FAR and (reuse or 0) >= 4
+    is_far = drift > FAR and (reuse or 0) >= 4
     # half as much, in a run that is past its best in training and held out
     is_clipped_past_best = log.is_past_best and clipped > 0.1
-    if clipped < 0.25 and ratio < 100 and not much and not far and not is_clipped_past_best:
+    if clipped < 0.25 and ratio < 100 and not is_overused and not is_far and not is_clipped_past_best:
         return None
     # with one update the ratio is 1, and what is clipped is a mismatch of sampler and learner
     if reuse is not None and reuse < 2 and clipped < 0.4:
         return None
     evidence = [log.quote(n) for n in ("clip_fraction", "ratio_max", "approx_kl") if log.has(n)]
     evidence += [f"updates on the same rollouts: {reuse:g}"] if reuse else []
-    worse = much or (score is not None and (log.falls("reward") or score.best - score.last > 4 * score.ends_error))
-    if log.gains and not worse:
+    is_worse = is_overused or (
+        score is not None and (log.falls("reward") or score.best - score.last > 4 * score.ends_error)
+    )
+    if log.gains and not is_worse:
         return finding(
             "too_off_policy", "note", "possible", "many tokens are clipped, but the run still gains", *evidence
         )
     return finding(
         "too_off_policy",
-        "critical" if worse else "warning",
-        "likely" if (reuse or 0) >= 4 or worse else "possible",
+        "critical" if is_worse else "warning",
+        "likely" if (reuse or 0) >= 4 or is_worse else "possible",
         "too many updates on the same rollouts: the policy moves far from the one that sampled",
         *evidence,
         log.quote("reward"),

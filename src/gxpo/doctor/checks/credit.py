@@ -61,18 +61,18 @@ def all_wrong(log: RunLog) -> Finding | None:
     lowest = float(values.min())
     zero = float((values <= lowest + 1e-9).mean())
     begin = float(values[:5].max())
-    constant = zero > 0.9 and begin <= lowest + 1e-9 and lowest <= 0.0
+    is_constant = zero > 0.9 and begin <= lowest + 1e-9 and lowest <= 0.0
     # a rare success that the policy learns from is no all-wrong run; a reward is one of right answers where its floor
     # is 0 or a whole number below it, at which most steps stay
     is_floor = lowest == round(lowest) and lowest <= 0.0 and zero >= 0.5
-    above = max(float(values.mean()), float(values[:5].mean())) - lowest
-    rare = lowest <= 0.0 and (name == "success" or (is_floor and zero < 1)) and above < RARE and not log.gains
-    if not (constant or rare) or _begins_to_succeed(values > lowest + 1e-9):
+    mean_gain = max(float(values.mean()), float(values[:5].mean())) - lowest
+    is_rare = lowest <= 0.0 and (name == "success" or (is_floor and zero < 1)) and mean_gain < RARE and not log.gains
+    if not (is_constant or is_rare) or _begins_to_succeed(values > lowest + 1e-9):
         return None
     # equal means hide groups with a signal
-    if name == "reward" and not rare and not log.is_silent_from_start and spread_between(log) > 1e-9:
+    if name == "reward" and not is_rare and not log.is_silent_from_start and spread_between(log) > 1e-9:
         return None
-    n_rollouts = _counted(log)
+    n_rollouts = _count_rollouts(log)
     # the rule of three: with no success in n trials, the rate is below 3 / n at 95%
     bound = (
         f"in {n_rollouts} rollouts none was right: the pass rate is below {3 / n_rollouts:.1e} (95%)"
@@ -275,14 +275,14 @@ def no_diversity(log: RunLog) -> Finding | None:
     facts = log.facts
     # a change from one step to the next is a switch (greedy after an evaluation), not a collapse
     abrupt = None if facts is None else facts.alike_from
-    if facts is not None and abrupt is not None and _unmoved(log, abrupt[0]):
-        step, before, rows = abrupt
+    if facts is not None and abrupt is not None and _is_unmoved(log, abrupt[0]):
+        step, share_before, rows = abrupt
         return finding(
             "no_diversity",
             "critical",
             "proved",
             f"the answers of a group are the same text from step {step} on: is sampling greedy since an evaluation?",
-            f"{before:.0%} of a group's completions differ before step {step}, none after it",
+            f"{share_before:.0%} of a group's completions differ before step {step}, none after it",
             *(log.quote(n) for n in ("entropy", "grad_norm") if log.has(n)),
             examples=facts.examples(rows[:2]),
         )
@@ -290,8 +290,8 @@ def no_diversity(log: RunLog) -> Finding | None:
     if facts is not None and distinct is not None:
         count, size, rows = distinct
         # of certain answers that are never scored apart, one in four may differ by a few words
-        most = 0.3 * size if log.is_silent and log.first_entropy < 0.05 else 0.0
-        if size < 2 or count > max(min(1.5, 0.6 * size), most):
+        most_distinct = 0.3 * size if log.is_silent and log.first_entropy < 0.05 else 0.0
+        if size < 2 or count > max(min(1.5, 0.6 * size), most_distinct):
             return None
         # short answers repeat by chance: an unsure policy may give equal ones
         if log.first_entropy > 0.3 and count > 1.2:
@@ -340,12 +340,12 @@ def no_diversity(log: RunLog) -> Finding | None:
         return None
     # right and wrong groups, each of one answer: only the settings or the entropy tell
     reward, top = log.first("reward"), log.top_reward
-    mixed = spread_between(log) > 1e-3 and reward < 0.98 * top
-    cold, mass = log.number("temperature"), log.number("top_p")
-    narrow = mass is not None and mass < 0.1
-    if not mixed or (log.has("zero_signal") and log.mean("zero_signal") < 0.9):
+    is_mixed = spread_between(log) > 1e-3 and reward < 0.98 * top
+    tau, top_p = log.number("temperature"), log.number("top_p")
+    is_narrow = top_p is not None and top_p < 0.1
+    if not is_mixed or (log.has("zero_signal") and log.mean("zero_signal") < 0.9):
         return None
-    if log.first_entropy < 0.02 or (cold is not None and cold < 0.1) or log.number("top_k") == 1 or narrow:
+    if log.first_entropy < 0.02 or (tau is not None and tau < 0.1) or log.number("top_k") == 1 or is_narrow:
         return finding(
             "no_diversity",
             "critical",
@@ -365,22 +365,26 @@ def _silent_at_once(log: RunLog) -> int | None:
     """Step from which all groups have zero signal, if most had some before and tasks are neither solved nor lost."""
     silent, steps = log.values("zero_signal"), log.steps("zero_signal")
     # three steps or more before, four or more after: single silent steps are chance
-    loud = np.flatnonzero(silent < 0.95)
-    if len(silent) < 8 or not len(loud) or len(silent) - loud[-1] - 1 < 4 or loud[-1] < 3:
+    loud_steps = np.flatnonzero(silent < 0.95)
+    if len(silent) < 8 or not len(loud_steps) or len(silent) - loud_steps[-1] - 1 < 4 or loud_steps[-1] < 3:
         return None
-    begin = int(loud[-1]) + 1
-    after = log.values("reward")[log.steps("reward") >= steps[begin]]
+    begin = int(loud_steps[-1]) + 1
+    rewards = log.values("reward")[log.steps("reward") >= steps[begin]]
     top = log.top_reward
-    is_mixed = len(after) > 0 and 0.05 * top < float(after.mean()) < 0.9 * top and float(np.ptp(after)) > 0.01
+    is_mixed = len(rewards) > 0 and 0.05 * top < float(rewards.mean()) < 0.9 * top and float(np.ptp(rewards)) > 0.01
     return int(steps[begin]) if is_mixed and float(silent[begin - 3 : begin].mean()) < 0.7 else None
 
 
-def _unmoved(log: RunLog, step: int) -> bool:
+def _is_unmoved(log: RunLog, step: int) -> bool:
     """True if entropy does not fall at a step and tasks are not solved after it, so that equal texts are no success."""
     entropy, steps = log.values("entropy"), log.steps("entropy")
-    before, after = entropy[steps < step][-3:], entropy[steps >= step][:3]
-    sharpened = len(before) > 0 and len(after) > 0 and float(after.mean()) < 0.5 * float(before.mean())
-    return not sharpened and not log.last("reward") >= 0.95 * log.top_reward
+    earlier_entropy, later_entropy = entropy[steps < step][-3:], entropy[steps >= step][:3]
+    is_sharpened = (
+        len(earlier_entropy) > 0
+        and len(later_entropy) > 0
+        and float(later_entropy.mean()) < 0.5 * float(earlier_entropy.mean())
+    )
+    return not is_sharpened and not log.last("reward") >= 0.95 * log.top_reward
 
 
 @sickness(
@@ -410,10 +414,10 @@ def group_too_small(log: RunLog) -> Finding | None:
     if rate is None or log.is_silent:
         return None
     # a group has no signal if all of its answers are right or all are wrong
-    expected = rate**size + (1 - rate) ** size
+    silent_share = rate**size + (1 - rate) ** size
     # the largest mean of a step is not the largest reward: a share of right answers takes verdicts or a known maximum
     is_known = log.has("success") or log.has("reward_max") or log.has_binary_rewards or log.facts is not None
-    chance = f", share of right answers {rate:.2f}: {expected:.0%} of groups have zero signal by chance"
+    chance = f", share of right answers {rate:.2f}: {silent_share:.0%} of groups have zero signal by chance"
     evidence = [f"group size {size:g}{chance if is_known else ''}"]
     evidence += [log.quote(name) for name in ("zero_signal", "zero_wrong") if log.has(name)][:1]
     # methods for pairs have a baseline that needs no larger group
@@ -485,7 +489,7 @@ def _right_share(log: RunLog) -> float | None:
     return min(max((log.mean("reward") - low) / (top - low), 0.0), 1.0)
 
 
-def _counted(log: RunLog) -> int:
+def _count_rollouts(log: RunLog) -> int:
     """Number of rollouts of the run: by the metrics, else those that were read."""
     if log.has("rollouts"):
         return int(log.values("rollouts").sum())

@@ -27,14 +27,16 @@ def duplicate_prompts(log: RunLog) -> Finding | None:
     epochs = log.values("epoch")
     if (cause := memorising(log)) is not None and "duplicate_prompts" in cause.ids:
         return None  # it says what they lead to
-    few, groups = (None, None) if log.facts is None else log.facts.prompts
+    n_prompts, n_groups = (None, None) if log.facts is None else log.facts.prompts
     passes = float(epochs[-1]) if len(epochs) else float("nan")
     # repeated prompts are usual: they matter where they are few, or passed over more than twenty times
-    tiny = few is not None and groups is not None and few <= 16 and groups >= 5 * few
-    if not tiny and not passes > 20:
+    is_tiny = n_prompts is not None and n_groups is not None and n_prompts <= 16 and n_groups >= 5 * n_prompts
+    if not is_tiny and not passes > 20:
         return None
     evidence = (
-        [f"{few} different prompts in {groups} groups of rollouts"] if few is not None and groups is not None else []
+        [f"{n_prompts} different prompts in {n_groups} groups of rollouts"]
+        if n_prompts is not None and n_groups is not None
+        else []
     )
     evidence += [log.quote("epoch")] if len(epochs) else []
     evidence += [log.quote(log.evaluation)] if log.evaluation else []
@@ -42,11 +44,11 @@ def duplicate_prompts(log: RunLog) -> Finding | None:
         return finding(
             "duplicate_prompts", "note", "proved", "the same few prompts are used again and again", *evidence
         )
-    is_unjudged = not tiny and log.evaluation is None and log.gains
+    is_unjudged = not is_tiny and log.evaluation is None and log.gains
     return finding(
         "duplicate_prompts",
         "note" if is_unjudged else "warning",
-        "proved" if tiny else "likely",
+        "proved" if is_tiny else "likely",
         "the same few prompts are used again and again",
         *evidence,
     )
@@ -87,14 +89,14 @@ def eval_leak(log: RunLog) -> Finding | None:
         return None
     # a world of few tasks has no others to hold out
     n_tasks = facts.prompts[0] + total - count
-    few = n_tasks <= FEW_TASKS
+    has_few_tasks = n_tasks <= FEW_TASKS
     return finding(
         "eval_leak",
-        "note" if few else "warning",
+        "note" if has_few_tasks else "warning",
         "proved",
         f"{share:.0%} of the held-out prompts are training prompts",
         f"{count} of {total} different held-out prompts also occur among the training rollouts that were read",
-        f"there are only {n_tasks} different prompts in all: are there others to hold out?" if few else "",
+        f"there are only {n_tasks} different prompts in all: are there others to hold out?" if has_few_tasks else "",
         examples=facts.examples(rows, facts.all_rollouts),
     )
 
@@ -152,11 +154,16 @@ def resume_discontinuity(log: RunLog) -> Finding | None:
         # rows may be several steps apart; one jump ahead is a gap in the log, several are its rhythm, and in a table of
         # rows that somebody chose there is none
         usual = float(np.median(jumps[jumps > 0])) if (jumps > 0).any() else 1.0
-        ahead = np.flatnonzero(jumps > 3 * usual)
+        jump_places = np.flatnonzero(jumps > 3 * usual)
         is_regular = np.mean(jumps == usual) >= 0.8
         # a last row that stands apart is the end of a report's excerpt
-        if is_regular and len(ahead) == 1 and jumps[ahead[0]] >= 5 * usual and ahead[0] < len(jumps) - 2:
-            i = int(ahead[0])
+        if (
+            is_regular
+            and len(jump_places) == 1
+            and jumps[jump_places[0]] >= 5 * usual
+            and jump_places[0] < len(jumps) - 2
+        ):
+            i = int(jump_places[0])
             lines.append(f"step {main.steps[i]:.0f} is followed by step {main.steps[i + 1]:.0f}")
     # a data loader that began anew shows in the epoch, even if steps go on
     passes = log.series.get("epoch")
@@ -202,34 +209,38 @@ def _goes_on(log: RunLog) -> bool:
         series = log.series.get(name)
         if series is None or not len(series):
             continue
-        at = int(np.argmax(np.diff(series.steps) <= 0)) + 1
-        first = dict(zip(series.steps[:at].tolist(), series.values[:at].tolist(), strict=True))
-        again = zip(series.steps[at:].tolist(), series.values[at:].tolist(), strict=True)
-        change = np.array([value - first[step] for step, value in again if step in first])
+        begin = int(np.argmax(np.diff(series.steps) <= 0)) + 1
+        value_by_step = dict(zip(series.steps[:begin].tolist(), series.values[:begin].tolist(), strict=True))
+        second_pass = zip(series.steps[begin:].tolist(), series.values[begin:].tolist(), strict=True)
+        change = np.array([value - value_by_step[step] for step, value in second_pass if step in value_by_step])
         noise = float(np.nanstd(np.diff(series.values)))  # of the difference of two steps
         is_apart = len(change) > 0 and abs(np.nanmean(change)) > 3 * noise / np.sqrt(len(change))
-        step_over = float(np.nanmean(series.values[at : at + 2]) - np.nanmean(series.values[max(at - 2, 0) : at]))
+        step_over = float(
+            np.nanmean(series.values[begin : begin + 2]) - np.nanmean(series.values[max(begin - 2, 0) : begin])
+        )
         if is_apart and abs(step_over) > 2 * noise:
             return False
     return True
 
 
-def _is_same_pass(passes: Series, at: int) -> bool:
+def _is_same_pass(passes: Series, row: int) -> bool:
     """True if a step that is made again has the part of the pass over the data that it had the first time."""
-    before = passes.values[:at][passes.steps[:at] == passes.steps[at]]
-    return len(before) > 0 and abs(float(before[0] - passes.values[at])) < 0.02 * float(np.nanmax(passes.values))
+    first_values = passes.values[:row][passes.steps[:row] == passes.steps[row]]
+    return len(first_values) > 0 and abs(float(first_values[0] - passes.values[row])) < 0.02 * float(
+        np.nanmax(passes.values)
+    )
 
 
 def _keeps_level(log: RunLog, step: float) -> bool:
     """True if at a step the reward does not fall, nor the entropy jump, by more than usual."""
     for name in ("reward", "entropy"):
         values, steps = log.values(name), log.steps(name)
-        before, after = values[steps <= step][-WINDOW:], values[steps > step][:WINDOW]
-        if min(len(before), len(after)) < WINDOW:
+        earlier_values, later_values = values[steps <= step][-WINDOW:], values[steps > step][:WINDOW]
+        if min(len(earlier_values), len(later_values)) < WINDOW:
             if name == "reward":
                 return False
             continue
-        change = float(after.mean() - before.mean())
+        change = float(later_values.mean() - earlier_values.mean())
         usual = 3 * float(np.median(np.abs(np.diff(values))))
         # over the steps of a window a series that falls steadily falls a few times as much
         if change < -usual if name == "reward" else abs(change) > WINDOW * usual:
@@ -243,36 +254,39 @@ def _old_weights(log: RunLog) -> Finding | None:
     reward = log.values("reward")
     if len(entropy) != len(reward) or len(reward) < 24 or not log.rises("reward"):
         return None
-    at = 8 + int(np.argmax(np.abs(np.diff(entropy))[7:-4]))
-    back = [_falls_back(values, at) for values in (entropy, reward)]
+    begin = 8 + int(np.argmax(np.abs(np.diff(entropy))[7:-4]))
+    back = [_falls_back(values, begin) for values in (entropy, reward)]
     if not all(back):
         return None
     return finding(
         "resume_discontinuity",
         "warning",
         "possible",
-        f"at step {steps[at]:.0f} reward and entropy are back at levels of much earlier: were old weights loaded?",
+        f"at step {steps[begin]:.0f} reward and entropy are back at levels of much earlier: were old weights loaded?",
         *(
-            f"{log.key(name)} {values[at - WINDOW : at].mean():.3g} in the {WINDOW} steps before, "
-            f"{values[at : at + WINDOW].mean():.3g} from it on, {log.first(name):.3g} in the first steps"
+            f"{log.key(name)} {values[begin - WINDOW : begin].mean():.3g} in the {WINDOW} steps before, "
+            f"{values[begin : begin + WINDOW].mean():.3g} from it on, {log.first(name):.3g} in the first steps"
             for name, values in (("entropy", entropy), ("reward", reward))
         ),
         "harder tasks from there on look the same: the checkpoint that was resumed from would tell",
     )
 
 
-def _falls_back(values: Floats, at: int) -> bool:
+def _falls_back(values: Floats, begin: int) -> bool:
     """True if a series loses at one step half of its way from the start or more, beyond its noise, and not all of it,
     and had not been there in the quarter of the run before."""
-    before, after = float(values[at - WINDOW : at].mean()), float(values[at : at + WINDOW].mean())
+    earlier_level, later_level = (
+        float(values[begin - WINDOW : begin].mean()),
+        float(values[begin : begin + WINDOW].mean()),
+    )
     start = float(values[:WINDOW].mean())
     noise = float(np.median(np.abs(np.diff(values)))) / 0.95  # the deviation of a normal difference is 1.05 medians
-    way, lost = before - start, before - after
-    if way == 0 or not 0.4 < lost / way < 1.1 or abs(lost) < 3 * noise:
+    gain, drop = earlier_level - start, earlier_level - later_level
+    if gain == 0 or not 0.4 < drop / gain < 1.1 or abs(drop) < 3 * noise:
         return False
     # what came shortly before was nearer to the new level than any noise brings it
-    recent = values[max(at - max(len(values) // 8, WINDOW), 0) : at]
-    return bool((np.abs(recent - after) > 0.3 * abs(lost)).all())
+    recent = values[max(begin - max(len(values) // 8, WINDOW), 0) : begin]
+    return bool((np.abs(recent - later_level) > 0.3 * abs(drop)).all())
 
 
 def _second_rise(rates: Floats) -> int | None:
@@ -328,13 +342,22 @@ def _fails_from(log: RunLog, name: str) -> float | None:
     """Step from which most calls fail to the end of the run, where few did before and the reward has lost half since;
     None without one."""
     failing, steps = log.values(name), log.steps(name)
-    few = np.flatnonzero(failing < 0.5)
-    if len(failing) < 8 or len(few) < 3 or len(failing) - few[-1] - 1 < 3 or float(np.median(failing[few])) > 0.3:
+    rare_steps = np.flatnonzero(failing < 0.5)
+    if (
+        len(failing) < 8
+        or len(rare_steps) < 3
+        or len(failing) - rare_steps[-1] - 1 < 3
+        or float(np.median(failing[rare_steps])) > 0.3
+    ):
         return None
-    begin = float(steps[few[-1] + 1])
-    reward, at = log.values("reward"), log.steps("reward")
-    before, after = reward[at < begin][-5:], reward[at >= begin]
-    if len(before) < 3 or len(after) < 3 or not float(np.median(after)) < 0.5 * float(before.mean()):
+    begin = float(steps[rare_steps[-1] + 1])
+    reward, reward_steps = log.values("reward"), log.steps("reward")
+    earlier_rewards, later_rewards = reward[reward_steps < begin][-5:], reward[reward_steps >= begin]
+    if (
+        len(earlier_rewards) < 3
+        or len(later_rewards) < 3
+        or not float(np.median(later_rewards)) < 0.5 * float(earlier_rewards.mean())
+    ):
         return None
     return begin
 

@@ -76,14 +76,16 @@ def pays_other_than_right(log: RunLog) -> Sign | None:
     """Two or three rows in which what tells right answers falls to two thirds, or a half of a sum's part, as the reward
     or its model pays more."""
     columns = [s.column for s in (*log.series.values(), *log.raw.values()) if len(s.column) >= 2]
-    paid = [c for c in columns if PROXY.search(c.key)] or [log.column("reward")] * log.has("reward")
-    is_more = any(0 < c.values[0] * 1.2 < c.values[-1] for c in paid)
-    share = 2 / 3 if any(PROXY.search(c.key) for c in paid) else 1 / 2
+    payers = [c for c in columns if PROXY.search(c.key)] or [log.column("reward")] * log.has("reward")
+    is_more = any(0 < c.values[0] * 1.2 < c.values[-1] for c in payers)
+    share = 2 / 3 if any(PROXY.search(c.key) for c in payers) else 1 / 2
     for column in columns if is_more else []:
         begin, end = float(column.values[0]), float(column.values[-1])
         if VERDICT.search(column.key) and 0.05 < begin <= 1 and end < share * begin:
-            title = f"{column.key} falls from {begin:.3g} to {end:.3g}, and {paid[0].key} pays more: for something else"
-            ids = ("judge_hacked", "component_dominates") if PROXY.search(paid[0].key) else ("component_dominates",)
+            title = (
+                f"{column.key} falls from {begin:.3g} to {end:.3g}, and {payers[0].key} pays more: for something else"
+            )
+            ids = ("judge_hacked", "component_dominates") if PROXY.search(payers[0].key) else ("component_dominates",)
             return Sign(ids, title, ("reward", "length", "kl"))
     return None
 

@@ -85,8 +85,8 @@ def _certain_of_little(log: RunLog) -> Sign | None:
     if len(entropy) < 6 or len(score) < 6 or not stalls(log) or float(np.median(entropy)) > SURE:
         return None
     # the first steps of a run say so only where next to nothing is right
-    most = 0.8 if log.last_step >= 2 * len(score) else 0.2
-    if float(score.mean()) > most * max(float(score.max()), 1.0) or float(entropy[0]) > 2 * SURE:
+    highest_share = 0.8 if log.last_step >= 2 * len(score) else 0.2
+    if float(score.mean()) > highest_share * max(float(score.max()), 1.0) or float(entropy[0]) > 2 * SURE:
         return None
     title = "the policy is nearly certain of its answers from the first row on, and does not gain"
     return Sign(("no_diversity", "entropy_collapse", "all_wrong"), title, ("entropy", "reward_std", "zero_signal"))
@@ -118,8 +118,8 @@ def _breaks(log: RunLog) -> Sign | None:
     has_lost = len(score) >= LEAST_ROWS and score.max() > 0 and score[-2:].mean() < 0.85 * score.max()
     if not ((is_hot and stalls(log)) or (is_long and (has_lost or stalls(log)))):
         return None
-    what = log.key("entropy" if is_hot else "grad_norm")
-    title = f"{what} rises several times over, and the reward does not"
+    key = log.key("entropy" if is_hot else "grad_norm")
+    title = f"{key} rises several times over, and the reward does not"
     return Sign(("lr_too_high", "kl_runaway", "reward_noise"), title, ("entropy", "grad_norm", "kl", "lr"))
 
 
@@ -171,10 +171,10 @@ def _pays_something_else(log: RunLog) -> Sign | None:
     if gain < 0.1 or last > first + 0.02 or log.largest(names[0]) > 0.9:
         return None
     begin, end = ends(log, "length")
-    others = ("length_hack",) if end > 1.5 * begin else ("length_collapse",) if end < 0.6 * begin else ()
+    length_ids = ("length_hack",) if end > 1.5 * begin else ("length_collapse",) if end < 0.6 * begin else ()
     ids = "memorising component_dominates" if names[0] == "eval/accuracy" else "component_dominates reward_sign"
     title = f"the reward rises by {gain:.2g} while {log.key(names[0])} does not: it pays for something else"
-    return Sign((*others, *ids.split())[:3], title, ("reward", names[0], "length"))
+    return Sign((*length_ids, *ids.split())[:3], title, ("reward", names[0], "length"))
 
 
 def _falls_behind(log: RunLog) -> Sign | None:
@@ -195,7 +195,7 @@ def _tiny_rate(log: RunLog) -> Sign | None:
     return Sign(("lr_too_low", "weights_do_not_move"), "the learning rate is too small to move a policy", ("lr", "kl"))
 
 
-def _lost(log: RunLog) -> Sign | None:
+def _falls_to_a_seventh(log: RunLog) -> Sign | None:
     """A score that falls to a seventh of its best and stays there."""
     score = log.values(score_of(log))
     if len(score) < 6 or score.min() < 0 or float(score[:2].max()) < 0.5 * float(score.max()) or not score.max() > 0:
@@ -369,10 +369,10 @@ def _lost_at_once(log: RunLog) -> Sign | None:
 
 def _moves_within_a_step(log: RunLog) -> Sign | None:
     """Three tenths of a nat a token and more between the policies that sampled and that learn, in most rows."""
-    moved = np.abs(log.values("approx_kl"))
-    if len(moved) < LEAST_ROWS or float(np.median(moved)) < 0.3:
+    divergence = np.abs(log.values("approx_kl"))
+    if len(divergence) < LEAST_ROWS or float(np.median(divergence)) < 0.3:
         return None
-    title = f"{log.key('approx_kl')} is {np.median(moved):.2g} nats a token: sampler and learner are apart"
+    title = f"{log.key('approx_kl')} is {np.median(divergence):.2g} nats a token: sampler and learner are apart"
     return Sign(("too_off_policy", "sampler_mismatch", "lr_too_high"), title, ("approx_kl", "clip_fraction"))
 
 
@@ -398,7 +398,7 @@ SIGNS = (
     _pays_something_else,
     _falls_behind,
     _tiny_rate,
-    _lost,
+    _falls_to_a_seventh,
     unnamed_fall,
     _grows_for_nothing,
     _easy,

@@ -143,8 +143,8 @@ def _pays_other(log: RunLog) -> bool:
     reward = log.values("reward")
     columns = {k: s.column.values for k, s in (log.series | log.raw).items() if len(s.column) == len(reward) >= 10}
     of_sum = [c for k, c in columns.items() if k != "reward" and float(c.min()) >= 0 and c.any()]
-    for one, other in itertools.permutations(of_sum, 2):
-        if np.allclose(one + other, reward, atol=1e-4) and (line := trend(one)) is not None:
+    for first, second in itertools.permutations(of_sum, 2):
+        if np.allclose(first + second, reward, atol=1e-4) and (line := trend(first)) is not None:
             falls = line.change < -GAIN * line.error and line.last < 0.9 * line.first
             if (
                 line.first > 0.25 * log.first("reward")
@@ -177,9 +177,9 @@ def _is_at_limit(log: RunLog) -> bool:
 
 def _grows_into_limit(log: RunLog) -> bool:
     """True if many more answers are cut than at first, as they grow by half, and the score has stopped to rise."""
-    more = _end(log, "truncated") - log.first("truncated") if log.has("truncated") else 0.0
+    truncation_gain = _end(log, "truncated") - log.first("truncated") if log.has("truncated") else 0.0
     longer = log.column("length").start_to_last if log.has("length") else 1.0
-    return more > 0.15 and longer > 1.5 and _has_stopped(log)
+    return truncation_gain > 0.15 and longer > 1.5 and _has_stopped(log)
 
 
 def _are_silent(log: RunLog) -> bool:
@@ -195,7 +195,7 @@ def _is_clipped(log: RunLog) -> bool:
     return _end(log, "clip_fraction") > (0.2 if is_sharp else 0.4)
 
 
-def _above(name: str, level: float) -> Condition:
+def _ends_above(name: str, level: float) -> Condition:
     """Condition that the last level of a series is above another."""
     return lambda log: _end(log, name) > level
 
@@ -224,14 +224,19 @@ AGAINST: tuple[tuple[str, Condition, str, str], ...] = (
     ("weights_do_not_move all_masked", _has_no_gradient, "the gradient is 0 in every step", "grad_norm"),
     ("entropy_collapse no_diversity", _is_entropy_gone, "entropy is gone: a group's answers are all alike", "entropy"),
     ("kl_runaway lr_too_high", _is_far_off, "the policy is far from its reference", "kl lr"),
-    ("truncation no_eos", _above("truncated", 0.5), "most completions are cut at the length limit", "truncated length"),
+    (
+        "truncation no_eos",
+        _ends_above("truncated", 0.5),
+        "most completions are cut at the length limit",
+        "truncated length",
+    ),
     ("truncation no_eos", _is_at_limit, LIMIT, "length length_max"),
     ("length_hack truncation", _grows_into_limit, STOPPED, "length truncated"),
     ("lr_too_high entropy_collapse", _loses_groups, "more and more groups have no right answer", "zero_wrong entropy"),
-    ("too_off_policy lr_too_high sampler_mismatch", _above("approx_kl", 0.3), MOVES, "approx_kl clip_fraction"),
+    ("too_off_policy lr_too_high sampler_mismatch", _ends_above("approx_kl", 0.3), MOVES, "approx_kl clip_fraction"),
     ("too_off_policy sampler_mismatch", _is_clipped, "much of the update is clipped", "clip_fraction approx_kl"),
-    ("stale_sampler too_off_policy", _above("staleness_mean", 16), OLD, "staleness_mean"),
-    ("length_hack no_eos", _above("repetition", 0.3), "completions repeat themselves", "repetition length"),
+    ("stale_sampler too_off_policy", _ends_above("staleness_mean", 16), OLD, "staleness_mean"),
+    ("length_hack no_eos", _ends_above("repetition", 0.3), "completions repeat themselves", "repetition length"),
     (
         "length_collapse entropy_collapse",
         lambda log: 0 < _end(log, "length") < 2,
@@ -254,7 +259,7 @@ def _is_seen_to_gain(log: RunLog) -> bool:
     names = {"success", log.correctness} if log.correctness else {"reward", "success"}
     lines = [line for name in names if (line := log.trend(name)) is not None]
     factor = GAIN / CERTAIN
-    every = [line for name in ("reward", "success") if (line := log.trend(name)) is not None]
+    all_lines = [line for name in ("reward", "success") if (line := log.trend(name)) is not None]
     # two or three evaluations of a reward, of which nobody knows how many tasks they are, differ by chance
     is_known = log.evaluation is not None and (
         len(log.values(log.evaluation)) > 3
@@ -264,7 +269,7 @@ def _is_seen_to_gain(log: RunLog) -> bool:
     is_better = log.evaluation_gain > 0 and bool(is_known)
     bounds = [(line, factor * line.certain) for line in lines]
     are_up = [line.change > bound * line.error and line.ends > bound * line.ends_error for line, bound in bounds]
-    return is_better or any(line.may_rise for line in every) or any(are_up)
+    return is_better or any(line.may_rise for line in all_lines) or any(are_up)
 
 
 def _is_near_top(log: RunLog, name: str) -> bool:

@@ -33,28 +33,28 @@ def judge_hacked(log: RunLog) -> Finding | None:
     if log.n_steps < LEAST or not log.rises(judge):
         return None
     # whoever the reward does not pay has no reason to be fooled: held-out judges, labels
-    others = [
+    other_figures = [
         n
         for n in dict.fromkeys(("component/held_out", "success", log.correctness or "success"))
         if log.has(n) and n != judge and not log.is_constant(n)
     ]
-    fall = [n for n in others if log.falls(n)]
-    better = [n for n in others if log.rises(n)]
-    if not fall and log.evaluation == "eval/accuracy" and log.evaluation_gain < 0:
-        fall = ["eval/accuracy"]
-    exploited = log.rises(EXPLOITED)
-    if not fall and not (exploited and others and not better):
+    falling_figures = [n for n in other_figures if log.falls(n)]
+    rising_figures = [n for n in other_figures if log.rises(n)]
+    if not falling_figures and log.evaluation == "eval/accuracy" and log.evaluation_gain < 0:
+        falling_figures = ["eval/accuracy"]
+    is_exploited = log.rises(EXPLOITED)
+    if not falling_figures and not (is_exploited and other_figures and not rising_figures):
         return None
     # by the labels it gets better
-    if "success" in better and "component/held_out" not in fall:
+    if "success" in rising_figures and "component/held_out" not in falling_figures:
         return None
-    evidence = [log.quote(judge), *(log.quote(n) for n in others), log.quote(EXPLOITED)]
+    evidence = [log.quote(judge), *(log.quote(n) for n in other_figures), log.quote(EXPLOITED)]
     if log.evaluation is not None:
         evidence.append(log.quote(log.evaluation))
     return finding(
         "judge_hacked",
-        "critical" if fall else "warning",
-        "likely" if fall else "possible",
+        "critical" if falling_figures else "warning",
+        "likely" if falling_figures else "possible",
         "the score of the judge that is paid for rises, while held-out judges or verdicts do not",
         *evidence,
     )
@@ -107,11 +107,11 @@ def entropy_collapse(log: RunLog) -> Finding | None:
     # it has learnt most of what there is: low entropy is then what it should have
     if log.gains and log.last("reward") > 0.8 * log.top_reward:
         return None
-    silent = log.last("zero_signal") if log.has("zero_signal") else float("nan")
+    silent_share = log.last("zero_signal") if log.has("zero_signal") else float("nan")
     # with most groups silent a smaller fall suffices: they are what the collapse leads to
-    gone = begin > 0.02 and end < (0.2 if silent > 0.7 else 0.1) * begin
+    is_low = begin > 0.02 and end < (0.2 if silent_share > 0.7 else 0.1) * begin
     # few rewards among many entropies: the last ones against the first
-    if len(reward) < LEAST and begin > 0.02 and (gone or end < 0.35 * begin) and log.last_step >= 100:
+    if len(reward) < LEAST and begin > 0.02 and (is_low or end < 0.35 * begin) and log.last_step >= 100:
         if float(reward[-2:].mean()) > float(reward[:2].mean()) + 0.5 * float(np.ptp(reward)):
             return None
         return finding(
@@ -122,7 +122,7 @@ def entropy_collapse(log: RunLog) -> Finding | None:
             log.quote("entropy"),
             log.quote("reward"),
         )
-    if not gone and log.evaluation_gain < 0 and log.falls("reward") and 0.02 < end < 0.5 * begin:
+    if not is_low and log.evaluation_gain < 0 and log.falls("reward") and 0.02 < end < 0.5 * begin:
         return finding(
             ["entropy_collapse", "lr_too_high"],
             "critical",
@@ -133,22 +133,22 @@ def entropy_collapse(log: RunLog) -> Finding | None:
             log.quote(log.evaluation or "reward"),
             "does the loss have an entropy term, and the right sign?",
         )
-    if log.n_steps < LEAST or not gone:
+    if log.n_steps < LEAST or not is_low:
         return None
-    covered = log.solved_shares
-    lost = covered is not None and (covered[0] - covered[1] > 0.1 or log.rises("zero_wrong"))
+    solved = log.solved_shares
+    has_lost_tasks = solved is not None and (solved[0] - solved[1] > 0.1 or log.rises("zero_wrong"))
     # as many tasks are solved at times as at the start: nothing was given up for certainty, while groups have a signal
-    is_gone = silent > 0.8 or end < min(0.06 * begin, CERTAINTY)
+    is_gone = silent_share > 0.8 or end < min(0.06 * begin, CERTAINTY)
     # gone by the middle of a run that gains nothing more, far below its top: what there was to gain was given up early
     middle = float(np.median(entropy[len(entropy) // 3 : len(entropy) // 2]))
     is_early = middle < 0.1 * begin and log.last("reward") < 0.75 * max(log.top_reward, 1.0) and _has_stopped(log)
-    if covered is not None and not lost and not log.falls("reward") and not is_gone and not is_early:
+    if solved is not None and not has_lost_tasks and not log.falls("reward") and not is_gone and not is_early:
         return None
     # a run that still gains late has not collapsed
     half = trend(reward[len(reward) // 2 :])
     if half is None or half.rises:
         return None
-    if is_gone and not silent > 0.8 and log.last("reward") > 0.8 * max(log.top_reward, 1.0):
+    if is_gone and not silent_share > 0.8 and log.last("reward") > 0.8 * max(log.top_reward, 1.0):
         return None
     if log.evaluation_gain > 0 and not is_gone and not is_early:
         return None
@@ -156,13 +156,13 @@ def entropy_collapse(log: RunLog) -> Finding | None:
     return finding(
         ["entropy_collapse", *(["lr_too_high"] if score is not None and score.is_past_best else [])],
         "warning" if log.gains else "critical",
-        "likely" if silent > 0.7 else "possible",
+        "likely" if silent_share > 0.7 else "possible",
         "entropy has collapsed before the tasks are solved: a group's answers are all alike",
         log.quote("entropy"),
         log.quote("reward"),
         log.quote("zero_signal") if log.has("zero_signal") else "",
-        f"groups with a right answer: about {covered[0]:.0%} in the first steps, {covered[1]:.0%} in the last"
-        if covered is not None
+        f"groups with a right answer: about {solved[0]:.0%} in the first steps, {solved[1]:.0%} in the last"
+        if solved is not None
         else "",
     )
 
@@ -195,8 +195,8 @@ def _right(log: RunLog) -> Right | None:
     """Find the series of correctness: held-out accuracy, else verdicts or the component for it; None without one."""
     name = log.evaluation
     if name == "eval/reward":  # the same reward as in training, which says what is right only where it is named so
-        only, *others = log.components() or [""]
-        name = None if others or not CORRECT.search(only) or STYLE.search(only) else name
+        only, *other_components = log.components() or [""]
+        name = None if other_components or not CORRECT.search(only) or STYLE.search(only) else name
     if name is not None:
         return Right(name, *line(log, name))
     if log.correctness is not None:
@@ -239,19 +239,19 @@ def length_hack(log: RunLog) -> Finding | None:
     if right is not None and not (right.falls or (gain > 0.1 and right.lags(gain))):
         return None
     # the correlation within groups proves the payment; without rollouts correctness that falls behind suggests it
-    pays = None if log.facts is None else log.facts.length_pays
-    paid = pays is not None and pays > 0.5
-    if right is None and not paid:
+    corr = None if log.facts is None else log.facts.length_pays
+    is_paid = corr is not None and corr > 0.5
+    if right is None and not is_paid:
         return None
-    if pays is not None and pays < 0.2:
+    if corr is not None and corr < 0.2:
         return None
     evidence = [log.quote("length"), log.quote("reward")]
     evidence += [log.quote(right.name)] if right else []
-    evidence += [f"within groups, completion length and reward correlate at {pays:.2f}"] if pays is not None else []
+    evidence += [f"within groups, completion length and reward correlate at {corr:.2f}"] if corr is not None else []
     return finding(
         "length_hack",
         "critical" if right is not None and right.falls else "warning",
-        "likely" if paid else "possible",
+        "likely" if is_paid else "possible",
         "the reward pays for length: answers grow and do not get better",
         *evidence,
     )
@@ -326,23 +326,23 @@ def component_dominates(log: RunLog) -> Finding | None:
         return None
     if log.is_constant(log.correctness):
         return None
-    others = [n for n in names if n != name and log.rises(f"component/{n}")]
-    if not others or log.evaluation_gain > 0:
+    rising_components = [n for n in names if n != name and log.rises(f"component/{n}")]
+    if not rising_components or log.evaluation_gain > 0:
         return None
     # by its share of the variance within groups, as that is all that the advantage sees
     share = {} if log.facts is None else log.facts.shares
-    other = max(others, key=lambda n: share.get(n, log.trend(f"component/{n}").change))  # type: ignore[union-attr]
-    big = share.get(other, 0.0) > 0.6
+    dominant = max(rising_components, key=lambda n: share.get(n, log.trend(f"component/{n}").change))  # type: ignore[union-attr]
+    is_dominant = share.get(dominant, 0.0) > 0.6
     # without shares: it explains most of the gain, and correctness at most a third, within its error
-    gain, change = log.trend("reward").change, log.trend(f"component/{other}").change  # type: ignore[union-attr]
-    explains = change > 0.6 * gain and right.change + 2 * right.error < gain / 3
+    gain, change = log.trend("reward").change, log.trend(f"component/{dominant}").change  # type: ignore[union-attr]
+    explains_gain = change > 0.6 * gain and right.change + 2 * right.error < gain / 3
     # late shares of a form that is learnt say nothing of what was paid for before
-    explains = explains and (not share or right.change <= 0)
-    if not (right.falls or big or explains):
+    explains_gain = explains_gain and (not share or right.change <= 0)
+    if not (right.falls or is_dominant or explains_gain):
         return None
     # a component for length is better known by its symptom
-    lengthy = "len" in other.lower() or log.source == "unknown"
-    evidence = [log.quote(f"component/{other}"), log.quote(log.correctness), log.quote("reward")]
+    is_of_length = "len" in dominant.lower() or log.source == "unknown"
+    evidence = [log.quote(f"component/{dominant}"), log.quote(log.correctness), log.quote("reward")]
     evidence += (
         [
             "share of the reward's variance within groups: "
@@ -352,7 +352,7 @@ def component_dominates(log: RunLog) -> Finding | None:
         else []
     )
     ids = ["component_dominates"]
-    if lengthy and log.has("length"):
+    if is_of_length and log.has("length"):
         if log.last("length") > 1.4 * log.first("length"):
             ids = ["length_hack", "component_dominates"]
         elif log.last("length") < 0.6 * log.first("length"):
@@ -361,7 +361,7 @@ def component_dominates(log: RunLog) -> Finding | None:
         ids,
         "critical" if right.falls else "warning",
         "likely",
-        f"the reward pays for {other}, while {name} {'falls' if right.falls else 'does not improve'}",
+        f"the reward pays for {dominant}, while {name} {'falls' if right.falls else 'does not improve'}",
         *evidence,
     )
 
@@ -440,35 +440,35 @@ def memorising(log: RunLog) -> Finding | None:
     # the level differs (greedy against sampled), so the gains are compared; a gain of greedy accuracy is capped at 1
     is_share = float(values.min()) >= 0 and float(values.max()) <= 1
     room = 1.0 - float(values[0]) if is_share else gain
-    expected = min(gain, room)
+    expected_gain = min(gain, room)
     low = min(float(log.values(source).min()), 0.0)
     if is_share and (log.largest(source) > 1.05 or low < -0.02):
         # on another scale than the evaluations: as a share of the rewards' range, and only beside none at all
-        expected = min(gain / (log.top_reward - low), room)
+        expected_gain = min(gain / (log.top_reward - low), room)
         if change > 2 * error:
             return None
-    if expected < 0.1 or change > 0.35 * expected:
+    if expected_gain < 0.1 or change > 0.35 * expected_gain:
         return None
     # an error that a few neighbours tell is itself uncertain
     bound = 3.5 if log.evaluation_tasks else 3.5 * certain(len(values)) / CERTAIN
-    if expected - change < bound * float(np.hypot(error, train.error * expected / gain)):
+    if expected_gain - change < bound * float(np.hypot(error, train.error * expected_gain / gain)):
         return None
     # few prompts or many passes make it likely; without either the evaluation may just be harder
-    few = None if log.facts is None else log.facts.prompts[0]
+    n_prompts = None if log.facts is None else log.facts.prompts[0]
     evidence = [
         log.quote(source),
         log.quote(name),
         f"change of a line through the evaluations {change:+.2g}, standard error {error:.2g}",
     ]
-    if few is not None:
-        evidence.append(f"{few} different prompts in the rollouts that were read")
+    if n_prompts is not None:
+        evidence.append(f"{n_prompts} different prompts in the rollouts that were read")
     epochs = log.values("epoch")
-    many = (len(epochs) > 0 and epochs[-1] > 5) or (few is not None and few <= 64)
+    has_many_passes = (len(epochs) > 0 and epochs[-1] > 5) or (n_prompts is not None and n_prompts <= 64)
     if len(epochs):
         evidence.append(log.quote("epoch"))
     # prompts that are hardly repeated can't be known by heart: what rises then is something else than what is evaluated
     shrinks = log.falls("length") and log.last("length") < 0.6 * log.first("length")
-    if change < -2 * error and not many and not shrinks:
+    if change < -2 * error and not has_many_passes and not shrinks:
         return finding(
             ["component_dominates", "memorising"],
             "critical",
@@ -477,9 +477,9 @@ def memorising(log: RunLog) -> Finding | None:
             *evidence,
         )
     # answers that grow with a reward that held-out ones do not earn are paid for their length
-    grows = not many and log.rises("length") and log.last("length") > 1.5 * log.first("length")
-    others = ["duplicate_prompts"] if many else []
-    if not many and shrinks and change < 2 * error:
+    grows = not has_many_passes and log.rises("length") and log.last("length") > 1.5 * log.first("length")
+    further_ids = ["duplicate_prompts"] if has_many_passes else []
+    if not has_many_passes and shrinks and change < 2 * error:
         return finding(
             ["length_collapse", "memorising"],
             "critical" if change < -2 * error else "warning",
@@ -489,9 +489,9 @@ def memorising(log: RunLog) -> Finding | None:
             log.quote("length"),
         )
     return finding(
-        ["length_hack", "memorising"] if grows else ["memorising", *others],
+        ["length_hack", "memorising"] if grows else ["memorising", *further_ids],
         "critical" if change < -2 * error else "warning",
-        "likely" if many or change < 0 else "possible",
+        "likely" if has_many_passes or change < 0 else "possible",
         "the reward rises with the length of the answers, and held-out answers get no better: it pays for length"
         if grows
         else "training reward rises and the held-out one does not: the policy memorises its prompts",

@@ -50,8 +50,12 @@ def pays_for_anything(log: RunLog) -> bool:
     """True if all answers get the same reward above 0, although the verifier accepts only some of them."""
     if not log.has("reward", "success") or len(log.values("reward")) < 5 or not log.is_constant("reward"):
         return False
-    accepted = log.values("success")
-    return log.mean("reward") > 0 and log.is_silent and bool(((accepted > 0.02) & (accepted < 0.98)).mean() > 0.5)
+    accepted_share = log.values("success")
+    return (
+        log.mean("reward") > 0
+        and log.is_silent
+        and bool(((accepted_share > 0.02) & (accepted_share < 0.98)).mean() > 0.5)
+    )
 
 
 @sickness(
@@ -88,25 +92,30 @@ def reward_ignores(log: RunLog) -> Finding | None:
     # rollouts prove it: no variance within groups, some between them, and texts that differ
     spread = None if log.facts is None else log.facts.spread
     if spread is not None:
-        inside, between, differ, groups = spread
-        if groups < 6 or inside > 1e-6 * max(between, 1e-9) or between < 1e-4 or differ < 0.3:
+        spread_within, spread_between, distinct_share, groups = spread
+        if (
+            groups < 6
+            or spread_within > 1e-6 * max(spread_between, 1e-9)
+            or spread_between < 1e-4
+            or distinct_share < 0.3
+        ):
             return None
         return finding(
             "reward_ignores_completion",
             "critical",
             "proved",
             "all answers of a group score the same, whatever they say",
-            f"deviation of the score within groups {inside:.2g}, between groups {between:.2g} ({groups} groups); "
-            f"{differ:.0%} of the completions of a group differ",
+            f"deviation of the score within groups {spread_within:.2g}, between groups {spread_between:.2g} ({groups} "
+            f"groups); {distinct_share:.0%} of the completions of a group differ",
             log.quote("zero_signal") if log.has("zero_signal") else "",
             examples=examples_of(log, log.facts.members[0][:2]) if log.facts is not None else (),
         )
     if not log.is_silent or not log.has("reward") or not log.is_silent_at_first:
         return None
     # metrics alone: rewards vary over prompts, and no group has a signal from the start
-    between = max([log.mean(n) for n in log.series if n.startswith("component_std/")], default=0.0)
+    spread_between = max([log.mean(n) for n in log.series if n.startswith("component_std/")], default=0.0)
     wanders = float(log.values("reward").std())
-    if max(between, wanders) < 1e-3 or (log.is_solved and log.first("reward") > 0.9 * log.top_reward):
+    if max(spread_between, wanders) < 1e-3 or (log.is_solved and log.first("reward") > 0.9 * log.top_reward):
         return None
     if float((log.values("reward") == log.values("reward").min()).mean()) > 0.5:
         return None  # at its floor in most steps there is nothing that groups differ by
@@ -204,20 +213,24 @@ def _blown_up(log: RunLog) -> Finding | None:
     # divided by its deviation, a group of G has advantages up to sqrt(G) (64: a batch); undivided, up to its range
     size = max(log.group_size or 0, 64)
     rewards = [log.values(n) for n in ("reward", "reward_max", "reward_min") if log.has(n)]
-    r = log.training_rollouts
-    rewards += [] if r is None else [r.score[np.isfinite(r.score)]]
+    rollouts = log.training_rollouts
+    rewards += [] if rollouts is None else [rollouts.score[np.isfinite(rollouts.score)]]
     largest_reward = max((float(np.abs(values).max()) for values in rewards if len(values)), default=0.0)
     bound = BLOWN_UP * max(float(np.sqrt(size)), 2 * largest_reward)
     title = "advantages are blown up: rewards that hardly differ are divided by a deviation near 0"
     # the rollouts show the rewards beside them
-    if r is not None and log.facts is not None and (rows := np.flatnonzero(np.abs(r.advantage) > bound)).size:
-        largest = float(np.abs(r.advantage[rows]).max())
+    if (
+        rollouts is not None
+        and log.facts is not None
+        and (rows := np.flatnonzero(np.abs(rollouts.advantage) > bound)).size
+    ):
+        largest = float(np.abs(rollouts.advantage[rows]).max())
         return finding(
             "near_constant_reward",
             "warning" if log.gains else "critical",
             "proved",
             title,
-            f"{len(rows)} of {len(r)} rollouts have advantages above {bound:.3g}, up to {largest:,.0f}",
+            f"{len(rows)} of {len(rollouts)} rollouts have advantages above {bound:.3g}, up to {largest:,.0f}",
             log.quote("grad_norm") if log.has("grad_norm") else "",
             examples=log.facts.examples(rows),
         )
@@ -341,12 +354,12 @@ def _hardly_paid(log: RunLog) -> Finding | None:
     score, names = log.trend("reward"), log.components()
     if score is None or score.n < 50 or log.gains:
         return None
-    most = max(log.last(f"component/{n}") for n in names)
+    highest_level = max(log.last(f"component/{n}") for n in names)
     for name in names:
         level = f"component/{name}"
         lowest, last = float(log.values(level).min()), log.last(level)
-        is_rare = lowest >= 0 and last < most / 50 and log.largest(level) > 0
-        if is_rare and not log.rises(level) and log.first(level) < most / 50 and not PENALTY.search(name):
+        is_rare = lowest >= 0 and last < highest_level / 50 and log.largest(level) > 0
+        if is_rare and not log.rises(level) and log.first(level) < highest_level / 50 and not PENALTY.search(name):
             return finding(
                 "dead_component",
                 "warning",
@@ -370,10 +383,10 @@ def _hardly_paid(log: RunLog) -> Finding | None:
 )
 def verifier_outage(log: RunLog) -> Finding | None:
     if log.has("unscored", "rollouts"):
-        lost = log.values("unscored") / np.maximum(log.values("rollouts"), 1)
+        unscored_share = log.values("unscored") / np.maximum(log.values("rollouts"), 1)
         steps = log.steps("unscored")
-        if len(lost) >= 8 and (lost > 0.5).sum() >= 2 and np.median(lost) < 0.05:
-            bad = steps[lost > 0.5]
+        if len(unscored_share) >= 8 and (unscored_share > 0.5).sum() >= 2 and np.median(unscored_share) < 0.05:
+            bad = steps[unscored_share > 0.5]
             return finding(
                 "verifier_outage",
                 "warning",
@@ -388,16 +401,17 @@ def verifier_outage(log: RunLog) -> Finding | None:
         stretch = _stretch(log, name)
         if stretch is None:
             continue
-        start, end, level, before, after = stretch
-        if not _calm(log, start):
+        start, end, level, mean_before, mean_after = stretch
+        if not _is_calm(log, start):
             continue
-        came_back = after is not None
+        came_back = mean_after is not None
         return finding(
             "verifier_outage",
             "critical" if not came_back else "warning",
             "likely" if came_back or end - start >= 5 else "possible",
             f"{log.key(name)} is exactly {level:g} from step {start:.0f} to {end:.0f}: the verifier was out",
-            f"mean of the steps before {before:.3g}" + (f", after {after:.3g}" if after is not None else ""),
+            f"mean of the steps before {mean_before:.3g}"
+            + (f", after {mean_after:.3g}" if mean_after is not None else ""),
             *(log.quote(n) for n in ("entropy", "length") if log.has(n)),
         )
     return None
@@ -429,30 +443,35 @@ def _stretch(log: RunLog, name: str) -> tuple[float, float, float, float, float 
     )
     if len(values) * usual ** (j - i + 1) > 0.05:
         return None
-    before = values[max(0, i - 5) : i]
+    earlier_values = values[max(0, i - 5) : i]
     # noise of the steps before it: what follows may be a policy that the outage spoilt
     noise = max(float(np.sqrt(np.mean(np.diff(values[:i]) ** 2) / 2)), 1e-6)
     level = float(values[i])
     if level >= log.largest(name) - 1e-9 and level > 0:
         return None  # solved
-    if float(before.mean()) - level < 0.5 * (float(np.median(values[:i])) - level):
+    if float(earlier_values.mean()) - level < 0.5 * (float(np.median(values[:i])) - level):
         return None  # it had been falling before: an outage comes at once
     # a whole step of zeros is no chance where a step of many rollouts had some right ones
-    exact = level == 0.0 and float(before.min()) > 0.05 and float(before.mean()) > 0.15 and j + 1 < len(values)
-    if not exact and float(before.mean()) - level < max(4 * noise, 0.05):
+    is_exact = (
+        level == 0.0
+        and float(earlier_values.min()) > 0.05
+        and float(earlier_values.mean()) > 0.15
+        and j + 1 < len(values)
+    )
+    if not is_exact and float(earlier_values.mean()) - level < max(4 * noise, 0.05):
         return None
-    if not exact and float(before[-1]) - level < 2 * noise:
+    if not is_exact and float(earlier_values[-1]) - level < 2 * noise:
         return None
-    rest = values[j + 1 :]
-    after = float(rest[:5].mean()) if len(rest) else None
-    if after is not None and not exact and after - level < 2 * noise:
+    later_values = values[j + 1 :]
+    later_mean = float(later_values[:5].mean()) if len(later_values) else None
+    if later_mean is not None and not is_exact and later_mean - level < 2 * noise:
         return None
-    if exact and after is not None and after < 0.5 * float(before.mean()):
+    if is_exact and later_mean is not None and later_mean < 0.5 * float(earlier_values.mean()):
         return None
-    return float(steps[i]), float(steps[j]), level, float(before.mean()), after
+    return float(steps[i]), float(steps[j]), level, float(earlier_values.mean()), later_mean
 
 
-def _calm(log: RunLog, step: float) -> bool:
+def _is_calm(log: RunLog, step: float) -> bool:
     """True if entropy and length at a step are as in the steps before it, and the reference is near, so that the policy
     did not change."""
     is_known = False
@@ -461,11 +480,13 @@ def _calm(log: RunLog, step: float) -> bool:
         return False
     for name in ("entropy", "length"):
         values, steps = log.values(name), log.steps(name)
-        before, after = values[steps < step][-6:], values[steps >= step][:2]
-        if len(before) < 3 or not len(after):
+        earlier_values, later_values = values[steps < step][-6:], values[steps >= step][:2]
+        if len(earlier_values) < 3 or not len(later_values):
             continue
         is_known = True
-        noise = max(float(np.sqrt(np.mean(np.diff(before) ** 2) / 2)), 0.02 * abs(float(before.mean())), 1e-3)
-        if abs(float(after.mean() - before[-3:].mean())) > 5 * noise:
+        noise = max(
+            float(np.sqrt(np.mean(np.diff(earlier_values) ** 2) / 2)), 0.02 * abs(float(earlier_values.mean())), 1e-3
+        )
+        if abs(float(later_values.mean() - earlier_values[-3:].mean())) > 5 * noise:
             return False
     return is_known

@@ -52,18 +52,18 @@ def no_eos(log: RunLog) -> Finding | None:
     goes_on = None if ends is None else ends[0]
     examples = facts.examples(ends[1]) if facts is not None and ends is not None else ()
     # TRL's and DAPO's mask takes all cut completions out of the loss: then nothing is trained
-    masked = bool(log.setting("mask_truncated")) or nothing_trained(log)
+    is_masked = bool(log.setting("mask_truncated")) or nothing_trained(log)
     ids = ["no_eos"]
-    scored = log.first(log.correctness or "reward")
+    score = log.first(log.correctness or "reward")
     # decoding drops special tokens, so that what a policy samples after its end leaves no characters
-    bare = facts is not None and log.has("length") and facts.characters < 0.8 * log.mean("length")
-    if bare and facts is not None:
+    is_bare = facts is not None and log.has("length") and facts.characters < 0.8 * log.mean("length")
+    if is_bare and facts is not None:
         evidence.append(
             f"completions of {log.mean('length'):.3g} tokens hold {facts.characters:.3g} characters: special tokens, "
             "the end among them, were sampled and not obeyed"
         )
         examples = facts.examples(range(2))
-    elif scored > 0.1 * max(log.top_reward, 1e-9) and scored > (0.05 if log.n_steps > FEW else 0.5):
+    elif score > 0.1 * max(log.top_reward, 1e-9) and score > (0.05 if log.n_steps > FEW else 0.5):
         evidence.append(f"cut answers are complete ones: {log.quote(log.correctness or 'reward')}")
     elif goes_on is None:
         ids.append("truncation")
@@ -76,16 +76,16 @@ def no_eos(log: RunLog) -> Finding | None:
             broken_off = facts.unfinished if facts is not None else 0.0
             evidence.append(f"{broken_off:.0%} of them break off")
             ids = ["truncation", "no_eos"]
-    if ids[0] == "truncation" and len(ids) == 1 and not masked:
+    if ids[0] == "truncation" and len(ids) == 1 and not is_masked:
         return None  # `truncation` says it
-    if masked:
+    if is_masked:
         ids.append("all_masked")
         evidence.append("cut completions are masked out of the loss: nothing is trained on")
         evidence += [log.quote(n) for n in ("grad_norm", "reward_std") if log.has(n)]
     return finding(
         ids,
         "critical",
-        "proved" if bare or (goes_on is not None and goes_on > 0.6) else "likely",
+        "proved" if is_bare or (goes_on is not None and goes_on > 0.6) else "likely",
         "no completion ends by itself: the end-of-sequence token is not sampled or not recognised"
         if ids[0] == "no_eos"
         else "every completion is cut at the limit",
@@ -99,26 +99,31 @@ def nothing_trained(log: RunLog) -> bool:
     if not log.has("grad_norm"):
         return False
     # completions may have become too long on the way
-    late = slice(len(log.values("grad_norm")) // 2 if len(log.values("grad_norm")) > 3 else 0, None)
-    still = log.values("grad_norm")[late] == 0
-    zero = set(log.steps("grad_norm")[late][still].tolist())
-    least = min(3, len(still))  # a pasted row or two of a longer run will do
-    if len(zero) < max(least, 0.6 * len(still)) or (log.last_step < 3 and not (log.last_step == 2 == len(zero))):
+    late_half = slice(len(log.values("grad_norm")) // 2 if len(log.values("grad_norm")) > 3 else 0, None)
+    is_zero = log.values("grad_norm")[late_half] == 0
+    zero_steps = set(log.steps("grad_norm")[late_half][is_zero].tolist())
+    least = min(3, len(is_zero))  # a pasted row or two of a longer run will do
+    if len(zero_steps) < max(least, 0.6 * len(is_zero)) or (
+        log.last_step < 3 and not (log.last_step == 2 == len(zero_steps))
+    ):
         return False
     # rows that are means over many steps have the gradient of the last of them, which may have been without a signal
-    if log.source in MEANS and log.last_step >= 5 * log.n_steps and still.mean() < 0.95:
+    if log.source in MEANS and log.last_step >= 5 * log.n_steps and is_zero.mean() < 0.95:
         return False
     # a spread over the whole step may lie between groups: single steps without a gradient are then chance
-    if not log.has("zero_signal") and not log.has("advantage_max") and (still.mean() < 0.95 or log.is_solved):
+    if not log.has("zero_signal") and not log.has("advantage_max") and (is_zero.mean() < 0.95 or log.is_solved):
         return False
     # steps without a gradient count only if their rewards asked for one
     for name, silent in (("zero_signal", lambda v: v < 1.0), ("reward_std", lambda v: v > 1e-6)):
         if log.has(name):
             steps, values = log.steps(name), log.values(name)
-            return sum(s in zero and silent(v) for s, v in zip(steps.tolist(), values.tolist(), strict=True)) >= least
+            return (
+                sum(s in zero_steps and silent(v) for s, v in zip(steps.tolist(), values.tolist(), strict=True))
+                >= least
+            )
     if log.has("advantage_max"):
         steps, values = log.steps("advantage_max"), log.values("advantage_max")
-        return sum(s in zero and v > 0 for s, v in zip(steps.tolist(), values.tolist(), strict=True)) >= least
+        return sum(s in zero_steps and v > 0 for s, v in zip(steps.tolist(), values.tolist(), strict=True)) >= least
     return False
 
 
@@ -142,8 +147,8 @@ def all_masked(log: RunLog) -> Finding | None:
     if not nothing_trained(log):
         return None
     # a collapsed policy gives one answer, whose gradient is 0: that came later than the collapse
-    still = log.steps("grad_norm")[log.values("grad_norm") == 0]
-    if log.collapse is not None and still[0] >= log.collapse and not log.last("truncated") > 0.5:
+    zero_steps = log.steps("grad_norm")[log.values("grad_norm") == 0]
+    if log.collapse is not None and zero_steps[0] >= log.collapse and not log.last("truncated") > 0.5:
         return None
     # a reward that has come near its top leaves few groups with a signal, and steps without any
     if log.first("grad_norm") > 0 and not log.has("zero_signal") and log.last("reward") > 0.95 * log.top_reward > 0:
@@ -205,36 +210,38 @@ def truncation(log: RunLog) -> Finding | None:
             examples=facts.examples(range(2)) if facts is not None else (),
         )
     # a policy that writes more and more runs into the limit late: a consequence, no cause
-    share, late = log.first("truncated"), log.last("truncated")
-    if max(share, late) < 0.2 or (2 <= len(log.values("truncated")) < 5 and log.last_step < 20):
+    share, last_share = log.first("truncated"), log.last("truncated")
+    if max(share, last_share) < 0.2 or (2 <= len(log.values("truncated")) < 5 and log.last_step < 20):
         return None  # a few first steps of a policy that has not been trained yet
     shares = dict(zip(log.steps("truncated").astype(int).tolist(), log.values("truncated").tolist(), strict=True))
-    if log.mean("truncated") < 0.15 and late < 0.25:
+    if log.mean("truncated") < 0.15 and last_share < 0.25:
         return None  # the last steps alone, of a share that comes and goes
-    if late < 0.5 * share and late < 0.15 and not log.falls("reward"):
+    if last_share < 0.5 * share and last_share < 0.15 and not log.falls("reward"):
         return None  # training cures it
     # answers that earn as much when cut lose nothing by it
-    split = None if facts is None else facts.cut_scores(shares)
+    cut_scores = None if facts is None else facts.cut_scores(shares)
     evidence = [log.quote("truncated"), log.quote("length"), log.quote("reward")]
-    if split is not None:
-        cut, ended, count = split
-        evidence.append(f"mean reward of cut completions {cut:.3g}, of finished ones {ended:.3g} ({count} rollouts)")
+    if cut_scores is not None:
+        score_cut, score_ended, count = cut_scores
+        evidence.append(
+            f"mean reward of cut completions {score_cut:.3g}, of finished ones {score_ended:.3g} ({count} rollouts)"
+        )
     # cut answers that earn as much are no loss, unless most are cut and the run does not gain
-    is_lossless = split is not None and split[0] > 0.5 * split[1] > 0
-    if is_lossless and (log.gains or late < 0.5):
+    is_lossless = cut_scores is not None and cut_scores[0] > 0.5 * cut_scores[1] > 0
+    if is_lossless and (log.gains or last_share < 0.5):
         return None
-    unpaid = split is not None and split[0] < 0.25 * split[1] and min(share, late) > 0.2
+    is_unpaid = cut_scores is not None and cut_scores[0] < 0.25 * cut_scores[1] and min(share, last_share) > 0.2
     # a gain that leaves nearly all answers wrong is none that the limit permits
-    starved = late > 1 / 3 and float(log.values("reward").min(initial=1.0)) >= 0 and log.last("reward") < FLOOR
-    if log.gains and late < 0.5 and not late > max(share + 0.1, 0.3) and not unpaid and not starved:
-        return finding("truncation", "note", "possible", f"{late:.0%} of the completions are cut", *evidence)
-    grows = late > share + 0.2
+    is_starved = last_share > 1 / 3 and float(log.values("reward").min(initial=1.0)) >= 0 and log.last("reward") < FLOOR
+    if log.gains and last_share < 0.5 and not last_share > max(share + 0.1, 0.3) and not is_unpaid and not is_starved:
+        return finding("truncation", "note", "possible", f"{last_share:.0%} of the completions are cut", *evidence)
+    grows = last_share > share + 0.2
     is_some = log.mean("truncated") < 0.2  # of a batch whose other answers still teach
     return finding(
         "truncation",
         "warning" if log.gains or grows or is_lossless or is_some else "critical",
-        "likely" if not is_lossless and (split is not None or min(share, late) > 0.5) else "possible",
-        f"{late:.0%} of the completions are cut at the length limit in the last steps"
+        "likely" if not is_lossless and (cut_scores is not None or min(share, last_share) > 0.5) else "possible",
+        f"{last_share:.0%} of the completions are cut at the length limit in the last steps"
         if grows
         else f"{log.mean('truncated'):.0%} of the completions are cut at the length limit",
         *evidence,
@@ -266,18 +273,19 @@ def _against_the_limit(log: RunLog) -> Finding | None:
 
 def _disagreement(log: RunLog, shares: dict[int, float]) -> str:
     """Evidence where the rollouts that were read contradict the metrics, which count as they are of all rollouts."""
-    r = log.training_rollouts
-    if r is None:
+    rollouts = log.training_rollouts
+    if rollouts is None:
         return ""
-    is_known = np.isfinite(r.truncated) & np.isin(r.step, list(shares))
+    is_known = np.isfinite(rollouts.truncated) & np.isin(rollouts.step, list(shares))
     if not is_known.any():
         return ""
-    logged = float(np.mean([shares[s] for s in r.step[is_known].tolist()]))
-    read = float(r.truncated[is_known].mean())
-    if abs(logged - read) < 0.1:
+    metric_share = float(np.mean([shares[s] for s in rollouts.step[is_known].tolist()]))
+    rollout_share = float(rollouts.truncated[is_known].mean())
+    if abs(metric_share - rollout_share) < 0.1:
         return ""
     return (
-        f"of the rollouts that were read {read:.0%} are cut, by {log.key('truncated')} {logged:.0%}: the latter counts"
+        f"of the rollouts that were read {rollout_share:.0%} are cut, by {log.key('truncated')} {metric_share:.0%}: "
+        "the latter counts"
     )
 
 
@@ -293,16 +301,16 @@ def wrong_template(log: RunLog) -> Finding | None:
     facts = log.facts
     if facts is None or facts.template is None:
         return None
-    share, what, rows = facts.template
+    share, symptom, rows = facts.template
     if share < 0.2:
         return None
     # base models learn to print roles and yet to answer: a note while the run gains
-    healthy = log.gains and share < 0.9 and "completion" in what
+    is_healthy = log.gains and share < 0.9 and "completion" in symptom
     return finding(
         "wrong_template",
-        "note" if healthy else "critical",
+        "note" if is_healthy else "critical",
         "likely" if share > 0.5 else "possible",
-        f"{what} in {share:.0%} of the rollouts: another chat template than the model's",
+        f"{symptom} in {share:.0%} of the rollouts: another chat template than the model's",
         log.quote("reward"),
         examples=facts.examples(rows),
     )

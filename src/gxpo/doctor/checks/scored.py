@@ -35,10 +35,15 @@ def verifier_rejects(log: RunLog) -> Finding | None:
         return _half_open(log)
     # short references (a digit) occur by chance: the rate must be far above that of other prompts' ones
     rate = match.hits / match.n
-    if match.accepted > 0.25 or rate < 2 * match.chance or rate < 0.02 or match.score_hit < match.score_miss - 0.2:
+    if (
+        match.accepted_share > 0.25
+        or rate < 2 * match.chance
+        or rate < 0.02
+        or match.score_hit < match.score_miss - 0.2
+    ):
         return _half_open(log)
     # a wrong answer may name the right number on its way: then some verdict tells the two apart
-    if match.final < FINAL and match.accepted > 0:
+    if match.final < FINAL and match.accepted_share > 0:
         return _half_open(log)
     return finding(
         "verifier_rejects_right_answers",
@@ -46,40 +51,44 @@ def verifier_rejects(log: RunLog) -> Finding | None:
         "proved",
         "completions with the right answer are scored as wrong",
         f"{match.hits} of {match.n} completions contain their reference answer, {match.chance:.1%} would by chance",
-        f"{match.accepted:.0%} of those {match.hits} have more than the lowest score",
-        _unopened(log),
+        f"{match.accepted_share:.0%} of those {match.hits} have more than the lowest score",
+        _unopened_evidence(log),
         log.quote("reward"),
-        examples=examples_of(log, match.rejected),
+        examples=examples_of(log, match.rejected_rows),
     )
 
 
-def _unopened(log: RunLog) -> str:
+def _unopened_evidence(log: RunLog) -> str:
     """Evidence where most completions close a tag that they did not open; "" where they do not."""
-    r = log.training_rollouts
-    tag, is_closed_only = ("", np.zeros(1)) if r is None else closed_only(r.completion)
+    rollouts = log.training_rollouts
+    tag, is_closed_only = ("", np.zeros(1)) if rollouts is None else closed_only(rollouts.completion)
     share = float(is_closed_only.mean())
-    opens = 0.0 if r is None else float(np.mean([re.search(rf"<{tag}>\s*$", p, re.I) is not None for p in r.prompt]))
+    opens = (
+        0.0
+        if rollouts is None
+        else float(np.mean([re.search(rf"<{tag}>\s*$", p, re.I) is not None for p in rollouts.prompt]))
+    )
     if share < 0.5:
         return ""
-    where = f"{opens:.0%} of the prompts end in <{tag}>" if opens else "does the chat template open it?"
-    return f"{share:.0%} of the completions hold </{tag}> and no <{tag}>: {where}"
+    prompt_text = f"{opens:.0%} of the prompts end in <{tag}>" if opens else "does the chat template open it?"
+    return f"{share:.0%} of the completions hold </{tag}> and no <{tag}>: {prompt_text}"
 
 
 def _half_open(log: RunLog) -> Finding | None:
     """Report a reward that rejects every completion that closes a tag which its prompt had opened."""
-    r = log.training_rollouts
-    if r is None or len(r) < 16:
+    rollouts = log.training_rollouts
+    if rollouts is None or len(rollouts) < 16:
         return None
-    tag, is_closed_only = closed_only(r.completion)
+    tag, is_closed_only = closed_only(rollouts.completion)
     if is_closed_only.mean() < 0.5:
         return None
     # the columns that are at their lowest for all of these: the total, or one reward function
-    columns = {"the reward": r.score, **{f"the reward function {n}": v for n, v in r.components.items()}}
+    columns = {"the reward": rollouts.score, **{f"the reward function {n}": v for n, v in rollouts.components.items()}}
     rejecting = [
         name
         for name, values in columns.items()
-        if (known := values[is_closed_only & np.isfinite(values)]).size >= 16
-        and float(known.max()) <= min(float(np.nanmin(values)), 0.0) + 1e-9
+        if (known_values := values[is_closed_only & np.isfinite(values)]).size >= 16
+        and float(known_values.max()) <= min(float(np.nanmin(values)), 0.0) + 1e-9
     ]
     if not rejecting:
         return None
@@ -90,7 +99,7 @@ def _half_open(log: RunLog) -> Finding | None:
         "critical" if is_dead or not log.gains else "warning",
         "likely",
         f"{name} rejects every completion that holds </{tag}> without <{tag}>: does it want both tags?",
-        _unopened(log),
+        _unopened_evidence(log),
         log.quote("reward"),
         f"gxpo doctor PATH --reward FILE.py:FUNCTION scores these completions again, with <{tag}> before them, too",
         examples=examples_of(log, np.flatnonzero(is_closed_only)),
@@ -112,13 +121,13 @@ def labels_misaligned(log: RunLog) -> Finding | None:
         return None
     # what the answer depends on may lie in a world behind the prompt
     world = log.has("turns") or (log.has("tool_calls") and log.mean("tool_calls") > 0)
-    if not world and match.contradictions >= 3 and match.contradictions > 0.3 * match.repeated:
+    if not world and match.contradictions >= 3 and match.contradictions > 0.3 * match.n_repeated:
         return finding(
             "labels_misaligned",
             "critical",
             "proved",
             "the same prompt stands beside different reference answers",
-            f"{match.contradictions} of {match.repeated} repeated prompts have more than one reference answer",
+            f"{match.contradictions} of {match.n_repeated} repeated prompts have more than one reference answer",
             examples=examples_of(log, match.contradicting),
         )
     # a fit with a neighbour's reference: prompts and answers were shuffled or dropped apart
@@ -155,7 +164,7 @@ def labels_misaligned(log: RunLog) -> Finding | None:
     return None
 
 
-def _summed(log: RunLog) -> bool:
+def _is_summed(log: RunLog) -> bool:
     """True if the logged total is the plain sum of its components, so that no weight is negative."""
     names = [f"component/{n}" for n in log.components()]
     if not names or not log.has("reward") or any(len(log.values(n)) != len(log.values("reward")) for n in names):
@@ -164,15 +173,15 @@ def _summed(log: RunLog) -> bool:
     return bool(np.abs(total - log.values("reward")).max() < 0.02 * max(float(np.abs(total).max()), 1e-9))
 
 
-def _subtracted(log: RunLog) -> list[str]:
+def _subtracted_components(log: RunLog) -> list[str]:
     """Components for correctness whose weight in the total is negative, where a weighted sum of them is the total."""
     names, total = log.components(), log.values("reward")
     if len(names) < 2 or len(total) < 10 or any(len(log.values(f"component/{n}")) != len(total) for n in names):
         return []
     parts = np.stack([log.values(f"component/{n}") for n in names], axis=1)
     weights, _, rank, _ = np.linalg.lstsq(parts, total, rcond=1e-6)
-    rest = float(np.abs(parts @ weights - total).max())
-    if rank < len(names) or rest > 0.03 * max(float(np.ptp(total)), 1e-9):
+    largest_residual = float(np.abs(parts @ weights - total).max())
+    if rank < len(names) or largest_residual > 0.03 * max(float(np.ptp(total)), 1e-9):
         return []
     return [n for n, w in zip(names, weights, strict=True) if w < -0.05 and CORRECT.search(n) and not STYLE.search(n)]
 
@@ -201,26 +210,28 @@ def missing_scores(log: RunLog) -> Finding | None:
     if log.has("unscored", "rollouts"):
         share = float(log.values("unscored").sum() / max(1.0, log.values("rollouts").sum()))
         evidence.append(log.quote("unscored"))
-    r = log.training_rollouts
+    rollouts = log.training_rollouts
     # the metrics count none: rows without a score are then turns or parts of a rollout
-    counted = log.has("unscored") and float(log.values("unscored").max()) == 0  # rows without a score are parts of one
-    if r is not None and len(r) and not counted:
-        missing = ~np.isfinite(r.score)
-        for name, values in r.components.items():
+    has_partial_rows = log.has("unscored") and float(log.values("unscored").max()) == 0
+    if rollouts is not None and len(rollouts) and not has_partial_rows:
+        is_row_missing = ~np.isfinite(rollouts.score)
+        for name, values in rollouts.components.items():
             partly = log.facts is not None and log.facts.partly_missing(values) > 0.1
-            if len(r.components) == 1 or CORRECT.search(name) or partly:
-                lost = ~np.isfinite(values)
-                if not (np.isfinite(r.score) & ~lost).any():
+            if len(rollouts.components) == 1 or CORRECT.search(name) or partly:
+                is_component_missing = ~np.isfinite(values)
+                if not (np.isfinite(rollouts.score) & ~is_component_missing).any():
                     continue  # a column of other rows, or of those alone that have no score
-                missing = lost if lost.mean() > missing.mean() else missing
-        if missing.mean() > 0.02:
-            score = r.score[~missing]
-            share = max(share, float(missing.mean()))
-            evidence.append(f"{int(missing.sum())} of {len(r)} rollouts that were read have no score")
+                is_row_missing = (
+                    is_component_missing if is_component_missing.mean() > is_row_missing.mean() else is_row_missing
+                )
+        if is_row_missing.mean() > 0.02:
+            score = rollouts.score[~is_row_missing]
+            share = max(share, float(is_row_missing.mean()))
+            evidence.append(f"{int(is_row_missing.sum())} of {len(rollouts)} rollouts that were read have no score")
             # a scorer that returns None for wrong answers leaves only right ones in every mean
             if len(score) and np.nanmin(score) == np.nanmax(score):
                 evidence.append(f"all others have {np.nanmax(score):.3g}: only such answers seem to get a score")
-            examples = examples_of(log, np.flatnonzero(missing))
+            examples = examples_of(log, np.flatnonzero(is_row_missing))
     # means over no score at all are not a number
     score = log.series.get("reward")
     is_missing = np.empty(0) if score is None else np.isnan(score.values)
@@ -250,8 +261,8 @@ def _is_finite_at(log: RunLog, score: Series | None) -> bool:
     if score is None:
         return False
     without = set(score.steps[np.isnan(score.values)].tolist())
-    known = [log.series[n] for n in ("loss", "grad_norm") if n in log.series]
-    return all(np.isfinite(s.values[[step in without for step in s.steps.tolist()]]).all() for s in known)
+    series = [log.series[n] for n in ("loss", "grad_norm") if n in log.series]
+    return all(np.isfinite(s.values[[step in without for step in s.steps.tolist()]]).all() for s in series)
 
 
 @sickness(
@@ -275,11 +286,11 @@ def reward_sign(log: RunLog) -> Finding | None:
             f"mean score {match.score_hit:.0%} of its range where the reference answer occurs, {match.score_miss:.0%} "
             "elsewhere",
             log.quote("reward"),
-            examples=examples_of(log, match.rejected),
+            examples=examples_of(log, match.rejected_rows),
         )
     # components against the total within groups: a negative weight shows there, whatever the run does
     flipped = None if log.facts is None else log.facts.flipped
-    if flipped is not None and not PENALTY.search(flipped[0]) and not _summed(log):
+    if flipped is not None and not PENALTY.search(flipped[0]) and not _is_summed(log):
         name, correlation = flipped
         is_correctness = CORRECT.search(name) is not None and STYLE.search(name) is None
         if is_correctness or log.falls(f"component/{name}"):
@@ -292,7 +303,7 @@ def reward_sign(log: RunLog) -> Finding | None:
                 *(log.quote(n) for n in ("reward", f"component/{name}") if log.has(n)),
             )
     # a total that its components make up exactly, one of them with a negative weight
-    for name in _subtracted(log):
+    for name in _subtracted_components(log):
         return finding(
             "reward_sign",
             "critical",
@@ -316,12 +327,12 @@ def reward_sign(log: RunLog) -> Finding | None:
                     log.quote("reward"),
                 )
     # metrics over the run: what is paid rises while correctness falls
-    paid = [n for n in components if f"component/{n}" != log.correctness and log.rises(f"component/{n}")]
-    other = [n for n in paid if not (CORRECT.search(n) and not STYLE.search(n))]
+    rising_components = [n for n in components if f"component/{n}" != log.correctness and log.rises(f"component/{n}")]
+    rising_styles = [n for n in rising_components if not (CORRECT.search(n) and not STYLE.search(n))]
     # answers that grow with the reward are paid for their length, whatever becomes of the right ones
-    longer = log.rises("length") and log.last("length") > 1.4 * log.first("length")
-    worse = log.has("success") and log.falls("success") and not longer
-    if log.rises("reward") and worse and not (other and not log.is_total(f"component/{other[0]}")):
+    is_longer = log.rises("length") and log.last("length") > 1.4 * log.first("length")
+    is_worse = log.has("success") and log.falls("success") and not is_longer
+    if log.rises("reward") and is_worse and not (rising_styles and not log.is_total(f"component/{rising_styles[0]}")):
         return finding(
             "reward_sign",
             "critical",
@@ -333,7 +344,7 @@ def reward_sign(log: RunLog) -> Finding | None:
     # a penalty falls where it works, and its sign is negative by design
     names = [n for n in log.components() if not PENALTY.search(n)]
     if log.rises("reward"):
-        if len(log.components()) == 1 and names and log.falls(f"component/{names[0]}") and not longer:
+        if len(log.components()) == 1 and names and log.falls(f"component/{names[0]}") and not is_longer:
             return finding(
                 "reward_sign",
                 "critical",
@@ -343,9 +354,9 @@ def reward_sign(log: RunLog) -> Finding | None:
                 log.quote(f"component/{names[0]}"),
             )
         right = log.correctness
-        others = [n for n in names if f"component/{n}" != right and log.rises(f"component/{n}")]
-        priced = [n for n in log.components() if PENALTY.search(n) and log.rises(f"component/{n}")]
-        if right is not None and log.falls(right) and right != "success" and not others and not priced:
+        rising_others = [n for n in names if f"component/{n}" != right and log.rises(f"component/{n}")]
+        rising_penalties = [n for n in log.components() if PENALTY.search(n) and log.rises(f"component/{n}")]
+        if right is not None and log.falls(right) and right != "success" and not rising_others and not rising_penalties:
             low = log.values("reward").max() <= 1e-9
             if low or len(log.components()) == 1:
                 return finding(
@@ -379,12 +390,12 @@ def reward_sign(log: RunLog) -> Finding | None:
         and -1.05 < low < -0.05
         and (log.rises("reward") or (log.evaluation_gain < 0 and not log.falls("reward")))
     ):
-        worse = log.evaluation_gain < 0 and log.evaluation != "eval/reward"
-        only = log.facts.levels if log.facts is not None else ()
+        is_worse = log.evaluation_gain < 0 and log.evaluation != "eval/reward"
+        levels = log.facts.levels if log.facts is not None else ()
         # a charge for length rises to 0 as answers shrink
-        if not is_correctness and not only and log.falls("length") and log.last("length") < 0.6 * log.first("length"):
+        if not is_correctness and not levels and log.falls("length") and log.last("length") < 0.6 * log.first("length"):
             return None
-        if worse or is_correctness or only == (-1.0, 0.0):
+        if is_worse or is_correctness or levels == (-1.0, 0.0):
             return finding(
                 "reward_sign",
                 "critical",

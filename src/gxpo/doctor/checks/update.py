@@ -26,11 +26,11 @@ STEEP = 6.0  # standard errors of the slope of loss over KL from which it is the
 STRONG_KL = 0.5  # coefficient from which the KL outweighs rewards of size 1 at a divergence of a few nats
 
 
-def still(log: RunLog) -> tuple[bool, list[str]]:
+def policy_at_rest(log: RunLog) -> tuple[bool, list[str]]:
     """Tell if the policy looks as if it did not move at all; also the evidence."""
     # transformers' rows are means over several steps, those of reports single steps
-    averaged = log.source in MEANS and log.n_steps >= LEAST // 2 and log.last_step >= 2.5 * LEAST
-    if (log.n_steps < LEAST and not averaged) or log.gains or log.falls("reward"):
+    is_averaged = log.source in MEANS and log.n_steps >= LEAST // 2 and log.last_step >= 2.5 * LEAST
+    if (log.n_steps < LEAST and not is_averaged) or log.gains or log.falls("reward"):
         return False, []
     # without a reward, or with one that is 0 for all, a policy at rest has a nearer cause
     if not (log.has("reward") or log.has("success")) or log.is_zero("reward"):
@@ -48,20 +48,20 @@ def still(log: RunLog) -> tuple[bool, list[str]]:
     if log.has("kl") and float(np.abs(log.values("kl")).max()) > 1e-3:
         return False, []
     # constant series tell nothing: a silent run has them, too
-    watched = [n for n in ("reward", "success", "entropy", "length") if log.has(n) and not log.is_constant(n)]
-    if not watched or not any(n in watched for n in ("entropy", "length", "reward")):
+    watched_names = [n for n in ("reward", "success", "entropy", "length") if log.has(n) and not log.is_constant(n)]
+    if not watched_names or not any(n in watched_names for n in ("entropy", "length", "reward")):
         return False, []
     # a policy that moves would show in its entropy, if that is known well enough
     level = log.trend("entropy")
-    sharp = level is not None and level.error < SHARP * max(level.first, level.last)
+    is_sharp = level is not None and level.error < SHARP * max(level.first, level.last)
     # without an entropy, a long run in which a gain of a tenth would have been seen
     if not log.has("entropy") and score is not None and log.n_steps >= 2.5 * LEAST and log.has("length", "lr"):
-        sharp = score.detectable < 0.1 * log.top_reward
+        is_sharp = score.detectable < 0.1 * log.top_reward
     rest_is_stated = _stated_rest(log)
-    if log.n_steps < 1.5 * LEAST and not averaged and not rest_is_stated:
+    if log.n_steps < 1.5 * LEAST and not is_averaged and not rest_is_stated:
         return False, []
-    if all(stationary(log.values(n)) for n in watched) and (sharp or rest_is_stated):
-        evidence = [log.quote(n) for n in watched]
+    if all(stationary(log.values(n)) for n in watched_names) and (is_sharp or rest_is_stated):
+        evidence = [log.quote(n) for n in watched_names]
         if log.has("kl"):
             evidence.append(log.quote("kl", ".2g"))
         return True, evidence
@@ -97,13 +97,13 @@ def _unfinished_warmup(log: RunLog) -> bool:
     if len(rates) < LEAST:
         return False
     rising = np.diff(rates) > 0
-    rate, warm, whole = log.number("lr"), log.number("warmup_steps"), log.number("max_steps")
+    rate, warmup_steps, max_steps = log.number("lr"), log.number("warmup_steps"), log.number("max_steps")
     # the log of a run that has hardly begun: an ordinary warm-up is a tenth of it
-    if whole is not None and log.last_step < 0.15 * whole and not (warm or 0) > 0.15 * whole:
+    if max_steps is not None and log.last_step < 0.15 * max_steps and not (warmup_steps or 0) > 0.15 * max_steps:
         return False
     # a rate that rises to the end and has reached its value is a warm-up as long as the run
-    short = rate is not None and rates[-1] < 0.3 * rate
-    return bool(rising.mean() > 0.95) and (short or rate is None or (warm or 0) >= log.n_steps)
+    is_short = rate is not None and rates[-1] < 0.3 * rate
+    return bool(rising.mean() > 0.95) and (is_short or rate is None or (warmup_steps or 0) >= log.n_steps)
 
 
 @sickness(
@@ -115,7 +115,7 @@ def _unfinished_warmup(log: RunLog) -> bool:
     follows=("all_right", "group_too_small"),
 )
 def lr_too_low(log: RunLog) -> Finding | None:
-    flat, evidence = still(log)
+    flat, evidence = policy_at_rest(log)
     rates = log.values("lr")
     if not len(rates) or not has_gradient(log) or log.is_silent:
         return None
@@ -173,7 +173,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
         return None
     if log.has("lr") and float(log.values("lr").max()) == 0.0:
         return None
-    moved = log.values("weights_moved")
+    moved_share = log.values("weights_moved")
     # checksum and share of moved weights are proofs
     if log.is_constant("weights_crc") and len(log.values("weights_crc")) >= 3:
         return finding(
@@ -184,7 +184,7 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
             log.quote("weights_crc", ".0f"),
             log.quote("grad_norm"),
         )
-    if len(moved) >= 3 and float(moved.max()) == 0.0:
+    if len(moved_share) >= 3 and float(moved_share.max()) == 0.0:
         return finding(
             "weights_do_not_move",
             "critical",
@@ -193,8 +193,8 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
             log.quote("weights_moved"),
             log.quote("grad_norm"),
         )
-    flat, evidence = still(log)
-    if not flat:
+    is_flat, evidence = policy_at_rest(log)
+    if not is_flat:
         return _hardly_moves(log)
     if log.has("lr") and (float(log.values("lr").max()) <= TINY_RATE or _unfinished_warmup(log)):
         return None  # lr_too_low says it
@@ -222,18 +222,18 @@ def weights_do_not_move(log: RunLog) -> Finding | None:
             *evidence,
         )
     # a KL of exactly 0 means equal weights; a small one, slow or held ones
-    exact = _is_at_reference(log)
+    is_at_reference = _is_at_reference(log)
     advice = (
         "to tell these apart, look at the share of weights that a step changes, max_grad_norm and the configured rate"
     )
     ids = ["weights_do_not_move", "lr_too_low"]
     beta = log.number("beta")
-    if log.has("kl") and not exact and (beta is None or beta >= STRONG_KL):
+    if log.has("kl") and not is_at_reference and (beta is None or beta >= STRONG_KL):
         ids.append("kl_too_high")
     return finding(
         ids,
         "critical",
-        "likely" if exact else "possible",
+        "likely" if is_at_reference else "possible",
         "the policy does not move, although there is a gradient",
         log.quote("lr", ".2g"),
         log.quote("grad_norm"),
@@ -253,8 +253,8 @@ def _hardly_moves(log: RunLog) -> Finding | None:
     if abs(score.change) > 2 * score.error or score.last > 0.8 * top:
         return None
     # near the reference to the end; an estimate that is negative at times averages out, and has to show more
-    most = 5e-3 if float(log.values("kl").min(initial=0.0)) >= 0 else 1e-3
-    is_near = kl is not None and abs(kl.last) + 2 * kl.noise / np.sqrt(kl.n / 5) < most and not log.is_zero("kl")
+    largest_kl = 5e-3 if float(log.values("kl").min(initial=0.0)) >= 0 else 1e-3
+    is_near = kl is not None and abs(kl.last) + 2 * kl.noise / np.sqrt(kl.n / 5) < largest_kl and not log.is_zero("kl")
     # the same distance from it in every step: the policy began elsewhere and has stayed there
     is_level = kl is not None and kl.last > 0.05 and abs(kl.change) < 2 * kl.error and kl.error < 0.1 * kl.first
     is_unclipped = kl is None and len(clipped) > 0 and float(clipped.max()) < 1e-4
@@ -309,8 +309,8 @@ def implied_beta(log: RunLog) -> float | None:
 def _slope(x: Floats, y: Floats) -> tuple[float, float]:
     """Slope of the line through 0 and these points, and its standard error."""
     slope = float(x @ y / (x @ x))
-    rest = y - slope * x
-    return slope, float(np.sqrt(rest @ rest / max(len(x) - 1, 1) / (x @ x)))
+    residual = y - slope * x
+    return slope, float(np.sqrt(residual @ residual / max(len(x) - 1, 1) / (x @ x)))
 
 
 def strong_kl(log: RunLog) -> float | None:
@@ -333,7 +333,7 @@ def strong_kl(log: RunLog) -> float | None:
     follows=(),
 )
 def kl_too_high(log: RunLog) -> Finding | None:
-    if (outweighed := _outweighed(log)) is not None:
+    if (outweighed := _find_outweighed(log)) is not None:
         return outweighed
     beta = strong_kl(log)
     if beta is None or log.n_steps < LEAST or log.gains or log.is_silent or log.is_solved:
@@ -351,11 +351,11 @@ def kl_too_high(log: RunLog) -> Finding | None:
         log.quote("kl", ".2g"),
         "" if is_stated else f"the loss is {beta:.3g} times the KL, but for noise",
         log.quote("reward"),
-        *(still(log)[1] or ()),
+        *(policy_at_rest(log)[1] or ()),
     )
 
 
-def _outweighed(log: RunLog) -> Finding | None:
+def _find_outweighed(log: RunLog) -> Finding | None:
     """Report a KL in the reward that is larger than all differences of the rewards: the paid reward rises as answers
     lose their tokens, whatever becomes of the scores."""
     charge = log.values("kl_charge")
@@ -390,20 +390,20 @@ def non_finite(log: RunLog) -> Finding | None:
         series = log.series.get(name)
         if series is None or not len(series):
             continue
-        bad = ~np.isfinite(series.values)
-        if bad.any() and (bad[-1] or bad.mean() > 0.05 or bad.sum() >= 3):
+        is_bad = ~np.isfinite(series.values)
+        if is_bad.any() and (is_bad[-1] or is_bad.mean() > 0.05 or is_bad.sum() >= 3):
             # a trainer that writes null where a step had no signal is no sick one
             if log.source == "gxpo" and not log.last("nonfinite_steps") > 0:
                 continue
-            first_bad = int(series.steps[int(np.argmax(bad))])
+            first_bad = int(series.steps[int(np.argmax(is_bad))])
             return finding(
                 "non_finite",
                 "critical",
                 "proved",
                 f"{series.key} is not finite from step {first_bad} on"
-                if bad[-1]
-                else f"{series.key} is not finite in {int(bad.sum())} steps",
-                f"{int(bad.sum())} of {len(bad)} logged values, the first at step {first_bad}",
+                if is_bad[-1]
+                else f"{series.key} is not finite in {int(is_bad.sum())} steps",
+                f"{int(is_bad.sum())} of {len(is_bad)} logged values, the first at step {first_bad}",
             )
     # a loss or gradient of another part, as of a critic
     for series in log.raw.values():
@@ -425,14 +425,14 @@ def non_finite(log: RunLog) -> Finding | None:
             "log-probs of -inf, or of a reference that is not finite itself: look at one completion's log-probs",
         )
     # the run ended before it could log the figure
-    died = [m for m in log.messages if NOT_FINITE.search(m)]
-    if died:
+    end_messages = [m for m in log.messages if NOT_FINITE.search(m)]
+    if end_messages:
         return finding(
             "non_finite",
             "critical",
             "proved",
             "the run ended because probabilities, loss or gradient were not finite",
-            f"the console says: {died[-1]}",
+            f"the console says: {end_messages[-1]}",
             *(log.quote(n) for n in ("entropy", "grad_norm", "reward") if log.has(n)),
         )
     scores = log.series.get("reward")
@@ -446,8 +446,8 @@ def non_finite(log: RunLog) -> Finding | None:
             f"{scores.key} is infinite in {count} of {len(scores)} logged steps",
         )
     # a trainer that skips such steps goes on: once is chance
-    skipped = log.values("nonfinite_steps")
-    if len(skipped) and skipped[-1] >= max(2, 0.05 * len(skipped)):
+    nonfinite_steps = log.values("nonfinite_steps")
+    if len(nonfinite_steps) and nonfinite_steps[-1] >= max(2, 0.05 * len(nonfinite_steps)):
         return finding(
             "non_finite",
             "critical",

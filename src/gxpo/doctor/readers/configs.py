@@ -90,14 +90,14 @@ def from_settings(settings: Mapping[str, Any]) -> Table | None:
         for key, setting in settings.items()
         if not key.startswith(("_wandb", "wandb_version"))
     }
-    settings = {key: _resolved(setting, settings) for key, setting in settings.items()}
+    settings = {key: _resolve(setting, settings) for key, setting in settings.items()}
     settings = {key: setting for key, setting in settings.items() if not str(setting).startswith("${")}
     if not any(_own_counts(settings).values()) and "peft_type" not in settings:
         return None
     return Table("config", settings=dict(settings))
 
 
-def _resolved(setting: Any, settings: Mapping[str, Any]) -> Any:
+def _resolve(setting: Any, settings: Mapping[str, Any]) -> Any:
     """Follow a reference to another setting of the file ("${policy.max_total_sequence_length}"); others stay."""
     for _ in range(5):
         match = _REFERENCE.fullmatch(setting) if isinstance(setting, str) else None
@@ -116,7 +116,10 @@ def trainer(settings: Mapping[str, Any]) -> str | None:
 
 def _own_counts(settings: Mapping[str, Any]) -> dict[str, int]:
     """Number of the settings that tell each trainer."""
-    return {name: sum(value(settings, key) is not None for key in one.own_settings) for name, one in trainers().items()}
+    return {
+        name: sum(value(settings, key) is not None for key in trainer.own_settings)
+        for name, trainer in trainers().items()
+    }
 
 
 def value(settings: Mapping[str, Any], key: str) -> Any:
@@ -129,25 +132,25 @@ def value(settings: Mapping[str, Any], key: str) -> Any:
 
 def translate(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Rename settings of a trainer (`source`; unsloth's are TRL's) to the names of `SETTINGS`."""
-    one = trainer_of(source)
-    translated: dict[str, Any] = {}
-    for name, keys in one.settings.items():
+    trainer = trainer_of(source)
+    setting_by_name: dict[str, Any] = {}
+    for name, keys in trainer.settings.items():
         setting = next((v for key in keys if (v := value(settings, key)) is not None), None)
         if setting is not None and not isinstance(setting, dict):
-            translated[name] = _clean(name, setting)
-    if one.kl:
-        translated["beta"] = _kl_coefficient(settings, one.kl)
+            setting_by_name[name] = _clean(name, setting)
+    if trainer.kl:
+        setting_by_name["beta"] = _kl_coefficient(settings, trainer.kl)
     special = _SPECIAL.get(SAME_KEYS.get(source, source))
     if special is not None:
-        special(settings, translated)
-    return {name: v for name, v in translated.items() if v is not None}
+        special(settings, setting_by_name)
+    return {name: v for name, v in setting_by_name.items() if v is not None}
 
 
 def _kl_coefficient(settings: Mapping[str, Any], kl: Mapping[str, str]) -> Any:
     """Coefficient of the KL: that of the first flag that is set, 0 if the first is not; None where no flag is known."""
     flags = {flag: value(settings, flag) for flag in kl}
-    if (used := next((flag for flag in flags if flags[flag]), None)) is not None:
-        return _clean("beta", value(settings, kl[used]))
+    if (active_flag := next((flag for flag in flags if flags[flag]), None)) is not None:
+        return _clean("beta", value(settings, kl[active_flag]))
     return None if flags[next(iter(kl))] is None else 0.0
 
 

@@ -82,11 +82,11 @@ def _marks(chunk: str) -> list[int]:
     """Positions of the marks in a chunk, in order; at most one of each kind per line."""
     positions = []
     for mark in _MARKS:
-        at = chunk.find(mark)
-        while at >= 0:
-            positions.append(at)
-            end = chunk.find("\n", at)
-            at = chunk.find(mark, end)
+        place = chunk.find(mark)
+        while place >= 0:
+            positions.append(place)
+            end = chunk.find("\n", place)
+            place = chunk.find(mark, end)
     return sorted(positions)
 
 
@@ -122,7 +122,7 @@ class Console:
     step_alone: float | None = None  # of a line above a dict
     section: str = ""  # of bullets
     block: int = 0  # lines left of those below a heading that names a step alone
-    rest: int = 0  # lines left of those that may go on with a row of words and numbers
+    lines_to_continue: int = 0  # lines left of those that may go on with a row of words and numbers
     n_evaluations: int = 0
     earlier_rows: list[Row] = field(default_factory=list)  # of a training without a reward that has ended
     curves: dict[float, dict[str, float]] = field(default_factory=dict)  # of lists of points, a line for each key
@@ -132,17 +132,17 @@ class Console:
     def read(self, chunks: Iterable[str]) -> Table:
         """Read pieces of whole lines. Only lines with a mark are parsed, and those that continue one."""
         for chunk in chunks:
-            at, marks = 0, _marks(chunk)
+            place, marks = 0, _marks(chunk)
             for mark in marks:
-                while at <= mark:
-                    start = at if self._goes_on else chunk.rfind("\n", at, mark) + 1 or at
+                while place <= mark:
+                    start = place if self._goes_on else chunk.rfind("\n", place, mark) + 1 or place
                     end = chunk.index("\n", start)
                     self._line(chunk[start:end])
-                    at = end + 1
-            while self._goes_on and at < len(chunk):
-                end = chunk.index("\n", at)
-                self._line(chunk[at:end])
-                at = end + 1
+                    place = end + 1
+            while self._goes_on and place < len(chunk):
+                end = chunk.index("\n", place)
+                self._line(chunk[place:end])
+                place = end + 1
             self._add_dicts()
         self._end()
         return self.table
@@ -150,7 +150,12 @@ class Console:
     @property
     def _goes_on(self) -> bool:
         return bool(
-            self.open or self.broken_line or self.settings.open or self.messages.open or self.block or self.rest
+            self.open
+            or self.broken_line
+            or self.settings.open
+            or self.messages.open
+            or self.block
+            or self.lines_to_continue
         )
 
     def _line(self, line: str) -> None:
@@ -169,8 +174,8 @@ class Console:
             self.table.hints.add("unsloth")
         if self.block:
             self._block(line)
-        if self.rest:
-            self.rest -= 1
+        if self.lines_to_continue:
+            self.lines_to_continue -= 1
             if line[:1] in (" ", "\t") and line.count("=") > 1 and self.word_rows and not _STEP.search(line):
                 row = self.word_rows[-1][1]
                 row.update({key: value for key, value in figures_of(line).items() if key not in row})
@@ -251,31 +256,31 @@ class Console:
         rows_at = [self.rows]  # rows of training before each dict
         split = split_rows([texts for texts, _, _ in self.dicts])
         begin = 0  # of the training that goes on, among these
-        for place, ((texts, text, before), (step, _, values)) in enumerate(zip(self.dicts, split, strict=True)):
-            self._row(step, self._without_lost_rates(values, texts), text, before)
+        for place, ((texts, text, prefix), (step, _, values)) in enumerate(zip(self.dicts, split, strict=True)):
+            self._row(step, self._without_lost_rates(values, texts), text, prefix)
             begin = place + 1 if rows_at[-1] > self.rows else begin
             rows_at.append(self.rows)
         bars = [bar for bar in self.bars if bar[0] >= begin]
         self.table.bars += [(rows_at[place], step, length) for place, step, length in bars if rows_at[place]]
         self.dicts, self.bars = [], []
 
-    def _row(self, step: float | None, values: dict[str, float], text: str, before: str) -> None:
+    def _row(self, step: float | None, values: dict[str, float], text: str, prefix: str) -> None:
         """Add a dict's figures as a row, if it is of training; `before`: what stands before it in its line."""
         if "train_runtime" in values:
             self._end_training()
             return
-        if any(sum(key in values for key in one.own_settings) > 1 for one in keys.trainers().values()):
+        if any(sum(key in values for key in trainer.own_settings) > 1 for trainer in keys.trainers().values()):
             self.settings.add(_pairs(text))
             return
         for key in STEP_KEYS:
             values.pop(key, None)
         if not any(map(keys.is_metric, values)):
-            figures = {**figures_of(before), **values} if ":" in before.rstrip()[:-1] else {}
+            figures = {**figures_of(prefix), **values} if ":" in prefix.rstrip()[:-1] else {}
             if {"reward", "entropy"} <= {keys.by_words(key) for key in figures}:
                 self.unnumbered_rows.append((float(len(self.unnumbered_rows) + 1), figures))
-            logged = _MESSAGE.search(text)  # prime-rl's `json_sink`: the line is inside an object
-            if logged is not None:
-                self._words(logged[1])
+            message = _MESSAGE.search(text)  # prime-rl's `json_sink`: the line is inside an object
+            if message is not None:
+                self._words(message[1])
             elif step is not None and len(values) > 1:
                 self.unknown_rows.append((step, values))
             return
@@ -283,13 +288,13 @@ class Console:
         if "reward" in values and self.table.rows and values.get("epoch", 1e9) < self.table.rows[-1][1].get("epoch", 0):
             self._end_training()
         # OpenRLHF and others print the step before the dict, SkyRL above it
-        step_before = _LABEL.search(before) or _STEP.search(before)
+        step_before = _LABEL.search(prefix) or _STEP.search(prefix)
         if step is None and step_before is not None:
             step = float(step_before[1])
-        if step is None and not before.strip():
+        if step is None and not prefix.strip():
             step = self.step_alone
         self.step_alone = None
-        is_evaluation = "eval_runtime" in values or "eval_loss" in values or "eval_metrics" in before
+        is_evaluation = "eval_runtime" in values or "eval_loss" in values or "eval_metrics" in prefix
         if is_evaluation:
             # unsloth prints its own keys without the prefix in rows of evaluations
             values = {k if k.startswith(("eval_", "epoch")) else f"eval_{k}": v for k, v in values.items()}
@@ -395,14 +400,14 @@ class Console:
         if "Micro Step" in line:
             return
         if match is None:
-            self._unnumbered(line)
+            self._read_unnumbered(line)
             return
         step = float(evaluated["step"] if evaluated else match[1])
         self.last_step = step
-        rest = line[match.end() :]
-        values = figures_of(rest)
+        tail = line[match.end() :]
+        values = figures_of(tail)
         # a time has a unit and stands without a name
-        span = _SPAN.search(rest)
+        span = _SPAN.search(tail)
         if span is not None and "Time" not in values:
             unit = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}[span[2]]
             values["Time"] = float(span[1]) * unit + float(span[3] or 0)
@@ -414,7 +419,7 @@ class Console:
             values = {f"eval/{evaluated['name']}/{key}": value for key, value in values.items()}
         self.word_rows.append((step, values))
         self.n_evaluations += evaluated is not None
-        self.rest = MOST_CONTINUED
+        self.lines_to_continue = MOST_CONTINUED
 
     def _block(self, line: str) -> None:
         """Read a line below a heading that names a step alone: "Mean reward: 0.31"."""
@@ -427,7 +432,7 @@ class Console:
             self.word_rows.append((self.last_step, {}))
         self.word_rows[-1][1].setdefault(pair[1], value / 100 if pair[3] == "%" else value)
 
-    def _unnumbered(self, line: str) -> None:
+    def _read_unnumbered(self, line: str) -> None:
         """Read a line of an epoch and three metrics or more, and no step: such lines are numbered in their order."""
         if _EPOCH.search(line) is None:
             return
@@ -453,9 +458,9 @@ class Console:
         if not self.table.rows or (is_of_words and self.unnumbered_rows and not has_reward):
             self.table.rows = self.unnumbered_rows
         last_row = [(step_of(self.summary)[0] or 1.0, self.summary)] if self.summary else []
-        most = max(map(len, self.arrays.values()), default=0)
-        whole = {key: array for key, array in self.arrays.items() if len(array) == most}
-        of_arrays = [(float(i + 1), {key: array[i] for key, array in whole.items()}) for i in range(most)]
+        longest = max(map(len, self.arrays.values()), default=0)
+        complete_arrays = {key: array for key, array in self.arrays.items() if len(array) == longest}
+        of_arrays = [(float(i + 1), {key: array[i] for key, array in complete_arrays.items()}) for i in range(longest)]
         for rows in (sorted(self.curves.items(), key=lambda row: row[0]), of_arrays, last_row):
             names = {key for _, row in rows for key in row}
             if not self.table.rows and names and keys.is_training(["step", *names]):

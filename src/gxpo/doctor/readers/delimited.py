@@ -41,17 +41,17 @@ def from_delimited(text: str, name: str, run: str | None = None) -> Table | None
     run  of a table with the columns of several runs, the one to read
     """
     lines = text.replace("\r\n", "\n").replace("\r", "\n").translate(_BARS).split("\n")
-    unknown: Table | None = None
-    for at, line in enumerate(lines[:2000]):
+    unknown_table: Table | None = None
+    for row, line in enumerate(lines[:2000]):
         for mark in ("\t", ",", "|", ";", "  "):
             if mark.strip(" ") in line and len(line) < 50_000 and "{" not in line and "step:" not in line:
                 header = _cells(line, mark)
-                below = lines[at + 1 :]
+                lines_below = lines[row + 1 :]
                 if mark == "|" and len(set(header)) < len(header):
-                    header, below = _unfolded(header, below)
+                    header, lines_below = _unfold(header, lines_below)
                 if len(header) < 2 or len(set(header)) < len(header):
                     continue
-                if mark == "|" and (turned := _turned(header, below)):
+                if mark == "|" and (turned := _transpose(header, lines_below)):
                     return turned
                 if not _are_names(header):
                     continue
@@ -59,16 +59,16 @@ def from_delimited(text: str, name: str, run: str | None = None) -> Table | None
                 has_steps = any(_is_count(head, i) for i, head in enumerate(header))
                 is_training = keys.is_training(header) or (has_steps and any(map(keys.by_words, header)))
                 is_known = is_training and (mark != "  " or has_steps)
-                if is_known or (at == 0 and mark != "  " and has_steps):
-                    table = _delimited_rows(header, below, mark, name, run)
+                if is_known or (row == 0 and mark != "  " and has_steps):
+                    table = _delimited_rows(header, lines_below, mark, name, run)
                     if table is not None and is_known:
                         if mark == "|":
-                            _add_further(table, lines[at + 1 + len(table.rows) :], name, run)
+                            _add_further(table, lines[row + 1 + len(table.rows) :], name, run)
                         return table
                     if table is not None:
-                        unknown = unknown or table
-                        unknown.is_known = False
-    return unknown
+                        unknown_table = unknown_table or table
+                        unknown_table.is_known = False
+    return unknown_table
 
 
 def pairs_alone(lines: list[str]) -> Table | None:
@@ -79,14 +79,16 @@ def pairs_alone(lines: list[str]) -> Table | None:
     return Table("table", rows=[(1.0, row)], is_numbered=False) if is_log else None
 
 
-def _is_count(head: str, at: int) -> bool:
+def _is_count(head: str, column: int) -> bool:
     """True if a column counts steps: by its name, also beside a word of another script, or as the first of stages."""
     return (
-        keys.is_step(head) or keys.is_step(_ASIAN.sub("", head).strip()) or (at == 0 and bool(_STAGE.fullmatch(head)))
+        keys.is_step(head)
+        or keys.is_step(_ASIAN.sub("", head).strip())
+        or (column == 0 and bool(_STAGE.fullmatch(head)))
     )
 
 
-def _unfolded(header: list[str], lines: list[str]) -> tuple[list[str], list[str]]:
+def _unfold(header: list[str], lines: list[str]) -> tuple[list[str], list[str]]:
     """Header and lines of a table that is folded, the later steps beside the earlier ones: "| Step | KL | Step | KL |".
 
     Any other header comes back as it is.
@@ -94,7 +96,7 @@ def _unfolded(header: list[str], lines: list[str]) -> tuple[list[str], list[str]
     first = header[0]
     width = header.index(first, 1) if first and header.count(first) > 1 else len(header)
     unit = [head for head in header[:width] if head]
-    places = [header[at : at + width] for at in range(0, len(header), width)]
+    places = [header[column : column + width] for column in range(0, len(header), width)]
     if width < 2 or width == len(header) or any([h for h in place if h] != unit for place in places):
         return header, lines
     cells = []
@@ -103,32 +105,34 @@ def _unfolded(header: list[str], lines: list[str]) -> tuple[list[str], list[str]
         if len(row) != len(header):
             break
         cells.append(row)
-    columns = [at for at, head in enumerate(header[:width]) if head]
-    below = [
-        "|" + "|".join(row[start + at] for at in columns) + "|"
+    columns = [column for column, head in enumerate(header[:width]) if head]
+    lines_below = [
+        "|" + "|".join(row[start + column] for column in columns) + "|"
         for start in range(0, len(header), width)
         for row in cells
-        if not _RULE.match("|".join(row)) and any(row[start + at].strip() for at in columns)
+        if not _RULE.match("|".join(row)) and any(row[start + column].strip() for column in columns)
     ]
-    return unit, [*below, ""]
+    return unit, [*lines_below, ""]
 
 
 def _add_further(table: Table, lines: list[str], name: str, run: str | None) -> None:
     """Add the columns of later tables of a text that have the same steps: reports split a wide one."""
     row_of_step = dict(table.rows)
     names = {key for row in row_of_step.values() for key in row}
-    for at, line in enumerate(lines[:2000]):
+    for line_number, line in enumerate(lines[:2000]):
         header = _cells(line, "|") if line.count("|") > 1 else []
         if len(header) < 2 or len(set(header)) < len(header) or not any(map(keys.is_step, header)):
             continue
-        other = _delimited_rows(header, lines[at + 1 :], "|", name, run) if _are_names(header) else None
-        if other is None or [step for step, _ in other.rows] != list(row_of_step):
+        further_table = (
+            _delimited_rows(header, lines[line_number + 1 :], "|", name, run) if _are_names(header) else None
+        )
+        if further_table is None or [step for step, _ in further_table.rows] != list(row_of_step):
             continue
-        for step, row in other.rows:
+        for step, row in further_table.rows:
             row_of_step[step].update({key: v for key, v in row.items() if key not in names})
 
 
-def _turned(header: list[str], lines: list[str]) -> Table | None:
+def _transpose(header: list[str], lines: list[str]) -> Table | None:
     """Read a table whose columns are steps and whose rows are figures: "| metric | step 1 | step 50 |", also without
     the word in all but the first, and of two columns for the beginning and the end of a run."""
     numbers = [float(h) for h in header[1:] if h.isdigit()]
@@ -263,8 +267,8 @@ def _split(header: list[str], cells: list[str]) -> dict[str, str]:
             continue
         # what stands before the first name is before all: "reward min", "reward max"
         stem = re.match(r"(.*[\s_])?\S+?$", names[0].strip())
-        before = (stem[1] if stem is not None else "") or ""
-        row |= {(n if i == 0 else before + n.strip()): p for i, (n, p) in enumerate(zip(names, parts, strict=True))}
+        prefix = (stem[1] if stem is not None else "") or ""
+        row |= {(n if i == 0 else prefix + n.strip()): p for i, (n, p) in enumerate(zip(names, parts, strict=True))}
     return row
 
 
@@ -322,14 +326,14 @@ def _delimited_rows(header: list[str], lines: list[str], mark: str, name: str, r
     return table if table.rows else None
 
 
-def _step_of(cell: str, line: str, at: int, mark: str) -> float | None:
+def _step_of(cell: str, line: str, column: int, mark: str) -> float | None:
     """Finite step of a row; of rows that stand for a range of steps its end."""
     if mark == "|":
-        raw = _REMARK.sub("", line.strip().removeprefix("|").split("|")[at]).strip("*`_~ ")
+        raw = _REMARK.sub("", line.strip().removeprefix("|").split("|")[column]).strip("*`_~ ")
         span = _SPAN.match(raw)
         cell = raw if span is None else span["high"]
-        if (rest := _OPEN.fullmatch(raw)) is not None:
-            cell = rest[1] + "+"
+        if (open_end := _OPEN.fullmatch(raw)) is not None:
+            cell = open_end[1] + "+"
     step = _step_number(cell.replace(",", "").rstrip("+ "))
     if step is not None and cell.rstrip().endswith("+"):
         step += 1  # of "300+" after "200-300"
@@ -346,5 +350,5 @@ def _refuse_several_runs(header: list[str], columns: dict[str, str], name: str) 
     if len(set(columns.values())) < len(columns):
         runs = sorted({_run_of(h) for h in columns} - {""})
         if len(runs) > 1:
-            listed = ", ".join(runs[:8]) + ", ..." * (len(runs) > 8)
-            raise RecordError(f"{name} holds {len(runs)} runs: {listed}: choose one, --run {runs[-1]!r}")
+            runs_text = ", ".join(runs[:8]) + ", ..." * (len(runs) > 8)
+            raise RecordError(f"{name} holds {len(runs)} runs: {runs_text}: choose one, --run {runs[-1]!r}")

@@ -50,15 +50,15 @@ def candidates(root: Path) -> tuple[list[Path], list[str]]:
         return [root], []
     files: list[Path] = []
     pickled: list[str] = []
-    for where, dirs, names in os.walk(root):
+    for folder, dirs, names in os.walk(root):
         dirs[:] = sorted(d for d in dirs if d not in SKIPPED_DIRS and (d[:1] != "." or d in HIDDEN_DIRS_READ))
         # a folder of figures with one file for each key is one table
-        if stores.METRICS in dirs and stores.is_mlflow_run(Path(where)):
-            files.append(Path(where, stores.METRICS))
+        if stores.METRICS in dirs and stores.is_mlflow_run(Path(folder)):
+            files.append(Path(folder, stores.METRICS))
             dirs[:] = [d for d in dirs if d not in (stores.METRICS, "params", "tags")]
             names = [name for name in names if name != "meta.yaml"]
         for name in sorted(names):
-            path = Path(where, name)
+            path = Path(folder, name)
             if name.lower().endswith(PICKLED):
                 pickled.append(path.relative_to(root).as_posix())
             elif not name.lower().endswith(SKIPPED) and name[:1] != "." and name != VERIFIED and path.is_file():
@@ -105,10 +105,10 @@ def _read_text(path: Path, start: str, run: str | None) -> Table | None:
     notes: list[str] = []
     size = path.stat().st_size
     table: Table | None = None
-    unknown: Table | None = None
+    unknown_table: Table | None = None
     if start[:1] in ("{", "["):
-        first, more, _ = start.partition("\n")
-        if not more:  # the line is longer than the head
+        first, later_lines, _ = start.partition("\n")
+        if not later_lines:  # the line is longer than the head
             first = next((line for line in _lines(path, []) if line.strip()), "").strip("\ufeff \t")
         # a dump of rollouts is read by `rollout_files`, as far as the sample needs
         if rows.is_dump(first):
@@ -122,14 +122,14 @@ def _read_text(path: Path, start: str, run: str | None) -> Table | None:
         if table is not None and (not table.rows or _has_figures(table)):
             table.notes += notes
             return table
-        unknown, table = table, None
+        unknown_table, table = table, None
     # a line of a dict is no header
     plain = "\n".join(line for line in start.split("\n") if "{" not in line)
     if size <= 50_000_000 and (any(m in plain for m in ("\t", ",", "|", ";", "\u2502")) or _COLUMNS.search(plain)):
         table = delimited.from_delimited(_text_of(path), path.name, run)
         if table is not None and table.rows and table.is_known and not _SCRIPT.search(_text_of(path)):
             return table
-        unknown = unknown or table
+        unknown_table = unknown_table or table
     small, notes = table if table is not None and table.is_known else None, []
     # whatever else it is, a text may be a console's; a configuration has no figures
     table = console.read(_chunks(path, notes))
@@ -137,16 +137,16 @@ def _read_text(path: Path, start: str, run: str | None) -> Table | None:
     if small is not None and len(small.rows) >= len(table.rows) * table.is_known:
         return small
     if table.rows and not table.is_known:
-        unknown = unknown or table
+        unknown_table = unknown_table or table
     elif table.rows or table.messages or (table.settings and configs.trainer(table.settings)):
         return table
     configuration = configs.from_text(_text_of(path)) if size <= configs.LARGEST else None
-    if configuration is None and unknown is None and size <= configs.LARGEST:
+    if configuration is None and unknown_table is None and size <= configs.LARGEST:
         return delimited.pairs_alone(_text_of(path).splitlines())
-    if configuration is not None or unknown is None or len(unknown.rows) < LEAST_ROWS:
+    if configuration is not None or unknown_table is None or len(unknown_table.rows) < LEAST_ROWS:
         return configuration
-    unknown.is_known = False
-    return unknown
+    unknown_table.is_known = False
+    return unknown_table
 
 
 def _has_figures(table: Table) -> bool:
@@ -236,13 +236,13 @@ def _chunks(path: Path, notes: list[str]) -> Iterator[str]:
         size = raw.seek(0, 2)
         raw.seek(0)
         if size <= LARGEST:
-            yield from _pieces(raw, _encoding(head), None)
+            yield from _decode_lines(raw, _encoding(head), None)
             return
         half = LARGEST // 2
         notes.append(f"larger than {LARGEST:,} bytes: only the first and the last {half:,} were read")
-        yield from _pieces(raw, _encoding(head), half)
+        yield from _decode_lines(raw, _encoding(head), half)
         raw.seek(size - half - half % 2)
-        yield from _pieces(raw, _encoding(head).replace("utf-16", "utf-16-le"), None)
+        yield from _decode_lines(raw, _encoding(head).replace("utf-16", "utf-16-le"), None)
 
 
 def _lines(path: Path, notes: list[str]) -> Iterator[str]:
@@ -251,28 +251,28 @@ def _lines(path: Path, notes: list[str]) -> Iterator[str]:
         yield from chunk.split("\n")[:-1]
 
 
-def _pieces(raw: IO[bytes], code: str, limit: int | None) -> Iterator[str]:
+def _decode_lines(raw: IO[bytes], code: str, limit: int | None) -> Iterator[str]:
     """Decode up to `limit` bytes of a stream, cut at ends of lines."""
     decoder = codecs.getincrementaldecoder(code)(errors="replace")
-    rest, read = "", 0
+    tail, read = "", 0
     while limit is None or read < limit:
         data = raw.read(_CHUNK if limit is None else min(_CHUNK, limit - read))
         read += len(data)
-        text = rest + decoder.decode(data, final=not data)
+        text = tail + decoder.decode(data, final=not data)
         if "\r" in text:
             # at the end of a piece it may be half of a line's end
             carriage = "\r" if text[-1] == "\r" and data else ""
             text = text[: len(text) - len(carriage)].replace("\r\n", "\n").replace("\r", "\n") + carriage
         end = text.rfind("\n") + 1
-        rest = text[end:]
+        tail = text[end:]
         if end:
             yield text[:end]
-        if len(rest) > LONGEST:
-            rest = rest[:LONGEST]
+        if len(tail) > LONGEST:
+            tail = tail[:LONGEST]
         if not data:
             break
-    if rest:
-        yield rest + "\n"
+    if tail:
+        yield tail + "\n"
 
 
 def dump_source(path: Path) -> str:

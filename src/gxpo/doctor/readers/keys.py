@@ -198,7 +198,10 @@ def is_metric(key: str) -> bool:
     forms = {trainer_key(key), written_key(key)}
     if forms & {"epoch", "Time"}:
         return False
-    return any(one.has(form) for one in trainers().values() for form in forms) or _common(trainer_key(key)) is not None
+    return (
+        any(trainer_keys.has(form) for trainer_keys in trainers().values() for form in forms)
+        or _common_name(trainer_key(key)) is not None
+    )
 
 
 def is_training(keys: Sequence[str]) -> bool:
@@ -215,7 +218,7 @@ LEAST_RESTORED, LEAST_OWN = 5, 3  # keys, and those that only their trainer writ
 
 
 @cache
-def _underlined(name: str) -> Mapping[str, str]:
+def _underlined_keys(name: str) -> Mapping[str, str]:
     """Keys of a trainer with underlines for their strokes -> as the trainer writes them."""
     return {key.replace("/", "_"): key for key in trainer(name).keys if "/" in key}
 
@@ -226,13 +229,13 @@ def _underlined_evaluations(name: str) -> tuple[tuple[re.Pattern[str], re.Patter
     return tuple((re.compile(p.pattern.replace("/", "_")), p) for p, _ in trainer(name).evaluations)
 
 
-def restored(keys: Iterable[str]) -> dict[str, str]:
+def restore_keys(keys: Iterable[str]) -> dict[str, str]:
     """Keys of one trainer that a store or script wrote with underlines for strokes ("critic_score_mean") -> as the
     trainer writes them; empty where too few are its own to tell."""
     columns = [key for key in keys if "_" in key and "/" not in key and len(key) <= LONGEST]
     best: dict[str, str] = {}
-    for name, one in trainers().items():
-        found_keys = {key: _underlined(name)[key] for key in columns if key in _underlined(name)}
+    for name, trainer_keys in trainers().items():
+        found_keys = {key: _underlined_keys(name)[key] for key in columns if key in _underlined_keys(name)}
         for key in columns:
             for flat, pattern in _underlined_evaluations(name):
                 if key in found_keys or (match := flat.fullmatch(key)) is None:
@@ -241,7 +244,7 @@ def restored(keys: Iterable[str]) -> dict[str, str]:
                 full = key[:start].replace("_", "/") + key[start:end] + key[end:].replace("_", "/")
                 if pattern.fullmatch(full):
                     found_keys[key] = full
-        n_own = sum(bool(one.own_keys.match(full)) for full in found_keys.values())
+        n_own = sum(bool(trainer_keys.own_keys.match(full)) for full in found_keys.values())
         if len(found_keys) >= max(LEAST_RESTORED, len(best) + 1) and n_own >= LEAST_OWN:
             best = found_keys
     return best
@@ -266,12 +269,12 @@ def _own_counts(keys: Iterable[str]) -> dict[str, int]:
     short_keys = [key[:SHOWN] for key in keys]
     trainer_keys = [trainer_key(key) for key in short_keys]
     return {
-        name: sum(bool(one.own_keys.match(key)) for key in (short_keys if one.has_prefixes else trainer_keys))
-        for name, one in trainers().items()
+        name: sum(bool(table.own_keys.match(key)) for key in (short_keys if table.has_prefixes else trainer_keys))
+        for name, table in trainers().items()
     }
 
 
-def _common(key: str) -> str | None:
+def _common_name(key: str) -> str | None:
     """Name of a key of a loop that nobody knows: what programs call the same, whatever its case and separators; else
     what all trainers that write the key mean by it, or as TRL calls rewards."""
     plain = _PLAIN.sub("_", key.lower()).strip("_").removeprefix("train_")
@@ -281,7 +284,11 @@ def _common(key: str) -> str | None:
     if not meanings:
         return trainer("trl").name(key)
     only = next(iter(meanings))
-    return only if len(meanings) == 1 and not any(key in one.no_reward for one in trainers().values()) else None
+    return (
+        only
+        if len(meanings) == 1 and not any(key in trainer_keys.no_reward for trainer_keys in trainers().values())
+        else None
+    )
 
 
 @lru_cache(100_000)
@@ -314,9 +321,9 @@ def _words(key: str) -> list[str]:
     """Words of a key, abbreviations spelt out and words that add nothing left out; "mismatch" where it names both the
     learner and the sampler."""
     parts = [w for part in _WORD.findall(_CAMEL.sub(" ", _UNIT.sub(" ", key)).lower()) for w in _parts(part)]
-    apart = ["mismatch"] if _LEARNER & set(parts) and _SAMPLER & set(parts) else []
+    mismatch = ["mismatch"] if _LEARNER & set(parts) and _SAMPLER & set(parts) else []
     full = trainer(UNKNOWN).words["short"]
-    return [w for part in [*parts, *apart] for w in full.get(part, part).split()]
+    return [w for part in [*parts, *mismatch] for w in full.get(part, part).split()]
 
 
 def _parts(word: str) -> list[str]:
@@ -324,14 +331,14 @@ def _parts(word: str) -> list[str]:
     if word.isascii() or word in (stems := trainer(UNKNOWN).words["short"]):
         return [word]
     parts: list[str] = []
-    rest = ""  # characters that are no part of a known word
-    at = 0
-    while at < len(word):
-        stem = next((word[at:end] for end in range(len(word), at, -1) if word[at:end] in stems), "")
-        rest += "" if stem else word[at]
+    unknown_part = ""  # characters that are no part of a known word
+    begin = 0
+    while begin < len(word):
+        stem = next((word[begin:end] for end in range(len(word), begin, -1) if word[begin:end] in stems), "")
+        unknown_part += "" if stem else word[begin]
         parts += [stem] if stem else []
-        at += len(stem) or 1
-    return [*parts, rest] if rest else parts
+        begin += len(stem) or 1
+    return [*parts, unknown_part] if unknown_part else parts
 
 
 @cache
@@ -345,8 +352,8 @@ def _names_of_words() -> Mapping[frozenset[str], str]:
 def _meanings() -> Mapping[str, frozenset[str]]:
     """Key -> the names that it has at any trainer, or what it is there besides the reward."""
     meanings: dict[str, set[str]] = {}
-    for one in trainers().values():
-        for key, name in {**one.no_reward, **one.keys}.items():
+    for trainer_keys in trainers().values():
+        for key, name in {**trainer_keys.no_reward, **trainer_keys.keys}.items():
             for form in {key, trainer_key(key)}:
                 meanings.setdefault(form, set()).add(name)
     return {key: frozenset(names) for key, names in meanings.items()}
@@ -360,17 +367,20 @@ def names(keys: Iterable[str], source: str, mapping: Mapping[str, str] | None = 
 
     mapping  key -> name, before all others
     """
-    one = trainer(source)
-    order = {key: i for i, key in enumerate(one.keys)}
-    ordered = sorted(keys, key=lambda k: (order.get(one.plain(k), len(order)), -len(k), k))
+    trainer_keys = trainer(source)
+    order = {key: i for i, key in enumerate(trainer_keys.keys)}
+    ordered = sorted(keys, key=lambda k: (order.get(trainer_keys.plain(k), len(order)), -len(k), k))
     out = {key: name for key, name in (mapping or {}).items() if key in ordered}
     used_names = set(out.values())
-    has_additions = source != "gxpo" and source != "verl" and not one.has_prefixes
-    naming = (*(() if source == UNKNOWN else (one.name,)), *((_common, by_words) if has_additions else ()))
-    own_keys = set() if source == UNKNOWN else {key for key in ordered if one.plain(key) in one.keys}
+    has_additions = source != "gxpo" and source != "verl" and not trainer_keys.has_prefixes
+    naming = (
+        *(() if source == UNKNOWN else (trainer_keys.name,)),
+        *((_common_name, by_words) if has_additions else ()),
+    )
+    own_keys = set() if source == UNKNOWN else {key for key in ordered if trainer_keys.plain(key) in trainer_keys.keys}
     for name_of in naming:
         for key in ordered:
-            name = None if key in own_keys and name_of != one.name else name_of(key)
+            name = None if key in own_keys and name_of != trainer_keys.name else name_of(key)
             if name is not None and name not in used_names and key not in out:
                 used_names.add(name)
                 out[key] = name
@@ -379,9 +389,9 @@ def names(keys: Iterable[str], source: str, mapping: Mapping[str, str] | None = 
 
 def formula_figures(columns: Columns, source: str, used_names: Iterable[str]) -> dict[str, tuple[Floats, Floats, str]]:
     """Figures that the trainer's own give together: name -> (steps, values, text of the key)."""
-    one, out = trainer(source), {}
-    for name, operation, patterns in one.formulas:
-        matches = [next((key for key in columns if p.fullmatch(one.plain(key))), None) for p in patterns]
+    trainer_keys, out = trainer(source), {}
+    for name, operation, patterns in trainer_keys.formulas:
+        matches = [next((key for key in columns if p.fullmatch(trainer_keys.plain(key))), None) for p in patterns]
         keys = [key for key in matches if key is not None]
         if name in used_names or name in out or len(keys) < len(patterns):
             continue
@@ -401,7 +411,7 @@ def evaluations(columns: Columns, source: str) -> tuple[dict[str, tuple[list[flo
     """
     # one key for each data source, since a source is logged with several numbers of samples: the one with most, and of
     # these the pattern that stands first (a reward before the raw score)
-    chosen: dict[str, dict[str, tuple[int, int, str]]] = {}
+    best_by_source: dict[str, dict[str, tuple[int, int, str]]] = {}
     for key in columns:
         for place, (pattern, name) in enumerate(trainer(source).evaluations):
             match = pattern.fullmatch(key)
@@ -410,10 +420,10 @@ def evaluations(columns: Columns, source: str) -> tuple[dict[str, tuple[list[flo
             groups = match.groupdict()
             rank = (int(groups.get("n") or 0), -place, key)
             data = groups["source"]
-            chosen.setdefault(name, {})[data] = max(rank, chosen.get(name, {}).get(data, (-1, 0, "")))
+            best_by_source.setdefault(name, {})[data] = max(rank, best_by_source.get(name, {}).get(data, (-1, 0, "")))
             break
     out, notes = {}, []
-    for name, sources in chosen.items():
+    for name, sources in best_by_source.items():
         names = sorted(key for _, _, key in sources.values())
         if len(names) == 1:
             out[name] = (*columns[names[0]], names[0])

@@ -23,7 +23,7 @@ class Messages:
 
     texts: list[str] = field(default_factory=list)
     open: bool = False  # inside a traceback
-    _seen: set[str] = field(default_factory=set)
+    _known_texts: set[str] = field(default_factory=set)
 
     def add(self, line: str) -> None:
         """Keep a line if it is a warning, an error, or the end of a traceback, and unlike those so far."""
@@ -47,8 +47,8 @@ class Messages:
             return
         text = _without_bars(text)[:300]
         alike = _FIGURES.sub("", text)
-        if alike not in self._seen and len(self.texts) < MOST_MESSAGES:
-            self._seen.add(alike)
+        if alike not in self._known_texts and len(self.texts) < MOST_MESSAGES:
+            self._known_texts.add(alike)
             self.texts.append(text)
 
 

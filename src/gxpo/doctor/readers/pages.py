@@ -20,19 +20,19 @@ _HIDDEN = {"script", "style", "head"}
 
 def read(text: str, name: str, run: str | None = None) -> Table | None:
     """Read a page: of its tables and its printed lines what has most figures of a reward; None without any."""
-    parts = list(_outputs(text)) if text.lstrip()[:1] == "{" else [_Text.of(text)]
-    tables = [table for part in parts if (table := _delimited(part, name, run)) is not None and table.is_known]
-    printed = console.read(["\n".join(parts) + "\n"])
-    read_tables = [table for table in [*tables, printed] if table.rows and table.is_known]
+    parts = list(_outputs(text)) if text.lstrip()[:1] == "{" else [_Text.text_of(text)]
+    tables = [table for part in parts if (table := _read_delimited(part, name, run)) is not None and table.is_known]
+    console_table = console.read(["\n".join(parts) + "\n"])
+    read_tables = [table for table in [*tables, console_table] if table.rows and table.is_known]
     if not read_tables:
-        return printed if printed.messages else None
+        return console_table if console_table.messages else None
     best = max(read_tables, key=_n_rewards)
-    others = sum(_n_rewards(table)[0] >= LEAST_ROWS for table in tables if table is not best)
-    if others:
+    n_others = sum(_n_rewards(table)[0] >= LEAST_ROWS for table in tables if table is not best)
+    if n_others:
         best.notes.append(
-            f"the longest of {others + 1} tables with a reward was read: give another as a file of its own"
+            f"the longest of {n_others + 1} tables with a reward was read: give another as a file of its own"
         )
-    best.messages = printed.messages
+    best.messages = console_table.messages
     return best
 
 
@@ -42,7 +42,7 @@ def _n_rewards(table: Table) -> tuple[int, int]:
     return sum(any(names[key] == "reward" for key in row) for _, row in table.rows), len(table.rows)
 
 
-def _delimited(part: str, name: str, run: str | None) -> Table | None:
+def _read_delimited(part: str, name: str, run: str | None) -> Table | None:
     """Table of one output; None where it has none, or columns of several runs."""
     try:
         return delimited.from_delimited(part, name, run)
@@ -59,15 +59,15 @@ def _outputs(text: str) -> Iterator[str]:
     for cell in cells if isinstance(cells, list) else []:
         outputs = cell.get("outputs", []) if isinstance(cell, dict) else []
         # pieces of one stream are saved apart
-        yield "".join(_joined(output.get("text")) for output in outputs if isinstance(output, dict))
+        yield "".join(_join(output.get("text")) for output in outputs if isinstance(output, dict))
         for output in outputs:
             data = output.get("data") if isinstance(output, dict) else None
             if isinstance(data, dict):
-                page = _joined(data.get("text/html"))
-                yield _Text.of(page) if page else _joined(data.get("text/plain"))
+                page = _join(data.get("text/html"))
+                yield _Text.text_of(page) if page else _join(data.get("text/plain"))
 
 
-def _joined(value: Any) -> str:
+def _join(value: Any) -> str:
     """Text of an output, which notebooks save whole or as a list of lines."""
     return value if isinstance(value, str) else "".join(map(str, value)) if isinstance(value, list) else ""
 
@@ -77,18 +77,18 @@ class _Text(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pieces: list[str] = []
+        self.text_parts: list[str] = []
         self.cells: list[str] | None = None
         self.n_hidden = 0
         self.is_in_table = False  # where blanks between the rows are none of the text
 
     @classmethod
-    def of(cls, page: str) -> str:
+    def text_of(cls, page: str) -> str:
         """Text of a page."""
         parser = cls()
         parser.feed(page)
         parser.close()
-        return "".join(parser.pieces)
+        return "".join(parser.text_parts)
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         if tag == "tr":
@@ -101,11 +101,11 @@ class _Text(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "tr" and self.cells is not None:
-            self.pieces.append("| " + " | ".join(" ".join(cell.split()) for cell in self.cells) + " |")
+            self.text_parts.append("| " + " | ".join(" ".join(cell.split()) for cell in self.cells) + " |")
             self.cells = None
         self.is_in_table = self.is_in_table and tag != "table"
         if tag in _ENDS:
-            self.pieces.append("\n" if tag != "table" else "\n\n")
+            self.text_parts.append("\n" if tag != "table" else "\n\n")
         elif tag in _HIDDEN:
             self.n_hidden -= 1
 
@@ -115,4 +115,4 @@ class _Text(HTMLParser):
         if self.cells:
             self.cells[-1] += data.replace("|", "/")
         elif self.cells is None and (data.strip() or not self.is_in_table):
-            self.pieces.append(data)
+            self.text_parts.append(data)

@@ -38,8 +38,8 @@ def from_text(text: str) -> Table | None:
     except (ValueError, RecursionError):
         if '"log_history"' not in text:
             return None
-        at = text.index('"log_history"')
-        table = _state({"log_history": list(_objects(text, at))})
+        begin = text.index('"log_history"')
+        table = _state({"log_history": list(_objects(text, begin))})
         table.is_torn = True
         return table
     return from_document(document)
@@ -168,7 +168,7 @@ def _rows(rows: list[Any]) -> Table:
     # verl's FileLogger writes {"step": n, "data": {...}} (verl/utils/tracking.py, 0.9.1)
     if any(isinstance(row, Mapping) and isinstance(row.get("data"), Mapping) for row in rows[:3]):
         table.hints.add("verl")
-    padded = _padded(rows)
+    padded = _pad(rows)
     for row in rows:
         if not isinstance(row, Mapping):
             table.n_unreadable += 1
@@ -206,7 +206,7 @@ def _row(row: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
     return step, (of_group(row) if step is not None else {}) | figures(row, leave=step_key)
 
 
-def _padded(rows: list[Any]) -> set[str]:
+def _pad(rows: list[Any]) -> set[str]:
     """Keys whose null stands for "not measured in this row": a table whose columns have several cadences.
 
     A figure that becomes NaN stays so; one that comes and goes, mostly null, was measured now and then.
@@ -246,16 +246,16 @@ def _state(state: Mapping[str, Any]) -> Table:
     return table
 
 
-def _objects(text: str, at: int) -> Iterator[Any]:
+def _objects(text: str, place: int) -> Iterator[Any]:
     """Parse the complete objects of a list in JSON that is cut short, from index `at` of the text on."""
     decoder = json.JSONDecoder()
-    at = text.find("[", at) + 1
-    while at:
-        start = text.find("{", at)
+    place = text.find("[", place) + 1
+    while place:
+        start = text.find("{", place)
         if start < 0:
             return
         try:
-            value, at = decoder.raw_decode(text, start)
+            value, place = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
             return
         yield value

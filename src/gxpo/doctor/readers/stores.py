@@ -96,8 +96,8 @@ def _choose_run(runs: dict[str, str], file: str, run: str | None) -> str | None:
             raise RecordError(f"{file} holds no run {run!r}: it holds {', '.join(list(runs.values())[:8])}")
         return match
     if len(runs) > 1:
-        listed = ", ".join(list(runs.values())[:8]) + ", ..." * (len(runs) > 8)
-        raise RecordError(f"{file} holds {len(runs)} runs: {listed}: choose one, --run {list(runs.values())[-1]}")
+        names_text = ", ".join(list(runs.values())[:8]) + ", ..." * (len(runs) > 8)
+        raise RecordError(f"{file} holds {len(runs)} runs: {names_text}: choose one, --run {list(runs.values())[-1]}")
     return next(iter(runs), None)
 
 

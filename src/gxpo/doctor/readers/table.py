@@ -10,7 +10,7 @@ from functools import cached_property
 from statistics import mean, pstdev
 from typing import Any
 
-from gxpo.doctor.readers.keys import STEP_KEYS, have_prefixes, restored, trainer_key, written_key
+from gxpo.doctor.readers.keys import STEP_KEYS, have_prefixes, restore_keys, trainer_key, written_key
 
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity)"
 _LIST = re.compile(
@@ -95,7 +95,7 @@ class Table:
 
     @cached_property
     def _restored(self) -> dict[str, str]:
-        return restored(self._keys)
+        return restore_keys(self._keys)
 
     @cached_property
     def _has_prefixes(self) -> bool:
