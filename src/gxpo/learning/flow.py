@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gxpo.base import runtime
+from gxpo.base.devices import need_float64
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.forest.columns import last_before
 from gxpo.forest.forest import ACTION, Forest
@@ -153,6 +154,7 @@ class FlowLearner(InProcess):
     ) -> None:
         if tokens_per_microbatch < 1:
             raise ModelError(f"learner.tokens_per_microbatch is {tokens_per_microbatch}; it must be at least 1")
+        need_float64(device, "a denoising model")
         self.device, self.tokens_per_microbatch = torch.device(device), tokens_per_microbatch
         self.model = model.to(self.device).eval()
         if optimiser == "muon":

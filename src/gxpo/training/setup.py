@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gxpo.base import runtime
+from gxpo.base.devices import untried_line
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.environments import worlds
 from gxpo.environments.envs.corrupted import Corruption
@@ -211,6 +212,8 @@ class Policy:
 
 def policy_of(resolved: Resolved, notify: Notify) -> Policy:
     """Load the model into learner and engine; errors that its name alone does not show (`preflight`) come up here."""
+    if (line := untried_line(device_of(resolved.settings.learner.device))) is not None:
+        notify(line)
     if pipelines.denoises(resolved.settings.model):
         return _flow_policy(resolved, notify)
     return _text_policy(resolved, notify) if resolved.method.likelihood is None else _masked_policy(resolved, notify)
