@@ -116,7 +116,7 @@ def _dispatch() -> dict[str, tuple[str, str]]:
 
 
 def has_mps_kernel(operator: str) -> bool:
-    """Return True if `aten.NAME.OVERLOAD` runs on MPS: by a kernel of its own, or made of operators that are checked."""
+    """Return True if `aten.NAME.OVERLOAD` runs on MPS: by a kernel of its own, or made of other operators."""
     name = operator.removeprefix("aten.").removesuffix(".default")
     keys, delegate = _dispatch().get(name, ("", ""))
     keys += _dispatch()[delegate][0] if delegate else ""

@@ -3,18 +3,16 @@
 Counted on the CPU in the forward pass of transformers, which GPUs run (`tests.live_bytes`).
 """
 
-import copy
-
 import pytest
 import torch
 import transformers
 from tests.live_bytes import LiveBytes
-from tests.learning.llamas import small_llama
+from tests.thorough import ALL
 
 from gxpo.explain import memory
 from gxpo.explain.memory import Training
 from gxpo.forest.forest import Forest
-from gxpo.learning.lora import LoraSettings
+from gxpo.learning.lora import LoraSettings, with_lora
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.shape import shape_of_model
 from gxpo.models.smollm2 import NAME
@@ -76,6 +74,7 @@ def measured_update(model, prompt, new, *, lora_rank=0, **how):
     return memory.update(shape, t), live.peak, learner
 
 
+SMALLER = {NAME: {"num_hidden_layers": 4, "vocab_size": 8192}}
 WAYS = {
     "float32": {},
     "recompute": {"recompute": True},
@@ -97,14 +96,58 @@ def held(learner):
     return {"parameters": base, "adapters": adapters, "optimiser": sum(x.nbytes for x in (*moments, *copies))}
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "tiny")) for n in MODELS]
-)
+CASES = [(name, way) for name in MODELS for way in WAYS]
+FAST = {("tiny", way) for way in ("float32", "lora/recompute", "bfloat16")}
+SLOW = {(NAME, "float32"), (NAME, "lora"), ("qwen3", "recompute")}
+
+
+def mark(case):
+    return pytest.param(*case, marks=[] if case in FAST else [pytest.mark.slow if case in SLOW else ALL])
+
+
+@pytest.mark.parametrize(("name", "way"), [mark(case) for case in CASES])
 def test_an_update_takes_what_was_foretold(name, way):
-    model = MODELS[name](**({"num_hidden_layers": 4, "vocab_size": 8192} if name == NAME else {}))
+    model = MODELS[name](**SMALLER.get(name, {}))
     parts, peak, learner = measured_update(model, 32, 96, **WAYS[way])
     actual = {k: n for k, n in held(learner).items() if n}
     assert {k: parts[k] for k in HELD if k in parts} == actual
     rest = sum(n for k, n in parts.items() if k not in HELD)
     assert rest == pytest.approx(peak, rel=UPDATE), f"{rest / peak:.3f}: {parts}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sampling_takes_what_was_foretold(dtype):
+    model, prompt, new, samples = tiny_model(), 40, 60, 24
+    model = model.to(getattr(torch, dtype))
+    engine = TorchEngine(model, stop_ids=(), kernels="transformers")
+    keys = tuple(StreamKey(seed=0, step=1, task="a", attempt=j) for j in range(samples // 2))
+    requests = [Request(tuple(range(3 + i, 3 + i + prompt)), keys) for i in range(2)]
+    with LiveBytes() as live:
+        engine.sample(requests, Sampling(max_new_tokens=new))
+    t = Training(microbatch=1, row=1, samples=samples, prompts=2, prompt=prompt, context=prompt + new, dtype=dtype)
+    parts = memory.sampling(shape_of_model(model), t)
+    # 3 layers of 4 heads of 40, keys and values of every column; nobody ends early, so that no copy is made
+    assert parts["caches"] == 2 * 3 * 160 * (4 if dtype == "float32" else 2) * samples * (prompt + new)
+    actual = parts["caches"] + parts["caches of prompts"] + parts["drawing"]
+    assert actual == pytest.approx(live.peak, rel=SAMPLING), f"{actual / live.peak:.3f}: {parts}"
+
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+@pytest.mark.parametrize("name", ["tiny", "qwen3", "mixture"])
+def test_adapters_are_counted_as_peft_makes_them(name):
+    model = {"tiny": tiny_model, "qwen3": lambda: qwen3(num_hidden_layers=1), "mixture": mixture}[name]()
+    shape = shape_of_model(model)
+    # of a mixture on attention alone: peft would adapt the experts too, as parameters of three axes
+    wrapped = with_lora(model, LoraSettings(rank=4, targets=ATTENTION if name == "mixture" else "all-linear"))
+    assert memory.adapter_parameters(shape, 4) == sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
+
+
+def mixture():
+    """A Qwen3-MoE of two layers, four experts of which a token goes through two."""
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=32, moe_intermediate_size=8, num_hidden_layers=2,
+        num_experts=4, num_experts_per_tok=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    )  # fmt: skip
+    return transformers.Qwen3MoeForCausalLM(config).eval()

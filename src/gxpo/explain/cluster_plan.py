@@ -4,8 +4,8 @@ Formulas for parameters and activations of 16 bits, AdamW with float32 copies, a
 (FSDP2, ZeRO-3). All figures are estimates: nothing is measured, and nothing is loaded.
 
 trainer    `gxpo.explain.memory` in 16 bits: 18 N / GPUs (2 parameters, 4 gradients, 12 optimiser) + two gathered units
-           of 2 bytes a parameter + activations of tokens / context_parallel with recomputation + a chunk of logits; with
-           cluster.backend=fsdp or verl 2 N of a whole copy, which the sampler of each process reads
+           of 2 bytes a parameter + activations of tokens / context_parallel with recomputation + a chunk of logits;
+           with cluster.backend=fsdp or verl 2 N of a whole copy, which the sampler of each process reads
 sampler    2 N / tensor_parallel + 4 kv_layers kv_heads head_dim bytes a token of every stream
 publication  2 N / (links x speed)
 update     8 N tokens / (MFU x peak): forward and backward 6, the forward for proximal log-probs 2; N active parameters
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gxpo.base.errors import ConfigError, did_you_mean
-from gxpo.explain import memory
+from gxpo.explain import memory as formulas
 from gxpo.explain.memory import GPUS, Gpu, Training
 from gxpo.explain.plan import arithmetic, duration
 from gxpo.models.shape import ModelShape
@@ -94,13 +94,13 @@ def load_of(resolved: Resolved, overrides: dict[str, Any]) -> Load:
 
 def sharded(shape: ModelShape, gpus: int, offload: str = "none") -> dict[str, float]:
     """Return the bytes per GPU of parameters, optimiser and gradients, sharded over `gpus`."""
-    held = memory.states(shape, IN_16_BITS) | {"gradients": memory.gradients(shape, IN_16_BITS)}
+    held = formulas.states(shape, IN_16_BITS) | {"gradients": formulas.gradients(shape, IN_16_BITS)}
     return {name: n / gpus for name, n in held.items() if offload == "none" or name != "optimiser"}
 
 
 def pass_bytes(shape: ModelShape, tokens: int, context_parallel: int = 1) -> dict[str, float]:
     """Return the bytes per GPU of a micro-batch's activations, with recomputation, and of its logits."""
-    parts = memory.update(shape, replace(IN_16_BITS, microbatch=-(-tokens // context_parallel)))
+    parts = formulas.update(shape, replace(IN_16_BITS, microbatch=-(-tokens // context_parallel)))
     return {name: parts[name] for name in ("activations", "logits")}
 
 
@@ -108,7 +108,7 @@ def streams(shape: ModelShape, memory: float, context: int, tensor_parallel: int
     """Count the streams of `context` tokens whose keys and values fit beside the weights; 0 or less: not even one."""
     shards = min(tensor_parallel, shape.kv_heads)
     free = SAMPLER_SHARE * memory - 2 * shape.parameters / tensor_parallel
-    return int(free // (memory.cache_bytes(shape) / shards * context))
+    return int(free // (formulas.cache_bytes(shape) / shards * context))
 
 
 def publication_seconds(parameters: float, links: int, link_gbit: float) -> float:
@@ -224,10 +224,10 @@ def _sampler(shape: ModelShape, cluster: ClusterSettings, load: Load) -> dict[st
         "gpus": gpus,
         "memory": {
             "weights": 2 * shape.parameters / settings.tensor_parallel,
-            "keys_and_values": used_streams * memory.cache_bytes(shape) / shards * load.context,
+            "keys_and_values": used_streams * formulas.cache_bytes(shape) / shards * load.context,
         },
         "memory_of_a_gpu": load.gpu.memory,
-        "kv_bytes_per_token": memory.cache_bytes(shape),
+        "kv_bytes_per_token": formulas.cache_bytes(shape),
         "context": load.context,
         "streams_that_fit": max(0, fitting_streams),
         "streams": used_streams,

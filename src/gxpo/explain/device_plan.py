@@ -24,6 +24,7 @@ MICROBATCH = 8192  # tokens of a micro-batch that is still to be measured
 KEPT = 2**17  # tokens whose keys and values an engine keeps between the turns of episodes
 SHARE = 0.92  # of a GPU's memory: the rest is for CUDA's context and for gaps between blocks (an assumption)
 RANK = 16  # of the adapters that are advised
+ATTENTION = "[q_proj,k_proj,v_proj,o_proj]"  # what adapters of a mixture are counted on
 LEAST = 512  # tokens of a micro-batch below which none is advised
 
 
@@ -100,6 +101,11 @@ def _advice(shape: ModelShape, t: Training, name: str, gpu: Gpu, limit: float, r
         t = replace(t, dtype="float32", states="float32")
     if resolved.settings.sampling.engine in ("auto", "vllm"):
         lines.append("a vLLM engine takes memory of its own beside this; sampling is counted for sampling.engine=torch")
+    if shape.experts and t.lora_rank and resolved.settings.learner.lora_targets == "all-linear":
+        lines.append(
+            "peft may adapt the experts of a mixture too, and build their changed weights whole in each pass, which is "
+            f"not counted here: set learner.lora_targets={ATTENTION}"
+        )
     if _fits(shape, t, limit):
         return lines
     # the fewest changes first, and of as many those that cost least
@@ -108,7 +114,7 @@ def _advice(shape: ModelShape, t: Training, name: str, gpu: Gpu, limit: float, r
         for chosen in combinations(levers, number):
             for changed in _settings(t, list(chosen)):
                 if _fits(shape, changed, limit):
-                    keys = " and ".join(lever.text(changed) for lever in chosen)
+                    keys = " and ".join(lever.text(changed, shape) for lever in chosen)
                     peak = max(
                         memory.total(memory.update(shape, changed)), memory.total(memory.sampling(shape, changed))
                     )
@@ -168,10 +174,12 @@ class Lever:
             value = {"recompute": True, "dtype": "bfloat16", "lora_rank": RANK}[self.field]
             yield replace(t, **{self.field: value})
 
-    def text(self, t: Training) -> str:
-        """The setting as `key=value`."""
+    def text(self, t: Training, shape: ModelShape) -> str:
+        """The setting as `key=value`, with those that go with it."""
         value = getattr(t, self.field)
         text = f"{self.key}={str(value).lower()}"
+        if self.field == "lora_rank" and shape.experts:
+            return f"{text} and learner.lora_targets={ATTENTION}"
         return f"learner.dtype=bfloat16 and {text}" if self.field == "states" else text
 
 
@@ -208,8 +216,8 @@ def device_text(plan: dict[str, Any], source: str | None = None, *, is_assumed: 
     lines = [
         (
             "model",
-            f"{model['parameters'] / 1e9:.3g} billion parameters in {t['dtype']}{adapters}, {model['layers']} layers of "
-            f"{model['hidden']:,}, {model['vocabulary']:,} ids{mixture}{f' (sizes of {source})' if source else ''}",
+            f"{model['parameters'] / 1e9:.3g} billion parameters in {t['dtype']}{adapters}, {model['layers']} layers "
+            f"of {model['hidden']:,}, {model['vocabulary']:,} ids{mixture}{f' (sizes of {source})' if source else ''}",
         ),
         ("device", f"{plan['gpu']}: {_gb(plan['memory_of_the_gpu'])} GB, {_gb(plan['limit'])} of them for the run"),
         (

@@ -88,8 +88,7 @@ class Training:
 
 # ---------------------------------------------------------------- what is held between steps
 def adapter_parameters(shape: ModelShape, rank: int) -> int:
-    """Parameters of LoRA adapters on every linear layer but the head; of a mixture on those of attention alone, as its
-    experts are no linear layers of torch.
+    """Parameters of LoRA adapters on every linear layer but the head; of a mixture on those of attention alone.
 
     >>> from gxpo.models.shape import KNOWN
     >>> adapter_parameters(KNOWN["qwen2.5-0.5b"], 16)

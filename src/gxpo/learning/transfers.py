@@ -19,9 +19,14 @@ def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     if device.type == "cpu":
         return list(tensors)
     if not has_float64(device):
-        return [(x.to(torch.float32) if x.dtype == torch.float64 else x).to(device) for x in tensors]
+        return [one_to_device(x, device) for x in tensors]
     bits = torch.stack([x.contiguous().view(torch.int64) for x in tensors]).to(device)
     return [row.view(x.dtype) for row, x in zip(bits, tensors, strict=True)]
+
+
+def one_to_device(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of any shape and dtype on a device; float64 becomes float32 on devices that have none."""
+    return (x.to(torch.float32) if x.dtype == torch.float64 and not has_float64(device) else x).to(device)
 
 
 def to_host(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
