@@ -5,7 +5,7 @@ All figures are estimates by the formulas of `gxpo.explain.memory`: nothing is m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -111,7 +111,7 @@ def _advice(shape: ModelShape, t: Training, name: str, gpu: Gpu, limit: float, r
     # the fewest changes first, and of as many those that cost least
     levers = [lever for lever in LEVERS if lever.is_possible(t, gpu, resolved)]
     for number in range(1, len(levers) + 1):
-        for chosen in combinations(levers, number):
+        for chosen in filter(_are_compatible, combinations(levers, number)):
             for changed in _settings(t, list(chosen)):
                 if _fits(shape, changed, limit):
                     keys = " and ".join(lever.text(changed, shape) for lever in chosen)
@@ -121,7 +121,7 @@ def _advice(shape: ModelShape, t: Training, name: str, gpu: Gpu, limit: float, r
                     return [*lines, f"set {keys}: then it takes {peak / 1e9:.1f} GB at most"]
     least = min(
         max(memory.total(memory.update(shape, x)), memory.total(memory.sampling(shape, x)))
-        for x in _settings(t, levers)
+        for x in _settings(t, [lever for lever in levers if lever.field != "states"])
     )
     larger = [other for other, each in GPUS.items() if SHARE * each.memory >= least]
     where = f"; {', '.join(larger)} would hold that" if larger else "; no GPU known here holds that"
@@ -191,6 +191,12 @@ LEVERS = (  # by what they cost: speed, then precision, then what is trained
     Lever("states", "learner.states"),
     Lever("lora_rank", "learner.lora_rank"),
 )
+
+
+def _are_compatible(levers: Sequence[Lever]) -> bool:
+    """Return False for 16-bit states of adapters, which are float32, and for states beside the dtype that they imply."""
+    fields = {lever.field for lever in levers}
+    return not ("states" in fields and fields & {"dtype", "lora_rank"})
 
 
 def _settings(t: Training, levers: list[Lever]) -> Iterator[Training]:
