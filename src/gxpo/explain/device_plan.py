@@ -194,7 +194,7 @@ LEVERS = (  # by what they cost: speed, then precision, then what is trained
 
 
 def _are_compatible(levers: Sequence[Lever]) -> bool:
-    """Return False for 16-bit states of adapters, which are float32, and for states beside the dtype that they imply."""
+    """Return False for 16-bit states of adapters, which are float32, and for states beside a dtype that they imply."""
     fields = {lever.field for lever in levers}
     return not ("states" in fields and fields & {"dtype", "lora_rank"})
 
