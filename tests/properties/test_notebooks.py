@@ -51,7 +51,7 @@ SHOWN = {  # what a reader must see in each
     "first_hour.ipynb": ("zero-signal groups", "findings: none", "reward my_rewards.py:tidy on"),
     "stalled_trl_run.ipynb": ("[all_wrong or verifier_rejects_right_answers]", "rewards.py:strict pays for the answer",
                               "ngrpo  zero-signal groups 0%"),
-    "grpo_on_a_gpu.ipynb": ("gradient, cosine with the CPU's                1.000000", "tokens/s update",
+    "grpo_on_a_gpu.ipynb": ("gradient, cosine with the CPU's              1.000000", "tokens/s update",
                             "log-probs, largest difference to the CPU's   0.00e+00",
                             "resume, largest difference of a weight       0.00e+00"),
     "own_method.ipynb": ("[0.75, -0.25, -0.25, -0.25, 0.0, 0.0, 0.0, 0.0]", "dr_grpo"),
