@@ -157,8 +157,8 @@ class MaskedEngine:
             )
             # as many uniforms as the answer has places, whatever is hidden: a row's numbers depend on its steps alone
             uniform = torch.from_numpy(np.stack([streams[i].random(2 * room) for i in active.tolist()]))
-            place = drawing_device(logits.device)
-            drawn = draw(logits.to(place), uniform[row, column].to(place), sampling)
+            where = drawing_device(logits.device)
+            drawn = draw(logits.to(where), uniform[row, column].to(where), sampling)
             token = drawn.token.cpu()
             share = 1 - is_candidate.sum(1) / block
             score = self._scores(logits, token, row, column, share, uniform[:, room:])
