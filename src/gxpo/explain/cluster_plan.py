@@ -3,9 +3,9 @@
 Formulas for parameters and activations of 16 bits, AdamW with float32 copies, and sharding over all GPUs that train
 (FSDP2, ZeRO-3). All figures are estimates: nothing is measured, and nothing is loaded.
 
-trainer    16 N / GPUs (2 weights, 2 gradient, 4 float32 copy, 8 moments a parameter) + two gathered units of 2 bytes a
-           parameter + 2 hidden layers tokens / context_parallel with recomputation + a chunk of logits; with
-           cluster.backend=fsdp or verl 2 N of a whole copy, which the sampler of each process reads
+trainer    `gxpo.explain.memory` in 16 bits: 18 N / GPUs (2 parameters, 4 gradients, 12 optimiser) + two gathered units
+           of 2 bytes a parameter + activations of tokens / context_parallel with recomputation + a chunk of logits;
+           with cluster.backend=fsdp or verl 2 N of a whole copy, which the sampler of each process reads
 sampler    2 N / tensor_parallel + 4 kv_layers kv_heads head_dim bytes a token of every stream
 publication  2 N / (links x speed)
 update     8 N tokens / (MFU x peak): forward and backward 6, the forward for proximal log-probs 2; N active parameters
@@ -14,40 +14,22 @@ update     8 N tokens / (MFU x peak): forward and backward 6, the forward for pr
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gxpo.base.errors import ConfigError, did_you_mean
+from gxpo.explain import memory as formulas
+from gxpo.explain.memory import GPUS, Gpu, Training
 from gxpo.explain.plan import arithmetic, duration
 from gxpo.models.shape import ModelShape
 from gxpo.parts.settings import ClusterSettings
 from gxpo.training.config import Resolved
 
-BYTES = {"weights": 2, "gradient": 2, "float32_copy": 4, "moments": 8}  # of a parameter
-ON_HOST = ("float32_copy", "moments")  # with offload: optimiser
-BYTES_UNSHARDED = sum(BYTES.values()) + 2  # of a parameter where each process holds all: gradients are float32
-LOGITS_AT_ONCE = 2**23  # of the learner: held in 16 bits, with two copies in float32
 SAMPLER_SHARE = 0.85  # of a sampler's memory for weights and caches: vLLM's 0.9, less activations and graphs
 SPEED_TIMES_PARAMETERS = 2500 * 7.6e9  # tokens a second of a sampling H100 times active parameters
 WITH_COPY = ("fsdp", "verl")  # backends in which each process samples from a whole copy of the weights
+IN_16_BITS = Training(dtype="bfloat16", recompute=True, microbatch=1, row=1, samples=1, prompts=1, prompt=1, context=1)
 WORTH_DELAYING = 0.05  # share of a step that a publication may take
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """memory in bytes; peak: dense 16-bit FLOP a second."""
-
-    memory: float
-    peak: float
-
-
-GPUS = {
-    "a100": Gpu(80e9, 312e12),
-    "h20": Gpu(96e9, 148e12),
-    "h100": Gpu(80e9, 989e12),
-    "h200": Gpu(141e9, 989e12),
-    "b200": Gpu(180e9, 2250e12),
-}
 
 
 @dataclass(frozen=True)
@@ -73,6 +55,13 @@ class Load:
     served: bool = False
 
 
+def gpu_of(name: str) -> Gpu:
+    """Return the figures of a GPU; ConfigError for an unknown name."""
+    if name.lower() not in GPUS:
+        raise ConfigError(f"--gpu {name!r} is not one of {', '.join(GPUS)}{did_you_mean(name.lower(), GPUS)}")
+    return GPUS[name.lower()]
+
+
 def load_of(resolved: Resolved, overrides: dict[str, Any]) -> Load:
     """Return the load of a run; `overrides` that are not None replace its own figures.
 
@@ -80,9 +69,7 @@ def load_of(resolved: Resolved, overrides: dict[str, Any]) -> Load:
     """
     s = resolved.settings
     overrides_given = {k: v for k, v in overrides.items() if v is not None}
-    gpu = str(overrides_given.pop("gpu", "h100")).lower()
-    if gpu not in GPUS:
-        raise ConfigError(f"--gpu {gpu!r} is not one of {', '.join(GPUS)}{did_you_mean(gpu, GPUS)}")
+    gpu = gpu_of(str(overrides_given.pop("gpu", "h100")))
     # checked here, where the option's name is known: a 0 would divide by zero further down
     for name, value in overrides_given.items():
         if value <= 0:
@@ -100,37 +87,28 @@ def load_of(resolved: Resolved, overrides: dict[str, Any]) -> Load:
     return Load(
         **{**defaults, **overrides_given},
         microbatch=8192 if microbatch_tokens == "auto" else microbatch_tokens,
-        gpu=GPUS[gpu],
+        gpu=gpu,
         served=s.sampling.engine == "openai",
     )
 
 
-def whole_on_each(parameters: float) -> float:
-    """Return the bytes of a process that holds all parameters, their float32 copies, moments and gradients."""
-    return BYTES_UNSHARDED * parameters
+def sharded(shape: ModelShape, gpus: int, offload: str = "none") -> dict[str, float]:
+    """Return the bytes per GPU of parameters, optimiser and gradients, sharded over `gpus`."""
+    held = formulas.states(shape, IN_16_BITS) | {"gradients": formulas.gradients(shape, IN_16_BITS)}
+    return {name: n / gpus for name, n in held.items() if offload == "none" or name != "optimiser"}
 
 
-def states_of(parameters: float, gpus: int, offload: str = "none") -> dict[str, float]:
-    """Return the bytes per GPU of weights, gradient, float32 copy and moments, sharded over `gpus`."""
-    bytes_by_state = {k: n for k, n in BYTES.items() if offload == "none" or k not in ON_HOST}
-    return {name: n * parameters / gpus for name, n in bytes_by_state.items()}
-
-
-def activations(shape: ModelShape, tokens: float, context_parallel: int = 1) -> float:
-    """Return the bytes per GPU of the hidden states before each layer; all else is recomputed in the backward pass."""
-    return 2 * shape.hidden * shape.layers * tokens / context_parallel
-
-
-def logits_chunk(shape: ModelShape, tokens: float) -> float:
-    """Return the bytes of the logits that are held at once."""
-    return min(LOGITS_AT_ONCE, tokens * shape.vocabulary) * (2 + 2 * 4)
+def pass_bytes(shape: ModelShape, tokens: int, context_parallel: int = 1) -> dict[str, float]:
+    """Return the bytes per GPU of a micro-batch's activations, with recomputation, and of its logits."""
+    parts = formulas.update(shape, replace(IN_16_BITS, microbatch=-(-tokens // context_parallel)))
+    return {name: parts[name] for name in ("activations", "logits")}
 
 
 def streams(shape: ModelShape, memory: float, context: int, tensor_parallel: int = 1) -> int:
     """Count the streams of `context` tokens whose keys and values fit beside the weights; 0 or less: not even one."""
     shards = min(tensor_parallel, shape.kv_heads)
     free = SAMPLER_SHARE * memory - 2 * shape.parameters / tensor_parallel
-    return int(free // (shape.kv_bytes_per_token / shards * context))
+    return int(free // (formulas.cache_bytes(shape) / shards * context))
 
 
 def publication_seconds(parameters: float, links: int, link_gbit: float) -> float:
@@ -213,10 +191,9 @@ def _trainer(shape: ModelShape, cluster: ClusterSettings, load: Load) -> dict[st
     # a trajectory is never split over micro-batches, so that the longest one is the least of them
     tokens = max(load.microbatch, load.context)
     memory = {
-        **states_of(shape.parameters, gpus, settings.offload),
+        **sharded(shape, gpus, settings.offload),
         "gathered_units": 2 * 2 * shape.largest_unit / settings.tensor_parallel,
-        "activations": activations(shape, tokens, settings.context_parallel),
-        "logits": logits_chunk(shape, tokens),
+        **pass_bytes(shape, tokens, settings.context_parallel),
     }
     # without servers each process samples with whole weights of its own, beside its shard
     if cluster.backend in WITH_COPY and not load.served:
@@ -227,7 +204,7 @@ def _trainer(shape: ModelShape, cluster: ClusterSettings, load: Load) -> dict[st
         "memory": memory,
         "memory_bytes": sum(memory.values()),
         "memory_of_a_gpu": load.gpu.memory,
-        "whole_on_each_bytes": whole_on_each(shape.parameters),
+        "whole_on_each_bytes": sum(sharded(shape, 1).values()),
         "microbatch_tokens": tokens,
         "gpu_s": gpu_s,
         "step_s": gpu_s / gpus,
@@ -247,10 +224,10 @@ def _sampler(shape: ModelShape, cluster: ClusterSettings, load: Load) -> dict[st
         "gpus": gpus,
         "memory": {
             "weights": 2 * shape.parameters / settings.tensor_parallel,
-            "keys_and_values": used_streams * shape.kv_bytes_per_token / shards * load.context,
+            "keys_and_values": used_streams * formulas.cache_bytes(shape) / shards * load.context,
         },
         "memory_of_a_gpu": load.gpu.memory,
-        "kv_bytes_per_token": shape.kv_bytes_per_token,
+        "kv_bytes_per_token": formulas.cache_bytes(shape),
         "context": load.context,
         "streams_that_fit": max(0, fitting_streams),
         "streams": used_streams,

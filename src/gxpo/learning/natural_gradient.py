@@ -11,6 +11,7 @@ import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
+from gxpo.base.devices import has_float64, to_host_float64
 from gxpo.forest.forest import Forest
 from gxpo.learning.base import UpdatePart
 from gxpo.learning.parameter_checks import first_not_finite
@@ -165,4 +166,5 @@ def unflatten(column: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    return float((a.double() * b.double()).sum())
+    product = a.double() * b.double() if has_float64(a.device) else to_host_float64(a) * to_host_float64(b)
+    return float(product.sum())

@@ -20,6 +20,7 @@ from gxpo.learning.optimiser_kinds import (
     is_shard,
     local,
     make_optimiser,
+    norm_in,
     states_of,
 )
 
@@ -176,10 +177,8 @@ class Optimiser:
             return float(torch.nn.utils.get_total_norm(gradient_list))
         dtype = dtype or torch.float64
         # shards are parts of a tensor: squares are summed over processes, whole tensors counted once
-        whole_norm = math.hypot(
-            *(float(torch.linalg.vector_norm(g, dtype=dtype)) for g in gradient_list if not is_shard(g))
-        )
-        shard_norms = [torch.linalg.vector_norm(local(g), dtype=dtype) for g in gradient_list if is_shard(g)]
+        whole_norm = math.hypot(*(float(norm_in(g, dtype)) for g in gradient_list if not is_shard(g)))
+        shard_norms = [norm_in(local(g), dtype) for g in gradient_list if is_shard(g)]
         squares = (
             torch.stack([x.cpu().double().square() for x in shard_norms]).sum() if shard_norms else torch.zeros(())
         )
@@ -220,7 +219,7 @@ class Optimiser:
         # 16-bit parameters are rounded from their float32 masters
         changed, total = self._write_back()
         if before is not None:
-            share = runtime.mean(float((self._sample() != before).double().mean()))
+            share = runtime.mean(int(torch.count_nonzero(self._sample() != before)) / before.numel())
             size = sum(p.numel() for p in self._without_master)
             changed, total = changed + share * size, total + size
         self.moved = changed / total

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gxpo.base import runtime
+from gxpo.base.devices import has_float64, to_host_float64
 from gxpo.base.errors import ConfigError
 
 Kind = Literal["adamw", "sgd", "signum", "lion", "muon", "igt"]
@@ -171,7 +172,7 @@ class Cautious:
         masks = [
             (local(p) - local(old)) * local(g) < 0 for (_, p), old, g in zip(pairs, origins, gradients, strict=True)
         ]
-        counts = torch.stack([mask.sum() for mask in masks]).double()
+        counts = to_host_float64(torch.stack([mask.sum() for mask in masks]))
         are_shards = torch.tensor([is_shard(p) for _, p in pairs], device=counts.device)
         of_shards = torch.where(are_shards, counts, 0.0)
         runtime.all_sum([of_shards])
@@ -182,9 +183,15 @@ class Cautious:
             part.copy_(torch.where(mask, origin + scale * (part - origin), origin))
 
 
+def norm_in(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Norm of a tensor, computed in `dtype`; in float64 on the host where its device has none."""
+    needs_host = dtype == torch.float64 and not has_float64(x.device)
+    return torch.linalg.vector_norm(x.cpu() if needs_host else x, dtype=dtype)
+
+
 def norm_of(tensors: Sequence[Tensor]) -> float:
     """Norm of many tensors as one vector; shards are summed over processes, whole tensors are not."""
-    squares = [(is_shard(x), float(torch.linalg.vector_norm(local(x), dtype=torch.float64)) ** 2) for x in tensors]
+    squares = [(is_shard(x), float(norm_in(local(x), torch.float64)) ** 2) for x in tensors]
     of_shards = torch.tensor(sum(q for shard, q in squares if shard), dtype=torch.float64)
     if any(shard for shard, _ in squares):
         runtime.all_sum([of_shards])

@@ -27,7 +27,7 @@ from gxpo.learning.optimiser_kinds import Rule
 from gxpo.learning.packing import Layout, MicroBatch, Packing, Sheet
 from gxpo.learning.readout import Readout, read
 from gxpo.learning.soft import WEIGHT, soft_inputs, with_densities
-from gxpo.learning.transfers import to_device, to_host
+from gxpo.learning.transfers import one_to_device, to_device, to_host
 from gxpo.models.decoder import measure
 from gxpo.models.decoder.choices import Sizes, Trial, kernel
 from gxpo.models.decoder.forward import Kernels, Products
@@ -389,7 +389,7 @@ class TorchLearner(InProcess):
         if given:
             state_index, target, temperature = state_index[reading], target[reading], temperature[reading]
             support, reading = None if support is None else support[reading], torch.arange(len(reading))
-            given_rows = {name: x[batch.entries].to(self.device) for name, x in given.items()}
+            given_rows = {name: one_to_device(x[batch.entries], self.device) for name, x in given.items()}
         out = {}
         index_there, target_there, temperature_there = to_device((state_index, target, temperature), self.device)
         for (layer, normed), layer_states in zip(layers, states, strict=True):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gxpo.algorithms.likelihoods.base import Answer, Likelihood
+from gxpo.base.devices import to_host_float64
 from gxpo.base.errors import ModelError
 
 SUFFIX = "ForMaskedLM"  # of transformers' classes
@@ -130,7 +131,7 @@ def estimate(policy: MaskedPolicy, rows: Sequence[Row], likelihood: Likelihood, 
         chosen = logprobs.gather(1, target.to(logprobs.device)[:, None]).squeeze(1)
         entropy = torch.special.entr(logprobs.exp()).sum(1)
         for name, x in (("logprob", chosen), ("entropy", entropy)):
-            out[name] = out[name].index_add(0, at, x.to("cpu", torch.float64) * weight)
+            out[name] = out[name].index_add(0, at, to_host_float64(x) * weight)
     return out
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gxpo.algorithms.signals import SignalTools
+from gxpo.base.devices import to_host_float64
 from gxpo.base.errors import ConfigError
 from gxpo.forest.forest import Forest
 from gxpo.parts.definition import Stated
@@ -250,13 +251,13 @@ def _sketched(gradient: Mapping[str, Tensor]) -> Tensor:
     """All of a gradient in one row, or, of many parameters, `SKETCH` sums of them with random signs."""
     total = sum(x.numel() for x in gradient.values())
     if total <= SKETCH:
-        return torch.cat([x.detach().reshape(-1).double().cpu() for x in gradient.values()])
+        return torch.cat([to_host_float64(x.detach().reshape(-1)) for x in gradient.values()])
     out = torch.zeros(SKETCH, dtype=torch.float64)
     for number, x in enumerate(gradient.values()):
         draws = torch.Generator().manual_seed(number)
         place = torch.randint(SKETCH, (x.numel(),), generator=draws)
         sign = torch.randint(2, (x.numel(),), generator=draws) * 2.0 - 1.0
-        out.index_add_(0, place, sign.double() * x.detach().reshape(-1).double().cpu())
+        out.index_add_(0, place, sign.double() * to_host_float64(x.detach().reshape(-1)))
     return out
 
 

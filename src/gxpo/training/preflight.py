@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from gxpo.algorithms.weighting.base import WeightPart
+from gxpo.base.devices import need_float64
 from gxpo.base.errors import ConfigError, GxpoError, ModelError
 from gxpo.base.usercode import NotRun, Unusable, check_defined, one_line, split
 from gxpo.environments import worlds
@@ -65,6 +66,8 @@ def check_settings(s: RunSettings, method: Method) -> None:
     check_device(device)
     if s.learner.attention == "flex" and device in NO_FLEX_BACKWARD:
         raise ConfigError(f"learner.attention=flex: FlexAttention has no backward pass on {device}; leave it at auto")
+    if s.learner.dtype == "float64":
+        need_float64(device, "learner.dtype=float64")
     samples_latents = "latents" in RolloutPart.hook(method.rollout, "provides")
     if pipelines.denoises(s.model) != samples_latents:
         rollout = show(method.rollout)

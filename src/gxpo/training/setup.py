@@ -10,6 +10,7 @@ import torch
 
 from gxpo.algorithms.signals.base import SignalPart
 from gxpo.base import runtime
+from gxpo.base.devices import need_float64, untried_line
 from gxpo.base.errors import ConfigError, ModelError
 from gxpo.environments import worlds
 from gxpo.environments.envs.corrupted import Corruption
@@ -228,6 +229,8 @@ class Policy:
 
 def policy_of(resolved: Resolved, notify: Notify) -> Policy:
     """Load the model into learner and engine; errors that its name alone does not show (`preflight`) come up here."""
+    if (line := untried_line(device_of(resolved.settings.learner.device))) is not None:
+        notify(line)
     if pipelines.denoises(resolved.settings.model):
         return _flow_policy(resolved, notify)
     return _text_policy(resolved, notify) if resolved.method.likelihood is None else _masked_policy(resolved, notify)
@@ -332,6 +335,7 @@ def _flow_policy(resolved: Resolved, notify: Notify) -> Policy:
     }
     _refuse(s, method, unfit)
     device = device_of(s.learner.device)
+    need_float64(device, "a denoising model")
     model = denoiser_of(s, notify)
     learner = FlowLearner(model, **_learning(resolved, device))
     conditions = flow.Conditions(model.conditions)

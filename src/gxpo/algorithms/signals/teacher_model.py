@@ -12,6 +12,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gxpo.algorithms.signals.base import SignalPart, SignalTools
+from gxpo.base.devices import has_float64
 from gxpo.base.errors import CheckpointError, ConfigError
 from gxpo.parts.protocols import Output
 from gxpo.parts.registry import part
@@ -51,7 +52,8 @@ class TeacherModel(SignalPart):
     def bind(self, tools: SignalTools) -> None:
         self.memory["model"] = model = tools.external(self.of)
         # A checksum of the weights: resuming under another teacher would change the target in silence.
-        sums = sorted((name, float(p.detach().double().sum())) for name, p in model.model.named_parameters())
+        weights = ((name, p.detach()) for name, p in model.model.named_parameters())
+        sums = sorted((n, float((p if has_float64(p.device) else p.cpu()).double().sum())) for n, p in weights)
         self.memory["crc"] = zlib.crc32(repr(sums).encode())
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from gxpo.base.devices import to_host_float64
 from gxpo.models.decoder import architecture
 from gxpo.models.decoder.architecture import NO_ROPE, ONE_ROPE, Head, Layer, backbone_of, family_of, layers_of
 from gxpo.models.decoder.attention import HALF, Chain, Plan, TreeAttention, attend, kernel_works
@@ -267,9 +268,9 @@ def near(x: Tensor, y: Tensor) -> bool:
 
     In float64 by 1e-6: parts of transformers' models (softmax, routers) always compute in float32.
     """
-    x, y = with_zeros(x), with_zeros(y)
-    error = (x.double() - y.double()).norm(dim=1) / y.double().norm(dim=1)
-    return bool(error.median() <= max(torch.finfo(y.dtype).eps, 1e-12) ** 0.5)
+    tolerance = max(torch.finfo(y.dtype).eps, 1e-12) ** 0.5
+    x, y = to_host_float64(with_zeros(x)), to_host_float64(with_zeros(y))
+    return bool(((x - y).norm(dim=1) / y.norm(dim=1)).median() <= tolerance)
 
 
 def with_zeros(logits: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gxpo.base.devices import drawing_device
 from gxpo.models.decoder.attention import Chain
 from gxpo.models.decoder.forward import Decoder
 from gxpo.models.decoder.sampling import Prompts
@@ -415,22 +416,23 @@ def decode(
     `on_done` is called once for every sample, when it is done and before its row leaves the batch. The cache then holds
     at least all but the last token of its action. `interrupted` is called whenever tokens have been read; if it returns
     True, decoding ends and the rows still running count as interrupted. Tokens are read one by one on a CPU and
-    `TOKENS_AT_ONCE` together on another device, which the host waits for each time. `likeliest`: as of `draw`.
+    `TOKENS_AT_ONCE` together on another device, which the host waits for each time. Devices without float64 send their
+    logits to the host, which draws. `likeliest`: as of `draw`.
     """
     (n, longest), device = streams.shape, state.logits.device
-    uniform = torch.from_numpy(streams.T.copy()).to(device).unbind()
+    place = drawing_device(device)
+    uniform = torch.from_numpy(streams.T.copy()).to(place).unbind()
     actions = Actions.empty(n, longest)
-    # which sample each row of the batch is, on the device: None, all of them, until some have been removed
+    # which sample each row of the batch is, where tokens are drawn: None, all of them, until some have been removed
     rows: Tensor | None = None
     samples, running, step = torch.arange(n), torch.ones(n, dtype=torch.bool), 0
-    at_once = 1 if device.type == "cpu" else TOKENS_AT_ONCE
+    at_once = 1 if place.type == "cpu" else TOKENS_AT_ONCE
     unread: list[Draws] = []
     for draw_step in range(longest):
         # Finished rows are sampled along until they are removed; `length` keeps what they draw out of their actions.
-        draws = draw(
-            state.logits, uniform[draw_step] if rows is None else uniform[draw_step][rows], sampling, likeliest
-        )
-        token = draws.token
+        row_uniform = uniform[draw_step] if rows is None else uniform[draw_step][rows]
+        draws = draw(state.logits.to(place), row_uniform, sampling, likeliest)
+        token = draws.token.to(device)
         unread.append(draws)
         if len(unread) < at_once and draw_step + 1 < longest:
             state = state.advance(token)
@@ -458,7 +460,7 @@ def decode(
             _report_done(actions, samples, ~running, state, on_done)
             running_rows = running.nonzero().squeeze(1)
             samples, device_rows = samples[running_rows], running_rows.to(device)
-            rows, token, state = samples.to(device), token[device_rows], state.select(device_rows)
+            rows, token, state = samples.to(place), token[device_rows], state.select(device_rows)
             running = torch.ones_like(samples, dtype=torch.bool)
         state = state.advance(token)
     actions.length[samples[running]] = step + 1

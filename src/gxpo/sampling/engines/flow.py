@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gxpo.base.devices import need_float64
 from gxpo.base.errors import ModelError
 from gxpo.base.media import PICTURES
 from gxpo.base.runtime import memory_is_short
@@ -53,6 +54,7 @@ class FlowEngine:
     """
 
     def __init__(self, model: Any, *, device: str | torch.device = "cpu", batch_rows: int = 1 << 16) -> None:
+        need_float64(device, "a denoising model")
         self.device, self.batch_rows = torch.device(device), batch_rows
         self.model = model.to(self.device).eval()
         self.policy_version = 0

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gxpo.algorithms.likelihoods.base import Likelihood
 from gxpo.algorithms.likelihoods.estimators import TrajectoryLikelihood
+from gxpo.base.devices import drawing_device
 from gxpo.base.errors import ConfigError, ModelError, did_you_mean
 from gxpo.base.runtime import memory_is_short
 from gxpo.models.masked import EXTRAS, MaskedPolicy, Row, estimate
@@ -156,7 +157,8 @@ class MaskedEngine:
             )
             # as many uniforms as the answer has places, whatever is hidden: a row's numbers depend on its steps alone
             uniform = torch.from_numpy(np.stack([streams[i].random(2 * room) for i in active.tolist()]))
-            drawn = draw(logits, uniform[row, column].to(logits.device), sampling)
+            where = drawing_device(logits.device)
+            drawn = draw(logits.to(where), uniform[row, column].to(where), sampling)
             token = drawn.token.cpu()
             share = 1 - is_candidate.sum(1) / block
             score = self._scores(logits, token, row, column, share, uniform[:, room:])

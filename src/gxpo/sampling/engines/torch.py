@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gxpo.base.devices import need_float64
 from gxpo.base.errors import ModelError
 from gxpo.base.media import FIRST
 from gxpo.base.runtime import memory_is_short
@@ -88,6 +89,7 @@ def soft_decode(
     text, after which a row's tokens are sampled.
     """
     n, longest, _ = streams.shape
+    need_float64(state.logits.device, "soft thinking")
     uniform = torch.from_numpy(streams).to(state.logits.device)
     actions, samples, thinking = Actions.empty(n, longest), torch.arange(n), torch.ones(n, dtype=torch.bool)
     supports: list[tuple[Tensor, Tensor]] = []

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gxpo.base.devices import to_host_float64
 from gxpo.base.errors import ModelError
 from gxpo.forest.forest import Forest
 from gxpo.learning.architecture import untrained_loss, why_flat
@@ -168,7 +169,7 @@ def _measure_gaps(report: ModelReport, engine: TorchEngine, learner: TorchLearne
             tokens = torch.tensor([[*prompt, *c.tokens]], device=learner.device)
             with torch.no_grad():
                 logits = learner.model(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 : -1]
-            vocabulary_logprobs = logits.double().log_softmax(-1).cpu()
+            vocabulary_logprobs = to_host_float64(logits).log_softmax(-1)
             transformers_logprobs.append(vocabulary_logprobs.gather(1, torch.tensor(c.tokens)[:, None])[:, 0])
     report.sampler_gap = float((learner_logprob_P - forest.path_behaviour_logprob).abs().max())
     report.transformers_gap = float((learner_logprob_P - torch.cat(transformers_logprobs)).abs().max())
