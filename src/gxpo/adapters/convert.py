@@ -189,13 +189,13 @@ class Conversion:
             elif kind == "function" and self.path.suffix == ".py" and self.source.guarded:
                 weight_by_reward[f"{self.path}:{name}"] = weight
             elif kind == "model" or not name.isidentifier():
-                what = "a reward model, see docs/judges.md" if kind == "model" else "no function of a file"
-                unknown = unknown or f"{value.where}: {value.value} is {what}"
+                description = "a reward model, see docs/judges.md" if kind == "model" else "no function of a file"
+                unknown = unknown or f"{value.where}: {value.value} is {description}"
             else:
                 weight_by_reward[f"my_rewards.py:{name}"] = weight
                 kinds = {"trl": "of trl.rewards", "function": f"importing {self.path.name} would train"}
-                what = kinds.get(kind, "of another file")
-                self.notes.append((value.where, f"reward {value.value}: {what}: put it into my_rewards.py"))
+                description = kinds.get(kind, "of another file")
+                self.notes.append((value.where, f"reward {value.value}: {description}: put it into my_rewards.py"))
             if value.note and kind != "open":
                 self.notes.append((value.where, f"reward {value.value}: set with {value.note}"))
         where = self.source.rewards[0][1].where if self.source.rewards else ""
@@ -409,8 +409,8 @@ class Conversion:
             self._open("learner.dtype", f"{dtype_part.where}: {dtype_part.note}")
         for name, value in init.items():
             if name not in convert_script.MODEL_ARGUMENTS and value not in (None, False, "main"):
-                what = convert_script.LOADING.get(name, "no counterpart")
-                self._note("model_init_kwargs", f"model_init_kwargs[{name!r}]={value!r}: {what}")
+                description = convert_script.LOADING.get(name, "no counterpart")
+                self._note("model_init_kwargs", f"model_init_kwargs[{name!r}]={value!r}: {description}")
         if a.fp16 or str(dtype) == "float16":
             self._note("fp16", "fp16: gxpo trains in float32 or bfloat16")
         elif low and str(dtype) != "bfloat16":

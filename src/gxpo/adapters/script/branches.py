@@ -14,13 +14,13 @@ def containers(value: Any, objects: dict[int, Any] | None = None) -> dict[int, A
     objects = {} if objects is None else objects
     stack = [value]
     while stack:
-        one = stack.pop()
-        if isinstance(one, Noted):
-            one = one.value
-        if not isinstance(one, (Thing, dict, list, tuple)) or id(one) in objects:
+        item = stack.pop()
+        if isinstance(item, Noted):
+            item = item.value
+        if not isinstance(item, (Thing, dict, list, tuple)) or id(item) in objects:
             continue
-        objects[id(one)] = one
-        stack += [*_children(one)]
+        objects[id(item)] = item
+        stack += [*_children(item)]
     return objects
 
 

@@ -62,10 +62,10 @@ class Calls(Parsers):
     def arguments(self, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a call: those by position, and those by name ("**": of an unknown mapping)."""
         values: list[Any] = []
-        for one in node.args:
-            value = self.value(one)
+        for argument in node.args:
+            value = self.value(argument)
             inner, notes = without_notes(value)
-            if isinstance(one, ast.Starred) and isinstance(inner, (list, tuple)):
+            if isinstance(argument, ast.Starred) and isinstance(inner, (list, tuple)):
                 values += [with_notes(v, notes) for v in inner]
             else:
                 values.append(value)
@@ -346,9 +346,9 @@ class Calls(Parsers):
             thing.places |= {k: self.place_of(node, k) for k in keywords}
             if values:
                 thing.places["output_dir"] = self.where(node)
-        other = elsewhere(self.bases(cls) if isinstance(cls, Thing) else [cls])
-        if other and thing.rest is None:
-            thing.rest = Unknown(f"{name} is of {other}: its defaults may be other than TRL's", self.where(node))
+        library = elsewhere(self.bases(cls) if isinstance(cls, Thing) else [cls])
+        if library and thing.rest is None:
+            thing.rest = Unknown(f"{name} is of {library}: its defaults may be other than TRL's", self.where(node))
         self.record(thing, node)
         return thing
 
@@ -410,10 +410,10 @@ class Calls(Parsers):
         source = keywords.get(
             "model_name", keywords.get("pretrained_model_name_or_path", values[0] if values else self.unknown(node))
         )
-        at = next((k for k in ("model_name", "pretrained_model_name_or_path") if k in keywords), "")
+        keyword = next((k for k in ("model_name", "pretrained_model_name_or_path") if k in keywords), "")
         model = Thing("model", owner, self.where(node), {"source": source, **keywords})
-        model.places = {**{k: self.place_of(node, k) for k in keywords}, "source": self.place_of(node, at)}
-        if node.args and not at:
+        model.places = {**{k: self.place_of(node, k) for k in keywords}, "source": self.place_of(node, keyword)}
+        if node.args and not keyword:
             model.places["source"] = self.where(node.args[0])
         return (model, self.unknown(node)) if owner.startswith("Fast") else model
 
@@ -457,15 +457,15 @@ def _trainer_notes(cls: Any, name: str, bases: Sequence[Any], where: str) -> lis
     for base in bases:
         if isinstance(base, Thing):
             methods = [k for k, v in base.fields.items() if isinstance(v, Function)]
-            which = f" ({', '.join(methods)})" if methods else ""
+            names = f" ({', '.join(methods)})" if methods else ""
             notes.append(
                 (
                     base.where,
-                    f"{base.name} is a trainer of its own, with methods of its own{which}: its loss may be another",
+                    f"{base.name} is a trainer of its own, with methods of its own{names}: its loss may be another",
                 )
             )
     if isinstance(cls, Unknown):
         notes.append((where, f"which trainer {name} is, is not known ({cls.reason}): its loss may be another"))
-    elif other := elsewhere(bases):
-        notes.append((where, f"{name} is of {other}, not of TRL: its loss may be another"))
+    elif library := elsewhere(bases):
+        notes.append((where, f"{name} is of {library}, not of TRL: its loss may be another"))
     return notes
