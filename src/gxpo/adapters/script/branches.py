@@ -108,9 +108,9 @@ class Join:
         # a data set is never changed, so that one of a branch can be joined to the one before
         is_fixed = isinstance(first, Thing) and first.kind == "dataset"
         if all(type(v) is type(first) for v in versions) and (is_fixed or not any(o is not None for o in originals)):
-            joined = self._alike(versions, ids)
-            if joined is not None:
-                return joined
+            join = self._alike(versions, ids)
+            if join is not None:
+                return join
         if self.preferred is not None and complete:
             return with_notes(self._restored(versions[self.preferred[0]]), self.preferred[1])
         return next((v for v in versions if isinstance(v, Unknown)), self.reason)
