@@ -45,18 +45,18 @@ class SourceSettings:
     parts     arguments of the trainer: "model", "dataset", "split", "dataset_config", "peft" (a mapping)
     rewards   of the trainer, in order: ("function", name) of the source, ("trl", name), ("model", name), ("open", "")
     open      (where, what) for what is to be said of the source
-    rest      why further fields may be set;   is_parsed: True if the command line may set any field
-    guarded   True if importing the source runs no training;   unsloth: True if that library is imported
     kind      "GRPO" or "RLOO";   system: trainer and version whose defaults hold
+    extra_fields  why others may be set;   is_parsed: True if the command line may set any field
+    is_guarded    True if importing the source runs no training;   unsloth: True if that library is imported
     """
 
     settings: dict[str, Value] = field(default_factory=dict)
     parts: dict[str, Value] = field(default_factory=dict)
     rewards: list[tuple[str, Value]] = field(default_factory=list)
     open: list[tuple[str, str]] = field(default_factory=list)
-    rest: str = ""
+    extra_fields: str = ""
     is_parsed: bool = False
-    guarded: bool = True
+    is_guarded: bool = True
     unsloth: bool = False
     kind: str = "GRPO"
     system: str = "TRL 1.16"
@@ -173,7 +173,7 @@ class _Reader:
         self._config(config, notes, trainer)
         self._trainer(trainer)
         self._unknown_adapter(tree, trainer)
-        self.source.guarded = not _trains_on_import(tree)
+        self.source.is_guarded = not _trains_on_import(tree)
 
     def _say(self, where: str, problem: str) -> None:
         if (where, problem) not in self.source.open and problem:
@@ -241,7 +241,7 @@ class _Reader:
         if not isinstance(config, Thing):
             place = trainer.places.get("args", trainer.where) if trainer is not None else ""
             unknown = config if isinstance(config, Unknown) else Unknown("args is made by code of another file", place)
-            source.rest = f"{place}: {unknown.reason}"
+            source.extra_fields = f"{place}: {unknown.reason}"
             attributes = self.walk.state["attributes"].get(f"{unknown.where}: {unknown.reason}")
             for name, value in attributes.fields.items() if isinstance(attributes, Thing) else ():
                 source.settings[name] = self._value(value, attributes.places[name])
@@ -253,15 +253,15 @@ class _Reader:
         )
         source.kind = "RLOO" if any("RLOO" in name for name in bases) else "GRPO"
         source.is_parsed = bool(config.fields.get("parsed "))
-        if isinstance(config.rest, Unknown):
-            source.rest = f"{config.rest.where}: {config.rest.reason}"
+        if isinstance(config.extra_fields, Unknown):
+            source.extra_fields = f"{config.extra_fields.where}: {config.extra_fields.reason}"
         for name, value in config.fields.items():
             where = config.places.get(name, config.where)
             inner, why = without_notes(value)
             if inner is ABSENT:
                 self._say(where, f"{name} is set with {', '.join(why)}")
             elif name == "**":
-                source.rest = f"{where}: {getattr(inner, 'reason', 'keys are made when the script runs')}"
+                source.extra_fields = f"{where}: {getattr(inner, 'reason', 'keys are made when the script runs')}"
             elif not name.endswith(" ") and isinstance(name, str):
                 source.settings[name] = self._value(
                     Noted(value, tuple(notes)) if notes and not isinstance(value, (Unknown, Noted)) else value, where
@@ -277,8 +277,8 @@ class _Reader:
             return
         for where, note in trainer.notes:
             self._say(where, note)
-        if trainer.rest is not None:
-            self._say(trainer.rest.where, f"{trainer.name}: further arguments: {trainer.rest.reason}")
+        if trainer.extra_fields is not None:
+            self._say(trainer.extra_fields.where, f"{trainer.name}: further arguments: {trainer.extra_fields.reason}")
         self._model(trainer)
         self._dataset(trainer)
         self._rewards(trainer)

@@ -69,7 +69,7 @@ class Join:
                 changes.append((original, self._list(versions) if items is None else items))
             elif isinstance(original, Thing):
                 original.places = {k: p for v in versions for k, p in v.places.items()}
-                original.rest = next((v.rest for v in versions if v.rest), None)
+                original.extra_fields = next((v.extra_fields for v in versions if v.extra_fields), None)
                 original.notes = list(dict.fromkeys(n for v in versions for n in v.notes))
         for original, content in changes:
             original.clear()
@@ -124,7 +124,7 @@ class Join:
             self.keep += versions
             thing.fields = self._mapping([v.fields for v in versions], False)
             thing.places = {k: p for v in versions for k, p in v.places.items()}
-            thing.rest = next((v.rest for v in versions if v.rest), None)
+            thing.extra_fields = next((v.extra_fields for v in versions if v.extra_fields), None)
             thing.notes = list(dict.fromkeys(n for v in versions for n in v.notes))
             return thing
         if isinstance(first, dict):

@@ -138,7 +138,7 @@ class Calls(Parsers):
                 if isinstance(field, str):
                     first.fields[field], first.places[field] = values[2], self.where(node)
                 else:
-                    first.rest = self.unknown(node)
+                    first.extra_fields = self.unknown(node)
                 return None
             case "run" if path == "asyncio.run" and values:
                 return values[0]
@@ -160,7 +160,7 @@ class Calls(Parsers):
                     return [Thing("dataset", name, self.where(node), {**fields, "split": s}, places) for s in splits]
                 return Thing("dataset", name, self.where(node), fields, places)
             case "LoraConfig":
-                return Thing("lora", name, self.where(node), keywords, rest=keywords.get("**"))
+                return Thing("lora", name, self.where(node), keywords, extra_fields=keywords.get("**"))
             case "get_peft_config" if values and isinstance(first, Thing):
                 return self.peft_of(first)
             case "ArgumentParser":
@@ -243,8 +243,8 @@ class Calls(Parsers):
         if isinstance(inner, Import) and inner.path == "torch" and name in ("bfloat16", "float16", "float32", "half"):
             return name
         if isinstance(inner, Thing) and inner.kind == "config" and name not in inner.fields and name in DEFAULTS:
-            if inner.rest is not None or not isinstance(inner.of, (Import, type(None))):
-                return inner.rest or super().attribute(owner, name, node)
+            if inner.extra_fields is not None or not isinstance(inner.of, (Import, type(None))):
+                return inner.extra_fields or super().attribute(owner, name, node)
             return with_notes(DEFAULTS[name], [f"--{name}"] if inner.fields.get("parsed ") else [])
         if isinstance(inner, Thing) and inner.kind == "trainer" and name in inner.fields:
             return inner.fields[name]
@@ -340,22 +340,24 @@ class Calls(Parsers):
                     if "__post_init__" in base.fields or "__init__" in base.fields:
                         note = f"{base.name} sets fields in its own code (__init__ or __post_init__)"
                         thing.notes.append((base.where, note))
-        thing.rest = keywords.pop("**", None)
+        thing.extra_fields = keywords.pop("**", None)
         thing.fields |= {**dict(zip(("output_dir",), values, strict=False)), **keywords}
         if isinstance(node, ast.Call):
             thing.places |= {k: self.place_of(node, k) for k in keywords}
             if values:
                 thing.places["output_dir"] = self.where(node)
         library = elsewhere(self.bases(cls) if isinstance(cls, Thing) else [cls])
-        if library and thing.rest is None:
-            thing.rest = Unknown(f"{name} is of {library}: its defaults may be other than TRL's", self.where(node))
+        if library and thing.extra_fields is None:
+            thing.extra_fields = Unknown(
+                f"{name} is of {library}: its defaults may be other than TRL's", self.where(node)
+            )
         self.record(thing, node)
         return thing
 
     def trainer(self, cls: Any, name: str, values: list[Any], keywords: dict[str, Any], node: ast.Call) -> Thing:
         """Return a trainer, and record it."""
         fields = {**dict(zip(TRAINER, values, strict=False)), **keywords}
-        thing = Thing("trainer", name, self.where(node), fields, rest=keywords.get("**"), of=cls)
+        thing = Thing("trainer", name, self.where(node), fields, extra_fields=keywords.get("**"), of=cls)
         thing.places = {k: self.place_of(node, k) for k in fields}
         thing.notes = _trainer_notes(cls, name, self.bases(cls) if isinstance(cls, Thing) else [cls], self.where(node))
         self.record(thing, node)
