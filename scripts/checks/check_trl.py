@@ -319,7 +319,7 @@ def against_learner(method: str, path: str, micro: int, **given: Any) -> dict[st
             # the policy at each generation batch, which one optimiser step follows
             policies.append({n: x.detach().clone() for n, x in self.model.state_dict().items()})
             output = super()._generate_and_score_completions(inputs)
-            policies[-1] = policies[-1], self._scored["train"]
+            policies[-1] = policies[-1], self._batch_by_mode["train"]
             return output
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
@@ -363,7 +363,7 @@ def groups_survive(path: str) -> bool:
     from gxpo.adapters.trl import ROW, GRPOTrainer
 
     trainer = steps_of(GRPOTrainer, path, 4, steps=1, method="ngrpo")[0][2]
-    forest, prompts, order = trainer._scored["train"].forest, {}, []
+    forest, prompts, order = trainer._batch_by_mode["train"].forest, {}, []
     for b in trainer._buffered_inputs:
         for i in range(4):
             row = int(b[ROW][i])

@@ -230,7 +230,7 @@ def masked_logprobs(family: str, found: list[Any], asked: list[Any]) -> float:
     from gxpo.base import media
 
     model, processor = made(family, Path(found[0][2].args.output_dir).parent)
-    scored, worst = found[0][2]._scored["train"], 0.0
+    scored, worst = found[0][2]._batch_by_mode["train"], 0.0
     assert scored.step == 1 and scored.forest.n_trajectories == len(asked)
     for row, given_value in enumerate(asked):
         keys = [media.key_of(media.PICTURES.put(x)) for x in given_value["images"]]

@@ -23,7 +23,7 @@ BUTTON, SPARE = 16, 4  # pixels of a button's side, and by how much it may be of
 FIELD, OK = (3, 47, 36, 14), (42, 47, 20, 14)
 LETTERS = "ACEFHLPTU"  # that 3 x 5 pixels tell apart well
 LONGEST = 4  # characters in the field
-SCREEN, IDLE, DONE = (50, 50, 56), (185, 185, 190), (120, 220, 130)
+SCREEN, IDLE, CLICKED = (50, 50, 56), (185, 185, 190), (120, 220, 130)
 CALLED = ("colour", "letter")
 MOST = 4  # actions that an instruction asks for
 
@@ -58,12 +58,12 @@ class Screen:
     text: str
 
 
-def draw_screen(screen: Screen, pressed: str, text: str, done: bool) -> Pixels:
+def draw_screen(screen: Screen, pressed: str, text: str, is_clicked: bool) -> Pixels:
     """Draw a screen, pixels [64, 64, 3]; pressed buttons have a white edge.
 
-    pressed  letters of the pressed buttons
-    text     in the field
-    done     True if OK was clicked
+    pressed     letters of the pressed buttons
+    text        in the field
+    is_clicked  True if OK was clicked
     """
     pixels = canvas(SIDE, SIDE, SCREEN)
     for button in screen.buttons:
@@ -74,7 +74,7 @@ def draw_screen(screen: Screen, pressed: str, text: str, done: bool) -> Pixels:
             frame(pixels, button.box, WHITE, 2)
     fill(pixels, FIELD, WHITE)
     write_in(pixels, text, FIELD, BLACK, 2)
-    fill(pixels, OK, DONE if done else IDLE)
+    fill(pixels, OK, CLICKED if is_clicked else IDLE)
     write_in(pixels, "OK", OK, BLACK, 2)
     return pixels
 
@@ -109,8 +109,8 @@ class Buttons(ScreenWorld[Screen, Action]):
     example: ClassVar[str] = "click(20,30)"
 
     def _check(self) -> None:
-        allowed = range(1, MOST + 1)
-        if not isinstance(self.steps, list | tuple) or not self.steps or any(s not in allowed for s in self.steps):
+        step_counts = range(1, MOST + 1)
+        if not isinstance(self.steps, list | tuple) or not self.steps or any(s not in step_counts for s in self.steps):
             raise ConfigError(f"buttons: steps must name some of 1, 2, 3, 4, not {self.steps!r}")
         if not isinstance(self.called, list | tuple) or not self.called or any(c not in CALLED for c in self.called):
             raise ConfigError(f"buttons: called must name some of colour, letter, not {self.called!r}")
@@ -182,16 +182,16 @@ class Buttons(ScreenWorld[Screen, Action]):
         return None
 
     def _verdict(self, state: str) -> bool | None:
-        pressed, text, done = state.split("|")
+        pressed, text, click = state.split("|")
         right = set(pressed) == set(self._level.targets)
         # with OK only its click ends the episode; without, the buttons do, and OK is a mistake
         if self._level.text:
-            return right and text == self._level.text if done else None
-        return False if done else right or None
+            return right and text == self._level.text if click else None
+        return False if click else right or None
 
     def _picture(self, state: str) -> Pixels:
-        pressed, text, done = state.split("|")
-        return draw_screen(self._level, pressed, text, bool(done))
+        pressed, text, click = state.split("|")
+        return draw_screen(self._level, pressed, text, bool(click))
 
     def _question(self, state: str) -> str:
         names, text = self._level.names, self._level.text

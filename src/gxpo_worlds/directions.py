@@ -32,7 +32,7 @@ class Directions:
     size: int = 4
     steps: int = 6
     max_turns: int = 20
-    _here: Cell = field(init=False, default=(0, 0))
+    _place: Cell = field(init=False, default=(0, 0))
 
     def __post_init__(self) -> None:
         if self.size < 3 or self.steps < 1:
@@ -52,44 +52,44 @@ class Directions:
 
     def reset(self, seed: int) -> dict[str, TimeStep]:
         start, home, board, liar = self.content(seed).split()
-        self._here, self._home, self._board = (_cell(text) for text in (start, home, board))
-        self._liar, self._said, self._passed, self._turn = f"guide_{liar}", {}, False, 0
+        self._place, self._home, self._board = (_cell(text) for text in (start, home, board))
+        self._liar, self._advice, self._passed, self._turn = f"guide_{liar}", {}, False, 0
         self._trust = {"guide_a": 0, "guide_b": 0}
         news = {guide: TimeStep(self._map(guide), self._state()) for guide in self._trust}
         return {**news, WALKER: TimeStep("You want to go home.", self._state())}
 
     def acting(self) -> list[str]:
-        if self._here == self._home or self._turn >= self.steps:
+        if self._place == self._home or self._turn >= self.steps:
             return []
-        return [WALKER] if self._said else list(self._trust)
+        return [WALKER] if self._advice else list(self._trust)
 
     def step(self, actions: Mapping[str, str]) -> dict[str, TimeStep]:
         words = {agent: find_action(text, list(STEPS)) for agent, text in actions.items()}
         errors = {agent: None if word else "malformed" for agent, word in words.items()}
         if WALKER not in actions:
-            self._said = {guide: word or "nothing" for guide, word in words.items()}
-            told = f"guide_a says {self._said['guide_a']}, guide_b says {self._said['guide_b']}. "
-            told += f"Home is {_distance(self._here, self._home)} streets away."
+            self._advice = {guide: word or "nothing" for guide, word in words.items()}
+            report = f"guide_a says {self._advice['guide_a']}, guide_b says {self._advice['guide_b']}. "
+            report += f"Home is {_distance(self._place, self._home)} streets away."
             news = {guide: TimeStep("", self._state(), 0.0, action_error=errors[guide]) for guide in words}
-            return {**news, WALKER: TimeStep(told, self._state())}
-        before, word = _distance(self._here, self._home), words[WALKER]
-        self._here = self._moved(word)
-        for guide, said in self._said.items():
-            self._trust[guide] += (said == word) * (before - _distance(self._here, self._home))
-        self._passed |= self._here == self._board
-        self._turn, self._said = self._turn + 1, {}
+            return {**news, WALKER: TimeStep(report, self._state())}
+        before, word = _distance(self._place, self._home), words[WALKER]
+        self._place = self._target(word)
+        for guide, direction in self._advice.items():
+            self._trust[guide] += (direction == word) * (before - _distance(self._place, self._home))
+        self._passed |= self._place == self._board
+        self._turn, self._advice = self._turn + 1, {}
         is_over, error = not self.acting(), errors[WALKER]
         if not is_over:
             news = {guide: TimeStep(self._map(guide), self._state()) for guide in self._trust}
             return {**news, WALKER: TimeStep("", self._state(), 0.0, action_error=error)}
-        paid = {agent: float(self._here == self._home) for agent in (*self._trust, WALKER)}
-        paid[self._liar] = float(self._passed)
+        reward_by_agent = {agent: float(self._place == self._home) for agent in (*self._trust, WALKER)}
+        reward_by_agent[self._liar] = float(self._passed)
         return {
             agent: TimeStep(
-                f"The walk is over: {'at home' if self._here == self._home else 'lost'}.", self._state(), reward=x,
+                f"The walk is over: {'at home' if self._place == self._home else 'lost'}.", self._state(), reward=x,
                 done=True, success=x > 0, action_error=error if agent == WALKER else None,
             )
-            for agent, x in paid.items()
+            for agent, x in reward_by_agent.items()
         }  # fmt: skip
 
     def legal(self, agent: str) -> list[str]:
@@ -98,24 +98,24 @@ class Directions:
     def expert(self, agent: str) -> str:
         if agent != WALKER:
             goal = self._board if agent == self._liar and not self._passed else self._home
-            return min(STEPS, key=lambda word: _distance(self._moved(word), goal))
+            return min(STEPS, key=lambda word: _distance(self._target(word), goal))
         trusted = max(self._trust, key=self._trust.__getitem__)
-        return self._said[trusted] if self._said[trusted] in STEPS else "north"
+        return self._advice[trusted] if self._advice[trusted] in STEPS else "north"
 
-    def _moved(self, word: str | None) -> Cell:
+    def _target(self, word: str | None) -> Cell:
         step = STEPS.get(word or "", (0, 0))
-        target = (self._here[0] + step[0], self._here[1] + step[1])
-        return target if all(0 <= x < self.size for x in target) else self._here
+        target = (self._place[0] + step[0], self._place[1] + step[1])
+        return target if all(0 <= x < self.size for x in target) else self._place
 
     def _map(self, guide: str) -> str:
         wish = "You want the walker to pass the billboard" if guide == self._liar else "You want the walker to get home"
         way = "The walker is at {}, its home at {}, the billboard at {} (east, north).".format(
-            *(f"{x} {y}" for x, y in (self._here, self._home, self._board))
+            *(f"{x} {y}" for x, y in (self._place, self._home, self._board))
         )
         return f"{wish}. {way}"
 
     def _state(self) -> str:
-        return f"{self._turn} {self._here} {sorted(self._said.items())} {self._passed} {self._liar}"
+        return f"{self._turn} {self._place} {sorted(self._advice.items())} {self._passed} {self._liar}"
 
 
 def _distance(a: Cell, b: Cell) -> int:

@@ -16,7 +16,7 @@ RESULTS = {1: "win", 0: "draw", -1: "loss"}
 
 @dataclass(kw_only=True)
 class Duel:
-    """Base class of the games. A game has `content`, `opened`, `moved`, `shown`, `legal` and `worth`.
+    """Base class of the games. A game has `content`, `starting_position`, `play`, `observation`, `legal` and `worth`.
 
     style    "chat": the position in words; "bare": in a few characters and ">"
     draw     reward of a draw, for both
@@ -50,15 +50,15 @@ class Duel:
         return "" if self.style == "bare" else self.rules
 
     # ------------------------------------------------------------ of each game
-    def opened(self, seed: int) -> str:
+    def starting_position(self, seed: int) -> str:
         """Begin a game; return its position."""
         raise NotImplementedError
 
-    def moved(self, move: str, agent: str) -> tuple[str, int | None]:
+    def play(self, move: str, agent: str) -> tuple[str, int | None]:
         """Carry out a move; return the position, and 1 or 0 where the mover has won or the game is drawn, else None."""
         raise NotImplementedError
 
-    def shown(self, agent: str) -> str:
+    def observation(self, agent: str) -> str:
         """The position as an agent reads it."""
         raise NotImplementedError
 
@@ -72,28 +72,30 @@ class Duel:
     # ------------------------------------------------------------ of all games
     def reset(self, seed: int) -> dict[str, TimeStep]:
         self._player, self._is_over, self._chance = 0, False, random.Random(f"expert/{seed}")
-        self._position = self.opened(seed)
+        self._position = self.starting_position(seed)
         first, second = self.agents
-        return {first: TimeStep(self.shown(first), self._position), second: TimeStep("", self._position)}
+        return {first: TimeStep(self.observation(first), self._position), second: TimeStep("", self._position)}
 
     def acting(self) -> Sequence[str]:
         return () if self._is_over else (self.agents[self._player],)
 
     def step(self, actions: Mapping[str, str]) -> dict[str, TimeStep]:
-        player, other = self.agents[self._player], self.agents[1 - self._player]
+        player, opponent = self.agents[self._player], self.agents[1 - self._player]
         move = action_text(actions[player])
         if move not in self.legal(player):
             kind = "illegal" if move.isdecimal() else "malformed"
-            paid = 1.0 if self.invalid == "loses" else 0.0
-            return self._end({player: (-1.0, "invalid", kind), other: (paid, "win" if paid else "void", None)})
-        self._position, result = self.moved(move, player)
+            payment = 1.0 if self.invalid == "loses" else 0.0
+            return self._end({player: (-1.0, "invalid", kind), opponent: (payment, "win" if payment else "void", None)})
+        self._position, result = self.play(move, player)
         if result is not None:
-            paid = {1: 1.0, 0: self.draw, -1: -1.0}
-            return self._end({a: (paid[x], RESULTS[x], None) for a, x in ((player, result), (other, -result))})
+            payment_by_result = {1: 1.0, 0: self.draw, -1: -1.0}
+            return self._end(
+                {a: (payment_by_result[x], RESULTS[x], None) for a, x in ((player, result), (opponent, -result))}
+            )
         self._player = 1 - self._player
         return {
             player: TimeStep("", self._position, reward=0.0),
-            other: TimeStep(self.shown(other), self._position),
+            opponent: TimeStep(self.observation(opponent), self._position),
         }
 
     def expert(self, agent: str) -> str:
@@ -105,7 +107,7 @@ class Duel:
         self._is_over = True
         return {
             agent: TimeStep(
-                f"{self.shown(agent)}\nThe game is over: {result}.", self._position, reward=reward, done=True,
+                f"{self.observation(agent)}\nThe game is over: {result}.", self._position, reward=reward, done=True,
                 success=result == "win", action_error=error, info={"result": result},
             )
             for agent, (reward, result, error) in results.items()

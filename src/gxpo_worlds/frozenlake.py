@@ -40,8 +40,8 @@ class Lake:
 
     def place(self, picture: str) -> int:
         """Number of the agent's tile in gymnasium, which counts without newlines."""
-        at = picture.index("@")
-        return at - at // (self.width + 1)
+        index = picture.index("@")
+        return index - index // (self.width + 1)
 
     def changes(self, place: int, action: int) -> bool:
         """Return True if an action may move the agent: on slippery ice also one against the edge."""
@@ -53,8 +53,8 @@ class Lake:
             self.world.np_random = random
         self.world.s = place
         next_place, reward, *_ = self.world.step(action)
-        at = next_place + next_place // self.width
-        return self.ice[:at] + ENTERED[self.ice[at]] + self.ice[at + 1 :], float(reward)
+        index = next_place + next_place // self.width
+        return self.ice[:index] + ENTERED[self.ice[index]] + self.ice[index + 1 :], float(reward)
 
     def values(self, turns: int) -> np.ndarray:
         """Action values [places, actions], by dynamic programming over gymnasium's transition table.
@@ -191,10 +191,10 @@ def _lake(ice: str, slippery: bool) -> Lake:
 
 def _walk(state: str, action: str) -> str | None:
     """Picture after a move without slipping; None at the edge and into a hole."""
-    at = state.index("@")
-    next_tile = tile_ahead(state, at, action)
+    index = state.index("@")
+    next_tile = tile_ahead(state, index, action)
     if next_tile is None or state[next_tile] == "O":
         return None
     tiles = list(state)
-    tiles[at], tiles[next_tile] = ".", ENTERED[state[next_tile]]
+    tiles[index], tiles[next_tile] = ".", ENTERED[state[next_tile]]
     return "".join(tiles)

@@ -34,29 +34,29 @@ def stream(*key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
-def tile_ahead(picture: str, at: int, move: str) -> int | None:
-    """Index of the tile in the direction `move` of index `at`; None beyond the edge.
+def tile_ahead(picture: str, index: int, move: str) -> int | None:
+    """Index of the tile in the direction `move` of `index`; None beyond the edge.
 
     >>> [tile_ahead("@.\\n..", 0, move) for move in MOVES]
     [None, 3, 1, None]
     """
     row = picture.index("\n") + 1
-    ahead = at + (-1, row, 1, -row)[MOVES.index(move)]
+    ahead = index + (-1, row, 1, -row)[MOVES.index(move)]
     return ahead if 0 <= ahead < len(picture) and picture[ahead] != "\n" else None
 
 
 def redraw(picture: str, tiles: Mapping[int, str]) -> str:
     """Copy of the picture with other symbols at these indices."""
     symbols = list(picture)
-    for at, symbol in tiles.items():
-        symbols[at] = symbol
+    for index, symbol in tiles.items():
+        symbols[index] = symbol
     return "".join(symbols)
 
 
 def draw(tiles: Iterable[str], width: int) -> str:
     """Join tiles in reading order to a picture with rows of `width`."""
     symbols = "".join(tiles)
-    return "\n".join(symbols[at : at + width] for at in range(0, len(symbols), width))
+    return "\n".join(symbols[index : index + width] for index in range(0, len(symbols), width))
 
 
 def shortest(

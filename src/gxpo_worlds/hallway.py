@@ -68,7 +68,7 @@ class Hallway:
         self._places = {agent: next(tiles) for agent in self._group}
         self._arrived_at: dict[int, int] = {}  # group -> step
         self._turn, self._is_over, self._paid = 0, False, 0.0
-        return {agent: TimeStep(self._seen(agent), self._state()) for agent in self._places}
+        return {agent: TimeStep(self._observation(agent), self._state()) for agent in self._places}
 
     def acting(self) -> list[str]:
         return [] if self._is_over else [a for a in self._places if self._group[a] not in self._arrived_at]
@@ -84,18 +84,18 @@ class Hallway:
         reward = hallway_reward(arrived, self.sizes, self.prize, self.clash)
         complete = [g for g, (n, size) in enumerate(zip(arrived, self.sizes, strict=True)) if n == size]
         self._arrived_at |= dict.fromkeys(complete, self._turn)
-        lost = any(0 < n < size for n, size in zip(arrived, self.sizes, strict=True)) or len(complete) > 1
-        self._is_over = lost or len(self._arrived_at) == len(self.sizes) or self._turn >= self.max_turns
-        success = not lost and len(self._arrived_at) == len(self.sizes)
+        has_clash = any(0 < n < size for n, size in zip(arrived, self.sizes, strict=True)) or len(complete) > 1
+        self._is_over = has_clash or len(self._arrived_at) == len(self.sizes) or self._turn >= self.max_turns
+        success = not has_clash and len(self._arrived_at) == len(self.sizes)
         # those that arrived before are paid with the others, when it is over
-        told = list(self._places) if self._is_over else list(moves)
+        receivers = list(self._places) if self._is_over else list(moves)
         return {
             agent: TimeStep(
-                self._seen(agent), self._state(), reward=reward, done=self._is_over,
-                success=success if self._is_over else None, truncated=self._is_over and not (success or lost),
+                self._observation(agent), self._state(), reward=reward, done=self._is_over,
+                success=success if self._is_over else None, truncated=self._is_over and not (success or has_clash),
                 action_error="malformed" if agent in moves and moves[agent] is None else None,
             )
-            for agent in told
+            for agent in receivers
         }  # fmt: skip
 
     def legal(self, agent: str) -> list[str]:
@@ -103,14 +103,16 @@ class Hallway:
 
     def expert(self, agent: str) -> str:
         """Walk when all of the group that are farther off have caught up, and no earlier group is under way."""
-        waiting = [g for g in range(len(self.sizes)) if g not in self._arrived_at]
+        pending_groups = [g for g in range(len(self.sizes)) if g not in self._arrived_at]
         group = [self._places[a] for a in self._places if self._group[a] == self._group[agent]]
-        is_turn = self._group[agent] == waiting[0] or self._places[agent] > 1
+        is_turn = self._group[agent] == pending_groups[0] or self._places[agent] > 1
         return "left" if is_turn and self._places[agent] == max(group) else "stay"
 
-    def _seen(self, agent: str) -> str:
-        others = [str(self._places[a]) for a in self._places if a != agent and self._group[a] == self._group[agent]]
-        group = f", the others of your group at {', '.join(others)}" if self.talk and others else ""
+    def _observation(self, agent: str) -> str:
+        other_places = [
+            str(self._places[a]) for a in self._places if a != agent and self._group[a] == self._group[agent]
+        ]
+        group = f", the others of your group at {', '.join(other_places)}" if self.talk and other_places else ""
         return f"You are at tile {self._places[agent]}{group}."
 
     def _state(self) -> str:

@@ -60,19 +60,19 @@ class KeyDoor(GridWorld):
 
     def _result(self, state: str, action: str) -> tuple[str, float] | None:
         agent = "&" if "&" in state else "@"
-        at = state.index(agent)
+        index = state.index(agent)
         if action == "pickup":
-            key = _neighbour(state, at, "K")
-            return None if key is None else (redraw(state, {at: "&", key: "."}), 0.0)
+            key = _neighbour(state, index, "K")
+            return None if key is None else (redraw(state, {index: "&", key: "."}), 0.0)
         if action == "open":
-            door = _neighbour(state, at, "D") if agent == "&" else None
-            return None if door is None else (redraw(state, {at: "@", door: "."}), 0.0)
+            door = _neighbour(state, index, "D") if agent == "&" else None
+            return None if door is None else (redraw(state, {index: "@", door: "."}), 0.0)
         # a key and a locked door are obstacles: only floor and the goal can be entered
-        ahead = tile_ahead(state, at, action)
+        ahead = tile_ahead(state, index, action)
         if ahead is None or state[ahead] not in ".G":
             return None
         arrived = state[ahead] == "G"
-        return redraw(state, {at: ".", ahead: "*" if arrived else agent}), float(arrived)
+        return redraw(state, {index: ".", ahead: "*" if arrived else agent}), float(arrived)
 
     def _verdict(self, state: str) -> bool | None:
         return True if "*" in state else None
@@ -85,7 +85,7 @@ class KeyDoor(GridWorld):
         return shortest(state, self.actions, after, lambda reached: "*" in reached)
 
 
-def _neighbour(state: str, at: int, symbol: str) -> int | None:
-    """Index of a tile with `symbol` next to the tile at index `at`; None if there is none."""
-    neighbours = (tile_ahead(state, at, move) for move in MOVES)
+def _neighbour(state: str, index: int, symbol: str) -> int | None:
+    """Index of a tile with `symbol` next to the tile at `index`; None if there is none."""
+    neighbours = (tile_ahead(state, index, move) for move in MOVES)
     return next((tile for tile in neighbours if tile is not None and state[tile] == symbol), None)

@@ -23,7 +23,7 @@ class Nim(Duel):
 
     counters: Sequence[int] = (3, 15)
     most: Sequence[int] = (2, 3, 4)
-    _left: int = field(init=False, default=0)
+    _counters: int = field(init=False, default=0)
     _most: int = field(init=False, default=1)
 
     agents: ClassVar[tuple[str, str]] = ("first", "second")
@@ -45,21 +45,21 @@ class Nim(Duel):
         chance = random.Random(f"nim/{seed}")
         return f"{chance.randint(*self.counters)}/{chance.choice(list(self.most))}"
 
-    def opened(self, seed: int) -> str:
-        self._left, self._most = map(int, self.content(seed).split("/"))
-        return f"{self._left}/{self._most}"
+    def starting_position(self, seed: int) -> str:
+        self._counters, self._most = map(int, self.content(seed).split("/"))
+        return f"{self._counters}/{self._most}"
 
-    def moved(self, move: str, agent: str) -> tuple[str, int | None]:
-        self._left -= int(move)
-        return f"{self._left}/{self._most}", None if self._left else 1
+    def play(self, move: str, agent: str) -> tuple[str, int | None]:
+        self._counters -= int(move)
+        return f"{self._counters}/{self._most}", None if self._counters else 1
 
     def legal(self, agent: str) -> list[str]:
-        return [str(n + 1) for n in range(min(self._most, self._left))]
+        return [str(n + 1) for n in range(min(self._most, self._counters))]
 
     def worth(self, move: str, agent: str) -> int:
-        return 1 if (self._left - int(move)) % (self._most + 1) == 0 else -1
+        return 1 if (self._counters - int(move)) % (self._most + 1) == 0 else -1
 
-    def shown(self, agent: str) -> str:
+    def observation(self, agent: str) -> str:
         if self.style == "bare":
-            return f"{self._left}/{self._most}>"
-        return f"Counters: {self._left}. Take 1 to {self._most}."
+            return f"{self._counters}/{self._most}>"
+        return f"Counters: {self._counters}. Take 1 to {self._most}."

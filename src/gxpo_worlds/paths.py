@@ -35,30 +35,32 @@ def path_figures(arrivals: Sequence[int | None], limit: int) -> dict[str, float]
     }
 
 
-def carried_out(places: Mapping[str, Cell], targets: Mapping[str, Cell]) -> dict[str, Cell]:
+def resolve_conflicts(places: Mapping[str, Cell], targets: Mapping[str, Cell]) -> dict[str, Cell]:
     """Places after a step: of agents that want one cell the first keeps it, a swap holds both back, and whoever stands
     still, by choice or held back, holds those back that want its cell.
 
-    >>> carried_out({"a": (0, 0), "b": (0, 1)}, {"a": (0, 1), "b": (0, 0)})
+    >>> resolve_conflicts({"a": (0, 0), "b": (0, 1)}, {"a": (0, 1), "b": (0, 0)})
     {'a': (0, 0), 'b': (0, 1)}
     """
-    wanted = dict(targets)
+    cell_by_agent = dict(targets)
     while True:
-        occupied: dict[Cell, str] = {wanted[a]: a for a in reversed(list(wanted)) if wanted[a] != places[a]}
-        occupied |= {wanted[a]: a for a in wanted if wanted[a] == places[a]}
+        occupied: dict[Cell, str] = {
+            cell_by_agent[a]: a for a in reversed(list(cell_by_agent)) if cell_by_agent[a] != places[a]
+        }
+        occupied |= {cell_by_agent[a]: a for a in cell_by_agent if cell_by_agent[a] == places[a]}
         by_place = {cell: agent for agent, cell in places.items()}
-        held = [
+        blocked_agents = [
             a
-            for a in wanted
-            if wanted[a] != places[a]
+            for a in cell_by_agent
+            if cell_by_agent[a] != places[a]
             and (
-                occupied[wanted[a]] != a
-                or ((b := by_place.get(wanted[a])) is not None and b != a and wanted.get(b) == places[a])
+                occupied[cell_by_agent[a]] != a
+                or ((b := by_place.get(cell_by_agent[a])) is not None and b != a and cell_by_agent.get(b) == places[a])
             )
         ]
-        if not held:
-            return wanted
-        wanted |= {agent: places[agent] for agent in held}
+        if not blocked_agents:
+            return cell_by_agent
+        cell_by_agent |= {agent: places[agent] for agent in blocked_agents}
 
 
 def _cell(text: str) -> Cell:
@@ -126,8 +128,8 @@ class Paths:
         self._goals = {f"agent_{i}": goal for i, (_, goal) in enumerate(cells)}
         self._arrivals: dict[str, int | None] = dict.fromkeys(self._places)
         self._turn, self._is_over = 0, False
-        self._plans = self._planned()
-        return {agent: TimeStep(self._seen(agent), self._state()) for agent in self._places}
+        self._plans = self._plan_ways()
+        return {agent: TimeStep(self._observation(agent), self._state()) for agent in self._places}
 
     def acting(self) -> list[str]:
         return [] if self._is_over else [a for a, step in self._arrivals.items() if step is None]
@@ -145,15 +147,15 @@ class Paths:
         self._turn += 1
         targets = {agent: self._target(agent, text) for agent, text in actions.items()}
         present = {agent: self._places[agent] for agent in actions}
-        self._places |= carried_out(present, targets)
+        self._places |= resolve_conflicts(present, targets)
         arriving = [agent for agent in actions if self._places[agent] == self._goals[agent]]
         self._arrivals |= dict.fromkeys(arriving, self._turn)
         is_complete = all(step is not None for step in self._arrivals.values())
         self._is_over = is_complete or self._turn >= self.max_turns
         # an agent is told the end when it arrives or, paid together, when all is over
-        told = [a for a in self._places if a in actions or (self.shared and self._is_over)]
+        receivers = [a for a in self._places if a in actions or (self.shared and self._is_over)]
         figures = path_figures(list(self._arrivals.values()), self.max_turns)
-        return {a: self._result(a, actions.get(a), targets.get(a), figures, is_complete) for a in told}
+        return {a: self._result(a, actions.get(a), targets.get(a), figures, is_complete) for a in receivers}
 
     def _result(
         self, agent: str, text: str | None, target: Cell | None, figures: Mapping[str, float], is_complete: bool
@@ -164,9 +166,9 @@ class Paths:
         move = None if text is None else find_action(text, list(MOVES))
         if is_done:
             info = {"figures": dict(figures)}
-        held = "" if target in (None, self._places[agent]) else "Your way was taken: you stayed.\n"
+        notice = "" if target in (None, self._places[agent]) else "Your way was taken: you stayed.\n"
         return TimeStep(
-            held + self._seen(agent), self._state(), reward=reward, done=is_done,
+            notice + self._observation(agent), self._state(), reward=reward, done=is_done,
             success=(is_complete if self.shared else has_arrived) if is_done else None,
             truncated=is_done and not has_arrived, info=info,
             action_error="malformed" if text is not None and move is None else None,
@@ -178,20 +180,22 @@ class Paths:
     def expert(self, agent: str) -> str:
         """Next step of the agent's plan; of one that was thrown off it, a shortest way."""
         plan = self._plans[agent]
-        here = self._places[agent]
-        if self._turn + 1 < len(plan) and plan[self._turn] == here:
-            there = plan[self._turn + 1]
+        place = self._places[agent]
+        if self._turn + 1 < len(plan) and plan[self._turn] == place:
+            next_place = plan[self._turn + 1]
         else:
             distance = self._distances(self._goals[agent])
-            there = min((self._at(here, step) for step in MOVES.values()), key=lambda cell: distance.get(cell, 99))
-        return next(name for name, step in MOVES.items() if (here[0] + step[0], here[1] + step[1]) == there)
+            next_place = min(
+                (self._neighbour(place, step) for step in MOVES.values()), key=lambda cell: distance.get(cell, 99)
+            )
+        return next(name for name, step in MOVES.items() if (place[0] + step[0], place[1] + step[1]) == next_place)
 
     # ------------------------------------------------------------ the grid
     def _target(self, agent: str, text: str) -> Cell:
         """Cell that an action leads to; the agent's own for walls, edges and what can't be read."""
-        return self._at(self._places[agent], MOVES[find_action(text, list(MOVES)) or "stay"])
+        return self._neighbour(self._places[agent], MOVES[find_action(text, list(MOVES)) or "stay"])
 
-    def _at(self, cell: Cell, step: Cell) -> Cell:
+    def _neighbour(self, cell: Cell, step: Cell) -> Cell:
         target = (cell[0] + step[0], cell[1] + step[1])
         is_free = target not in self._walls and all(0 <= x < self.size for x in target)
         return target if is_free else cell
@@ -202,44 +206,49 @@ class Paths:
         while queue:
             cell = queue.popleft()
             for step in MOVES.values():
-                if (target := self._at(cell, step)) not in distance:
+                if (target := self._neighbour(cell, step)) not in distance:
                     distance[target] = distance[cell] + 1
                     queue.append(target)
         return distance
 
-    def _planned(self) -> dict[str, list[Cell]]:
+    def _plan_ways(self) -> dict[str, list[Cell]]:
         """Plan the agents' ways one after another, each around those planned before (cooperative A*)."""
         plans: dict[str, list[Cell]] = {}
         for agent, start in self._places.items():
-            taken = {(t, cell) for plan in plans.values() for t, cell in enumerate(plan)}
+            occupied = {(t, cell) for plan in plans.values() for t, cell in enumerate(plan)}
             swaps = {(t, b, a) for plan in plans.values() for t, (a, b) in enumerate(pairwise(plan))}
             # those that have not been planned yet may stand still at their starts for the first step
             queue, way = deque([(start, [start])]), [start]
-            seen = {(0, start)}
+            visited = {(0, start)}
             while queue:
-                cell, so_far = queue.popleft()
+                cell, path = queue.popleft()
                 if cell == self._goals[agent]:
-                    way = so_far
+                    way = path
                     break
-                t = len(so_far)
+                t = len(path)
                 for step in MOVES.values():
-                    target = self._at(cell, step)
-                    is_blocked = (t, target) in taken or (t - 1, cell, target) in swaps or (t, target) in seen
+                    target = self._neighbour(cell, step)
+                    is_blocked = (t, target) in occupied or (t - 1, cell, target) in swaps or (t, target) in visited
                     if t <= self.max_turns and not is_blocked:
-                        seen.add((t, target))
-                        queue.append((target, [*so_far, target]))
+                        visited.add((t, target))
+                        queue.append((target, [*path, target]))
             plans[agent] = way
         return plans
 
-    def _seen(self, agent: str) -> str:
-        here, goal = self._places[agent], self._goals[agent]
-        others = {cell for a, cell in self._places.items() if a != agent and self._arrivals[a] is None}
-        marks: dict[Any, str] = {**dict.fromkeys(self._walls, "#"), **dict.fromkeys(others, "o"), goal: "G", here: "A"}
+    def _observation(self, agent: str) -> str:
+        place, goal = self._places[agent], self._goals[agent]
+        other_places = {cell for a, cell in self._places.items() if a != agent and self._arrivals[a] is None}
+        marks: dict[Any, str] = {
+            **dict.fromkeys(self._walls, "#"),
+            **dict.fromkeys(other_places, "o"),
+            goal: "G",
+            place: "A",
+        }
         reach = self.view or self.size
-        rows = range(max(0, here[0] - reach), min(self.size, here[0] + reach + 1))
-        columns = range(max(0, here[1] - reach), min(self.size, here[1] + reach + 1))
+        rows = range(max(0, place[0] - reach), min(self.size, place[0] + reach + 1))
+        columns = range(max(0, place[1] - reach), min(self.size, place[1] + reach + 1))
         grid = "\n".join("".join(marks.get((r, c), ".") for c in columns) for r in rows)
-        way = f"\nYour goal is {goal[0] - here[0]} rows down, {goal[1] - here[1]} columns right." if self.view else ""
+        way = f"\nYour goal is {goal[0] - place[0]} rows down, {goal[1] - place[1]} columns right." if self.view else ""
         return grid + way
 
     def _state(self) -> str:

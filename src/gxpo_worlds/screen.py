@@ -125,14 +125,14 @@ class ScreenWorld(ABC, Generic[Level, Action]):
             raise GxpoError(
                 f"{self.name}: the episode {'is over' if self._state else 'has not begun'}: call reset(seed)"
             )
-        parsed = self._read(action_text(action))
+        move = self._read(action_text(action))
         # an invalid action changes nothing and still takes a turn
-        after = None if parsed is None else self._result(self._state, parsed)
+        after = None if move is None else self._result(self._state, move)
         self._turn += 1
         if after is None:
-            return self._time_step("malformed" if parsed is None else "illegal", self._notes(parsed))
+            return self._time_step("malformed" if move is None else "illegal", self._notes(move))
         self._state = after
-        return self._time_step(None, self._notes(parsed))
+        return self._time_step(None, self._notes(move))
 
     def legal(self) -> tuple[str, ...]:
         """Some of the actions that change the state, as `step` takes them; none once the episode is over."""

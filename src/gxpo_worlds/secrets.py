@@ -53,8 +53,8 @@ class Secrets:
 
     def content(self, seed: int) -> str:
         chance = random.Random(f"secrets/{seed}")
-        common, *others = chance.sample(DAYS, len(DAYS))
-        free = [sorted([common, day]) for day in others[:2]]
+        common, *other_days = chance.sample(DAYS, len(DAYS))
+        free = [sorted([common, day]) for day in other_days[:2]]
         reasons = chance.sample(SECRETS, 2 * self.secrets)
         parts = [f"{' '.join(days)}|{' '.join(reasons[i::2])}" for i, days in enumerate(free)]
         return ";".join(parts)
@@ -63,8 +63,8 @@ class Secrets:
         parts = [part.split("|") for part in self.content(seed).split(";")]
         self._days = {agent: part[0].split() for agent, part in zip(AGENTS, parts, strict=True)}
         self._reasons = {agent: part[1].split() for agent, part in zip(AGENTS, parts, strict=True)}
-        self._named: dict[str, set[str]] = {agent: set() for agent in AGENTS}
-        self._told: dict[str, set[str]] = {agent: set() for agent in AGENTS}
+        self._named_days: dict[str, set[str]] = {agent: set() for agent in AGENTS}
+        self._leaks: dict[str, set[str]] = {agent: set() for agent in AGENTS}
         self._turn, self._is_settled = 0, False
         return {agent: TimeStep(self._facts(agent), self._state()) for agent in AGENTS}
 
@@ -77,11 +77,16 @@ class Secrets:
         listener = AGENTS[1 - AGENTS.index(speaker)]
         words = {word.strip(".,;:!?'\"").casefold() for word in text.split()}
         self._turn += 1
-        self._told[speaker] |= words & set(self._reasons[speaker])
+        self._leaks[speaker] |= words & set(self._reasons[speaker])
         days = words & set(DAYS)
         if len(days) == 1:
-            self._named[speaker] |= days
-        agreed = self._named[speaker] & self._named[listener] & set(self._days[speaker]) & set(self._days[listener])
+            self._named_days[speaker] |= days
+        agreed = (
+            self._named_days[speaker]
+            & self._named_days[listener]
+            & set(self._days[speaker])
+            & set(self._days[listener])
+        )
         self._is_settled = bool(agreed)
         error = None if len(days) == 1 else "malformed"
         if self.acting():
@@ -94,12 +99,12 @@ class Secrets:
 
     def expert(self, agent: str) -> str:
         """The day that the other has named, if it is free, else the next of one's own."""
-        other = AGENTS[1 - AGENTS.index(agent)]
-        both = [day for day in self._days[agent] if day in self._named[other]]
+        partner = AGENTS[1 - AGENTS.index(agent)]
+        both = [day for day in self._days[agent] if day in self._named_days[partner]]
         return (both or self._days[agent])[(self._turn // 2) % len(both or self._days[agent])]
 
     def _end(self, agent: str, error: str | None) -> TimeStep:
-        leaked = len(self._told[agent])
+        leaked = len(self._leaks[agent])
         score = private_score(float(self._is_settled), leaked, len(self._reasons[agent]))
         return TimeStep(
             "The day is settled." if self._is_settled else "No day was settled.", self._state(), reward=score,
@@ -112,4 +117,4 @@ class Secrets:
         return f"You are the {agent}. You are free on {' and '.join(days)}, because of: {', '.join(reasons)}."
 
     def _state(self) -> str:
-        return f"{self._turn} " + " ".join("+".join(sorted(self._named[agent])) or "-" for agent in AGENTS)
+        return f"{self._turn} " + " ".join("+".join(sorted(self._named_days[agent])) or "-" for agent in AGENTS)

@@ -87,15 +87,15 @@ class Shop:
                 f"shop: the episode {'has not begun' if self._seed is None else 'is over'}: call reset(seed)"
             )
         view = self._view()
-        parsed = read_bare(action, view) if self._bare else read_chat(action)
+        command = read_bare(action, view) if self._bare else read_chat(action)
         self._turn += 1
-        if parsed is None:
+        if command is None:
             return self._time_step("malformed", "No action could be read.")
-        if not self._possible(parsed, view):
-            return self._time_step("illegal", f"{write_chat(parsed)} is not possible here.")
-        if parsed.verb == "buy":
+        if not self._possible(command, view):
+            return self._time_step("illegal", f"{write_chat(command)} is not possible here.")
+        if command.verb == "buy":
             return self._buy(view)
-        self._place = self._after(parsed)
+        self._place = self._after(command)
         return self._time_step()
 
     def content(self, seed: int) -> str:
@@ -130,10 +130,10 @@ class Shop:
     def restore(self, text: str) -> None:
         """Continue from a `snapshot`, in a shop with the same options."""
         try:
-            saved = json.loads(text)
-            seed, turn, sold, place = saved["seed"], saved["turn"], saved["sold"], saved["place"]
-            filters, chosen = tuple(place["filters"]), tuple((name, value) for name, value in place["chosen"])
-            position = Place(**{**place, "filters": filters, "chosen": chosen})
+            snapshot = json.loads(text)
+            seed, turn, sold, place = snapshot["seed"], snapshot["turn"], snapshot["sold"], snapshot["place"]
+            filters, choices = tuple(place["filters"]), tuple((name, value) for name, value in place["chosen"])
+            position = Place(**{**place, "filters": filters, "chosen": choices})
             self._enter(seed)
             if (position.item is not None and position.item not in self._products) or type(turn) is not int:
                 raise KeyError(position.item)
@@ -163,7 +163,7 @@ class Shop:
         self._goal, self._products = self._instance(seed)
         self._seed, self._turn, self._sold, self._place = seed, 0, False, self._home
 
-    def _listed(self, query: str | None, filters: tuple[str, ...]) -> list[Product]:
+    def _results(self, query: str | None, filters: tuple[str, ...]) -> list[Product]:
         if query is None:
             return []
         names = self._products if self._shared is None else self._shared.search(query, RESULTS)
@@ -171,10 +171,10 @@ class Shop:
 
     def _view(self) -> View:
         place, per_page = self._place, PER_PAGE[self.style]
-        listed = self._listed(place.query, place.filters)
-        page_products = listed[place.page * per_page : (place.page + 1) * per_page]
+        results = self._results(place.query, place.filters)
+        page_products = results[place.page * per_page : (place.page + 1) * per_page]
         item = None if place.item is None else self._products[place.item]
-        return View(self._goal, place, item, page_products, listed, pages=-(-len(listed) // per_page))
+        return View(self._goal, place, item, page_products, results, pages=-(-len(results) // per_page))
 
     def _screen(self) -> str:
         return bare_screen(self._view()) if self._bare else chat_screen(self._view())
@@ -201,7 +201,7 @@ class Shop:
             return argument in (product.name.lower() for product in view.page_products)
         if verb == "filter":
             return argument not in place.filters and bool(
-                self._listed(place.query, _with_filter(place.filters, argument))
+                self._results(place.query, _with_filter(place.filters, argument))
             )
         if verb == "back":
             return place != self._home
@@ -243,20 +243,20 @@ class Shop:
         goal, place = view.goal, view.place
         # an open product: choose what the goal wants and buy, or leave it if it does not fit
         if view.item is not None:
-            chosen = dict(place.chosen)
-            missing = [value for name, value in goal.options.items() if chosen.get(name) != value]
+            choice_by_option = dict(place.chosen)
+            missing = [value for name, value in goal.options.items() if choice_by_option.get(name) != value]
             purchase = Action("choose", missing[0]) if missing else Action("buy")
             return purchase if fits(goal, view.item) else Action("back")
-        if not any(fits(goal, product) for product in view.listed):
+        if not any(fits(goal, product) for product in view.results):
             return _search(goal) if place.query is None else Action("back")
         for product in view.page_products:
             if fits(goal, product):
                 return Action("click", product.name)
         # no fitting product on this page: a filter that shortens the list is better than turning pages
         for name in (goal.kind, *goal.attributes, f"under {goal.price}"):
-            if len(self._listed(place.query, _with_filter(place.filters, name))) < len(view.listed):
+            if len(self._results(place.query, _with_filter(place.filters, name))) < len(view.results):
                 return Action("filter", name)
-        first = next(i for i, product in enumerate(view.listed) if fits(goal, product))
+        first = next(i for i, product in enumerate(view.results) if fits(goal, product))
         return Action("next" if first >= (place.page + 1) * PER_PAGE[self.style] else "prev")
 
 
@@ -268,8 +268,8 @@ def _passes(product: Product, name: str) -> bool:
 
 def _with_filter(filters: tuple[str, ...], name: str) -> tuple[str, ...]:
     """Add a filter; a new price limit replaces an earlier one."""
-    others = {other for other in filters if not (PRICE.fullmatch(other) and PRICE.fullmatch(name))}
-    return tuple(sorted(others | {name}))
+    kept_filters = {current for current in filters if not (PRICE.fullmatch(current) and PRICE.fullmatch(name))}
+    return tuple(sorted(kept_filters | {name}))
 
 
 def _search(goal: Goal) -> Action:

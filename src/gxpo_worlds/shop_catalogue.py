@@ -97,7 +97,7 @@ class Verdict:
         return self.type * (self.attributes + self.options + self.price) / self.wanted
 
 
-def judge(goal: Goal, product: Product, chosen: Mapping[str, str]) -> Verdict:
+def judge(goal: Goal, product: Product, choice_by_option: Mapping[str, str]) -> Verdict:
     """Score a purchase by type, attributes, chosen options and price.
 
     The type is 1 for the goal's kind, 0.5 for another kind of its department, else 0.
@@ -109,7 +109,7 @@ def judge(goal: Goal, product: Product, chosen: Mapping[str, str]) -> Verdict:
     return Verdict(
         type=1.0 if product.kind == goal.kind else 0.5 if product.department == goal.department else 0.0,
         attributes=sum(attribute in product.attributes for attribute in goal.attributes),
-        options=sum(chosen.get(name) == value for name, value in goal.options.items()),
+        options=sum(choice_by_option.get(name) == value for name, value in goal.options.items()),
         price=int(product.price <= goal.price),
         wanted=len(goal.attributes) + len(goal.options) + 1,
     )

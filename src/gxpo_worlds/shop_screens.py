@@ -31,19 +31,19 @@ class Place:
 
     @property
     def id(self) -> str:
-        chosen = ",".join(f"{name}={value}" for name, value in self.chosen)
+        choices = ",".join(f"{name}={value}" for name, value in self.chosen)
         query = "" if self.query is None else f"?{self.query}"
-        return "|".join((query, ",".join(self.filters), str(self.page), self.item or "", chosen))
+        return "|".join((query, ",".join(self.filters), str(self.page), self.item or "", choices))
 
 
 class View(NamedTuple):
-    """Contents of a screen: `page_products` of the page, all `listed` ones on `pages` pages."""
+    """Contents of a screen: `page_products` of the page, all `results` on `pages` pages."""
 
     goal: Goal
     place: Place
     item: Product | None
     page_products: Sequence[Product]
-    listed: Sequence[Product]
+    results: Sequence[Product]
     pages: int
 
 
@@ -101,19 +101,20 @@ def chat_screen(view: View) -> str:
     return "\n".join((f"Goal: {goal_text}.", *lines, f"Possible: {', '.join(possible)}"))
 
 
-def _chat_item(item: Product, chosen: dict[str, str]) -> tuple[list[str], list[str]]:
+def _chat_item(item: Product, choice_by_option: dict[str, str]) -> tuple[list[str], list[str]]:
     options = [
-        f"{name}: {', '.join(values)} (chosen: {chosen.get(name, 'none')})" for name, values in item.options.items()
+        f"{name}: {', '.join(values)} (chosen: {choice_by_option.get(name, 'none')})"
+        for name, values in item.options.items()
     ]
     lines = [f"[{item.name}] {item.title}, {item.price} dollars", f"Features: {', '.join(item.attributes)}", *options]
-    return lines, ["choose[option]", *(["buy"] if chosen.keys() == item.options.keys() else []), "back"]
+    return lines, ["choose[option]", *(["buy"] if choice_by_option.keys() == item.options.keys() else []), "back"]
 
 
 def _chat_list(view: View) -> tuple[list[str], list[str]]:
     place = view.place
     narrowed = f", filtered by {', '.join(place.filters)}" if place.filters else ""
     page = f", page {place.page + 1} of {view.pages}" if view.pages else ""
-    lines = [f'Results for "{place.query}"{narrowed}: {len(view.listed)} products{page}.']
+    lines = [f'Results for "{place.query}"{narrowed}: {len(view.results)} products{page}.']
     lines += [f"[{product.name}] {product.title}, {product.price} dollars" for product in view.page_products]
     if features := common_features(view):
         lines.append(f"Features: {', '.join(features)}")
@@ -128,9 +129,9 @@ def _chat_list(view: View) -> tuple[list[str], list[str]]:
 
 def common_features(view: View) -> list[str]:
     """Most common attributes of the listed products, without those that all of them have."""
-    count = Counter(attribute for product in view.listed for attribute in product.attributes)
+    count = Counter(attribute for product in view.results for attribute in product.attributes)
     # a filter that every product passes would change nothing
-    telling = [attribute for attribute in count if count[attribute] < len(view.listed)]
+    telling = [attribute for attribute in count if count[attribute] < len(view.results)]
     return sorted(telling, key=lambda attribute: (-count[attribute], attribute))[:FILTERS_NAMED]
 
 

@@ -76,7 +76,9 @@ class Sokoban(GridWorld):
             return None
         agent, boxes = self._backwards(board, solved, random)
         picture = draw(tiles, inside).replace("@", "-").replace("*", ".")
-        picture = redraw(picture, {at: BOX_ON[picture[at]] for at in boxes} | {agent: STEPPED_ON[picture[agent]]})
+        picture = redraw(
+            picture, {index: BOX_ON[picture[index]] for index in boxes} | {agent: STEPPED_ON[picture[agent]]}
+        )
         solution = solve(picture)
         if solution is None or not self.min_pushes <= solution[1] <= self.max_pushes:
             return None
@@ -95,11 +97,11 @@ class Sokoban(GridWorld):
         return places[int(random.integers(len(places)))], position[1]
 
     def _result(self, state: str, action: str) -> tuple[str, float] | None:
-        at = next(i for i, tile in enumerate(state) if tile in AGENT)
-        ahead = tile_ahead(state, at, action)
+        index = next(i for i, tile in enumerate(state) if tile in AGENT)
+        ahead = tile_ahead(state, index, action)
         if ahead is None or state[ahead] == "#":
             return None
-        tiles = {at: LEFT_BEHIND[state[at]], ahead: STEPPED_ON[state[ahead]]}
+        tiles = {index: LEFT_BEHIND[state[index]], ahead: STEPPED_ON[state[ahead]]}
         # no box ahead: a plain move
         if state[ahead] not in "$*":
             return redraw(state, tiles), 0.0

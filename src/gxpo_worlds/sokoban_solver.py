@@ -36,10 +36,10 @@ class Board:
         agent, boxes = position
         reached = {agent: (0, agent, "")}
         queue = [agent]
-        for at in queue:
-            for move, ahead in self.ways[at].items():
+        for tile in queue:
+            for move, ahead in self.ways[tile].items():
                 if ahead not in reached and ahead not in boxes:
-                    reached[ahead] = (reached[at][0] + 1, at, move)
+                    reached[ahead] = (reached[tile][0] + 1, tile, move)
                     queue.append(ahead)
         return reached
 
@@ -75,9 +75,11 @@ class Board:
 
 def read(picture: str) -> tuple[Board, Position]:
     """Parse a picture into board and position."""
-    floor = [at for at, tile in enumerate(picture) if tile not in "#\n"]
-    ways = {at: {m: ahead for m in MOVES if (ahead := _floor_ahead(picture, at, m)) is not None} for at in floor}
-    board = Board(ways, frozenset(at for at in floor if picture[at] in GOAL), {})
+    floor = [index for index, tile in enumerate(picture) if tile not in "#\n"]
+    ways = {
+        index: {m: ahead for m in MOVES if (ahead := _floor_ahead(picture, index, m)) is not None} for index in floor
+    }
+    board = Board(ways, frozenset(index for index in floor if picture[index] in GOAL), {})
     # backwards from the goals by breadth-first search, one box alone on the board
     board.pushes.update(dict.fromkeys(board.goals, 0))
     queue = sorted(board.goals)
@@ -86,13 +88,13 @@ def read(picture: str) -> tuple[Board, Position]:
             if before not in board.pushes:
                 board.pushes[before] = board.pushes[box] + 1
                 queue.append(before)
-    agent = next(at for at in floor if picture[at] in AGENT)
-    return board, (agent, frozenset(at for at in floor if picture[at] in BOX))
+    agent = next(index for index in floor if picture[index] in AGENT)
+    return board, (agent, frozenset(index for index in floor if picture[index] in BOX))
 
 
-def _floor_ahead(picture: str, at: int, move: str) -> int | None:
+def _floor_ahead(picture: str, index: int, move: str) -> int | None:
     """Index of the floor tile in a direction; None at a wall or the edge."""
-    ahead = tile_ahead(picture, at, move)
+    ahead = tile_ahead(picture, index, move)
     return None if ahead is None or picture[ahead] == "#" else ahead
 
 
@@ -108,10 +110,10 @@ def solve(picture: str) -> tuple[list[str], int] | None:
     if not start[1] <= board.pushes.keys():
         return None
     order = count()
-    waiting: list[tuple[int, int, int, Position, CameBy | None]] = [(0, next(order), 0, start, None)]
+    queue: list[tuple[int, int, int, Position, CameBy | None]] = [(0, next(order), 0, start, None)]
     pushed: dict[Position, CameBy | None] = {}
-    while waiting and len(pushed) < POSITIONS:
-        _, _, moves, position, came_by = heapq.heappop(waiting)
+    while queue and len(pushed) < POSITIONS:
+        _, _, moves, position, came_by = heapq.heappop(queue)
         # a position may be queued several times; the first one off the heap is the cheapest
         if position in pushed:
             continue
@@ -121,7 +123,7 @@ def solve(picture: str) -> tuple[list[str], int] | None:
         for after, cost, stand, direction in board.after_push(position):
             if after not in pushed:
                 estimate = moves + cost + sum(board.pushes[box] for box in after[1])
-                heapq.heappush(waiting, (estimate, next(order), moves + cost, after, (position, stand, direction)))
+                heapq.heappush(queue, (estimate, next(order), moves + cost, after, (position, stand, direction)))
     return None
 
 
@@ -130,11 +132,11 @@ def _moves_to(position: Position, pushed: dict[Position, CameBy | None], board: 
     moves: list[str] = []
     pushes = 0
     while (came_by := pushed[position]) is not None:
-        position, at, direction = came_by
+        position, tile, direction = came_by
         moves.append(direction)
         walks = board.walks(position)
-        while walks[at][0]:
-            _, at, move = walks[at]
+        while walks[tile][0]:
+            _, tile, move = walks[tile]
             moves.append(move)
         pushes += 1
     return moves[::-1], pushes

@@ -96,7 +96,7 @@ class Taxes:
         self._coins, self._cost = dict.fromkeys(self._skill, 1.0), dict.fromkeys(self._skill, 0.0)
         self._rate, self._year, self._is_planning = 0, 0, True
         self._begun = {PLANNER: 0.0, **dict.fromkeys(self._skill, 0.0)}
-        return {PLANNER: self._told(PLANNER), **{worker: TimeStep("", self._state()) for worker in self._skill}}
+        return {PLANNER: self._announcement(PLANNER), **{worker: TimeStep("", self._state()) for worker in self._skill}}
 
     def acting(self) -> list[str]:
         if self._year >= self.years:
@@ -104,26 +104,29 @@ class Taxes:
         return [PLANNER] if self._is_planning else list(self._skill)
 
     def step(self, actions: Mapping[str, str]) -> dict[str, TimeStep]:
-        allowed = RATES if self._is_planning else HOURS
+        choices = RATES if self._is_planning else HOURS
         numbers = {agent: action_text(text) for agent, text in actions.items()}
-        errors = {agent: None if number in allowed else "malformed" for agent, number in numbers.items()}
+        errors = {agent: None if number in choices else "malformed" for agent, number in numbers.items()}
         values = {agent: int(number) if errors[agent] is None else 0 for agent, number in numbers.items()}
         if self._is_planning:
             self._rate, self._is_planning = values[PLANNER], False
-            told = {worker: self._told(worker) for worker in self._skill}
-            return {PLANNER: TimeStep("", self._state(), reward=0.0, action_error=errors[PLANNER]), **told}
+            news_by_worker = {worker: self._announcement(worker) for worker in self._skill}
+            return {PLANNER: TimeStep("", self._state(), reward=0.0, action_error=errors[PLANNER]), **news_by_worker}
         self._work(values)
         self._year, self._is_planning = self._year + 1, True
-        now = {PLANNER: welfare(list(self._coins.values()), self.weight), **{w: self._worth(w) for w in self._skill}}
+        worth_by_agent = {
+            PLANNER: welfare(list(self._coins.values()), self.weight),
+            **{w: self._worth(w) for w in self._skill},
+        }
         is_over = self._year >= self.years
         news = {}
-        for agent, worth in now.items():
+        for agent, worth in worth_by_agent.items():
             success = (worth >= self._untaxed() if agent == PLANNER else worth > 0) if is_over else None
             news[agent] = TimeStep(
                 "" if agent != PLANNER and not is_over else self._text(agent), self._state(),
                 reward=worth - self._begun[agent], done=is_over, success=success, action_error=errors.get(agent),
             )  # fmt: skip
-        self._begun = now
+        self._begun = worth_by_agent
         return news
 
     def legal(self, agent: str) -> list[str]:
@@ -163,14 +166,14 @@ class Taxes:
     def _untaxed(self) -> float:
         """Welfare after all years without taxes, of workers that answer best."""
         coins = dict.fromkeys(self._skill, 1.0)
-        kept, best = self._coins, coins
+        current_coins, coins_by_worker = self._coins, coins
         for _ in range(self.years):
-            self._coins = best
-            best = self._after(best, {w: int(self._best_hours(w, 0)) for w in self._skill}, 0)
-        self._coins = kept
-        return welfare(list(best.values()), self.weight)
+            self._coins = coins_by_worker
+            coins_by_worker = self._after(coins_by_worker, {w: int(self._best_hours(w, 0)) for w in self._skill}, 0)
+        self._coins = current_coins
+        return welfare(list(coins_by_worker.values()), self.weight)
 
-    def _told(self, agent: str) -> TimeStep:
+    def _announcement(self, agent: str) -> TimeStep:
         return TimeStep(self._text(agent), self._state())
 
     def _text(self, agent: str) -> str:

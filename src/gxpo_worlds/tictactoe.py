@@ -23,7 +23,7 @@ def winner(board: str) -> str | None:
     return next((board[a] for a, b, c in LINES if board[a] != EMPTY and board[a] == board[b] == board[c]), None)
 
 
-def moved(board: str, cell: int, player: str) -> str:
+def mark_cell(board: str, cell: int, player: str) -> str:
     """Board after a player has marked a cell."""
     return board[:cell] + player + board[cell + 1 :]
 
@@ -38,8 +38,8 @@ def value(board: str, player: str) -> int:
     if winner(board) is not None:
         return -1
     cells = [cell for cell, mark in enumerate(board) if mark == EMPTY]
-    other = "O" if player == "X" else "X"
-    return max((-value(moved(board, cell, player), other) for cell in cells), default=0)
+    opponent = "O" if player == "X" else "X"
+    return max((-value(mark_cell(board, cell, player), opponent) for cell in cells), default=0)
 
 
 @dataclass(kw_only=True)
@@ -67,26 +67,26 @@ class TicTacToe(Duel):
         """Board on which X begins."""
         chance, board = random.Random(f"tictactoe/{seed}"), EMPTY * 9
         for turn in range(self.opening):
-            safe = [c for c in _empty(board) if winner(moved(board, c, self.agents[turn % 2])) is None]
-            board = moved(board, chance.choice(safe), self.agents[turn % 2])
+            safe = [c for c in _empty(board) if winner(mark_cell(board, c, self.agents[turn % 2])) is None]
+            board = mark_cell(board, chance.choice(safe), self.agents[turn % 2])
         return board
 
-    def opened(self, seed: int) -> str:
+    def starting_position(self, seed: int) -> str:
         self.board = self.content(seed)
         return self.board
 
-    def moved(self, move: str, agent: str) -> tuple[str, int | None]:
-        self.board = moved(self.board, int(move) - 1, agent)
+    def play(self, move: str, agent: str) -> tuple[str, int | None]:
+        self.board = mark_cell(self.board, int(move) - 1, agent)
         return self.board, 1 if winner(self.board) else None if _empty(self.board) else 0
 
     def legal(self, agent: str) -> list[str]:
         return [str(cell + 1) for cell in _empty(self.board)]
 
     def worth(self, move: str, agent: str) -> int:
-        other = self.agents[1 - self.agents.index(agent)]
-        return -value(moved(self.board, int(move) - 1, agent), other)
+        opponent = self.agents[1 - self.agents.index(agent)]
+        return -value(mark_cell(self.board, int(move) - 1, agent), opponent)
 
-    def shown(self, agent: str) -> str:
+    def observation(self, agent: str) -> str:
         if self.style == "bare":
             return f"{self.board}{agent}>"
         marks = [mark if mark != EMPTY else str(cell + 1) for cell, mark in enumerate(self.board)]

@@ -20,7 +20,7 @@ from gxpo_worlds.toolqa_questions import (
     table_question,
 )
 from gxpo_worlds.toolqa_text import ANSWER, INSTRUCTIONS, PLAIN_CALL, bare_call, bare_text, message, opening, plain_call
-from gxpo_worlds.toolqa_tools import MOST_PASSAGES, SCHEMAS, Refused, calculate, checked, normalised, number_text
+from gxpo_worlds.toolqa_tools import MOST_PASSAGES, SCHEMAS, CallError, calculate, checked, normalised, number_text
 
 QUESTION = 6  # first word of the key of an instance's stream
 KINDS = {  # the tools that a kind of question needs
@@ -127,10 +127,10 @@ class ToolQA:
             return self.call(action, ())
         question = self._open()
         self._turn, self._calls = self._turn + 1, []
-        parsed = bare_call(action.strip())
-        if parsed is None:
+        call = bare_call(action.strip())
+        if call is None:
             return self._time_step(self._screen(), "malformed")
-        _, error, answer = self._carry_out(ToolCall(*parsed))
+        _, error, answer = self._carry_out(ToolCall(*call))
         return self._time_step(self._screen(), error) if answer is None else self._finish(question, answer, "")
 
     def content(self, seed: int) -> str:
@@ -145,9 +145,9 @@ class ToolQA:
         """Next call of an expert who knows every passage, `finish` at the end; None once the episode is over."""
         if self._question is None or self._over:
             return None
-        last: Call = ("finish", {"answer": self._question.answer})
-        todo = (call for call in self._question.calls if self._result(*call)[0] not in self._call_by_result)
-        name, arguments = next(todo, last)
+        final_call: Call = ("finish", {"answer": self._question.answer})
+        open_calls = (call for call in self._question.calls if self._result(*call)[0] not in self._call_by_result)
+        name, arguments = next(open_calls, final_call)
         if self._bare:
             return bare_text(name, arguments)
         return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
@@ -160,14 +160,16 @@ class ToolQA:
     def restore(self, text: str) -> None:
         """Continue from a `snapshot`, in an environment with the same options: the calls are carried out again."""
         try:
-            saved = json.loads(text)
-            question, turn, finished = self._ask(saved["seed"]), int(saved["turn"]), bool(saved["finished"])
+            snapshot = json.loads(text)
+            question, turn, finished = self._ask(snapshot["seed"]), int(snapshot["turn"]), bool(snapshot["finished"])
             self._question, self._call_by_result = question, {}
-            self._call_by_result = {self._result(n, checked(n, a, self._offered))[0]: (n, a) for n, a in saved["made"]}
+            self._call_by_result = {
+                self._result(n, checked(n, a, self._offered))[0]: (n, a) for n, a in snapshot["made"]
+            }
         except (ValueError, KeyError, TypeError) as error:
             self._question = None
             raise GxpoError(f"toolqa: this is no snapshot of it: {text[:80]!r}") from error
-        self._seed, self._turn, self._finished = saved["seed"], turn, finished
+        self._seed, self._turn, self._finished = snapshot["seed"], turn, finished
 
     # ------------------------------------------------------------ the question and its state
     def _ask(self, seed: int) -> Question:
@@ -209,7 +211,7 @@ class ToolQA:
             if tool_call.name == "finish":
                 return "The answer was taken down.", None, arguments["answer"]
             key, text = self._result(tool_call.name, arguments)
-        except Refused as error:
+        except CallError as error:
             return f"Error: {error}", "illegal", None
         self._call_by_result[key] = (tool_call.name, arguments)
         return text, None, None
@@ -225,15 +227,15 @@ class ToolQA:
 
     def _table_cell(self, table: str, row: str, column: str) -> tuple[str, str]:
         entry: Any = self._question.tables if self._question else {}
-        for what, name in (("table", table), ("row", row), ("column", column)):
+        for axis, name in (("table", table), ("row", row), ("column", column)):
             if name not in entry:
-                raise Refused(f"There is no {what} {name!r}; there are {', '.join(entry) or 'none'}.")
+                raise CallError(f"There is no {axis} {name!r}; there are {', '.join(entry) or 'none'}.")
             entry = entry[name]
         return f"{table}{'.' if table else ''}{row}{'.' if table else ''}{column}={entry}", str(entry)
 
     def _passages(self, query: str, k: int) -> tuple[str, str]:
         if not 1 <= k <= MOST_PASSAGES:
-            raise Refused(f"search: k must be from 1 to {MOST_PASSAGES}, not {k}.")
+            raise CallError(f"search: k must be from 1 to {MOST_PASSAGES}, not {k}.")
         assert self._encyclopaedia is not None
         book, numbers = self._encyclopaedia, self._encyclopaedia.search(query, k)
         passages = [f"[{book.titles[i]}] {book.texts[i]}" for i in numbers]
@@ -262,8 +264,8 @@ def _worst(errors: Collection[str | None]) -> str | None:
     return next((error for error in ("malformed", "illegal") if error in errors), None)
 
 
-def _check_selection(option: str, names: Any, allowed: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return an option that names distinct entries of `allowed`; ConfigError for any other."""
-    if not isinstance(names, list | tuple) or any(x not in allowed for x in names) or len(set(names)) < len(names):
-        raise ConfigError(f"toolqa: {option} must name some of {', '.join(map(str, allowed))}, not {names!r}")
+def _check_selection(option: str, names: Any, entries: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return an option that names some distinct ones of `entries`; ConfigError for any other."""
+    if not isinstance(names, list | tuple) or any(x not in entries for x in names) or len(set(names)) < len(names):
+        raise ConfigError(f"toolqa: {option} must name some of {', '.join(map(str, entries))}, not {names!r}")
     return tuple(names)

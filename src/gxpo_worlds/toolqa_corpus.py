@@ -15,8 +15,12 @@ from gxpo_worlds.retrieval import Retriever
 CORPUS = 5  # first word of the key of its stream
 COUNTS = {"river": 20, "city": 45, "person": 120, "company": 70, "book": 70}
 
-FIRST = "Adela Bruno Carla Darius Elin Felix Greta Hanno Irma Jonas Katrin Levin Mira Niklas Olga Piet Runa Stellan"
-LAST = "Abendroth Brinkmoor Castellan Dahlwig Ekstrand Fennimore Grauman Halvard Isbrand Jarnefelt Kessling Lorrimer"
+FIRST_NAMES = (
+    "Adela Bruno Carla Darius Elin Felix Greta Hanno Irma Jonas Katrin Levin Mira Niklas Olga Piet Runa Stellan"
+)
+LAST_NAMES = (
+    "Abendroth Brinkmoor Castellan Dahlwig Ekstrand Fennimore Grauman Halvard Isbrand Jarnefelt Kessling Lorrimer"
+)
 PLACES = ("Varn", "Ost", "Kel", "Brun", "Tor", "Mar", "Hal", "Esk", "Lind", "Rav", "Sol", "Wend")
 ENDINGS = ("holm", "dorf", "wick", "haven", "gard", "minster")
 RIVERS = ("Tess", "Aur", "Nim", "Orl", "Ves", "Dray", "Ilm", "Sorn")
@@ -92,16 +96,16 @@ class _Writer:
         parts = {
             "river": ("{}{}", RIVERS, ("el", "ach", "ina")),
             "city": ("{}{}", PLACES, ENDINGS),
-            "person": ("{} {}", FIRST.split(), LAST.split()),
-            "company": ("{} {}", LAST.split(), TRADES),
+            "person": ("{} {}", FIRST_NAMES.split(), LAST_NAMES.split()),
+            "company": ("{} {}", LAST_NAMES.split(), TRADES),
             "book": ("The {} {}", MOODS, SUBJECTS),
         }
         self.names = {kind: self._pairs(count, *parts[kind]) for kind, count in COUNTS.items()}
         # years of birth first: books and companies are dated by their authors and founders
         self.born = {name: self._number(1800, 1950) for name in self.names["person"]}
 
-    def _pairs(self, count: int, form: str, first: Sequence[str], last: Sequence[str]) -> list[str]:
-        pairs = list(product(first, last))
+    def _pairs(self, count: int, form: str, first_parts: Sequence[str], last_parts: Sequence[str]) -> list[str]:
+        pairs = list(product(first_parts, last_parts))
         return [form.format(*pairs[int(i)]) for i in self.random.choice(len(pairs), size=count, replace=False)]
 
     def _number(self, low: int, high: int) -> int:
@@ -115,9 +119,9 @@ class _Writer:
         first, second = self.random.choice(len(self.names["city"]), size=2, replace=False)
         return self.names["city"][int(first)], self.names["city"][int(second)]
 
-    def _peer(self, year: int, other: str) -> str:
-        """Draw one of the ten people born closest to a year, other than `other`."""
-        people = sorted((abs(born - year), name) for name, born in self.born.items() if name != other)
+    def _peer(self, year: int, person: str) -> str:
+        """Draw one of the ten people born closest to a year, other than `person`."""
+        people = sorted((abs(born - year), name) for name, born in self.born.items() if name != person)
         return people[self._number(0, 10)][1]
 
     def river(self, name: str) -> Entry:

@@ -97,9 +97,11 @@ def table_question(random: np.random.Generator, hops: int, bare: bool) -> Questi
     numbers = iter(random.integers(1, 100, size=len(names) * len(rows) * len(columns)))
     tables = {name: {row: {column: int(next(numbers)) for column in columns} for row in rows} for name in names}
     table = names[int(random.integers(len(names)))]
-    chosen = [divmod(int(i), len(columns)) for i in random.choice(len(rows) * len(columns), size=hops, replace=False)]
+    positions = [
+        divmod(int(i), len(columns)) for i in random.choice(len(rows) * len(columns), size=hops, replace=False)
+    ]
     subtract = hops == 2 and bool(random.integers(2))
-    cells = [(rows[i], columns[j]) for i, j in chosen]
+    cells = [(rows[i], columns[j]) for i, j in positions]
     # the larger number first: differences are positive
     if subtract:
         cells.sort(key=lambda cell: -tables[table][cell[0]][cell[1]])

@@ -14,7 +14,7 @@ SIGNS = str.maketrans({"\u00d7": "*", "\u00f7": "/", "\u2212": "-"})
 MOST_PASSAGES = 5
 
 
-class Refused(ValueError):
+class CallError(ValueError):
     """Error of a call that can't be carried out; the message gives the reason."""
 
 
@@ -58,17 +58,17 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 def checked(name: str, arguments: Mapping[str, Any], offered: Sequence[str]) -> dict[str, Any]:
     """Arguments of a call, validated by its schema. A number is accepted where a text is wanted.
 
-    Raises Refused for an unknown tool, and for missing, unknown or wrongly typed arguments.
+    Raises CallError for an unknown tool, and for missing, unknown or wrongly typed arguments.
     """
     # the message names the choices, so that a policy can correct its call
     if name not in offered:
-        raise Refused(f"There is no tool {name!r}; the tools are {', '.join(offered)}.")
+        raise CallError(f"There is no tool {name!r}; the tools are {', '.join(offered)}.")
     parameters = SCHEMAS[name]["function"]["parameters"]
     names = ", ".join(parameters["properties"])
     if unknown := [key for key in arguments if key not in parameters["properties"]]:
-        raise Refused(f"{name} has no argument {unknown[0]!r}; its arguments are {names}.")
+        raise CallError(f"{name} has no argument {unknown[0]!r}; its arguments are {names}.")
     if missing := [key for key in parameters["required"] if key not in arguments]:
-        raise Refused(f"{name} needs the argument {missing[0]!r}; its arguments are {names}.")
+        raise CallError(f"{name} needs the argument {missing[0]!r}; its arguments are {names}.")
     validated = {}
     for key, value in arguments.items():
         kind = parameters["properties"][key]["type"]
@@ -76,7 +76,7 @@ def checked(name: str, arguments: Mapping[str, Any], offered: Sequence[str]) -> 
         if kind == "string" and type(value) in (int, float):
             value = str(value)
         if type(value) is not (str if kind == "string" else int):
-            raise Refused(f"{name}: the argument {key!r} must be of type {kind}.")
+            raise CallError(f"{name}: the argument {key!r} must be of type {kind}.")
         validated[key] = value
     return validated
 
@@ -84,7 +84,7 @@ def checked(name: str, arguments: Mapping[str, Any], offered: Sequence[str]) -> 
 def calculate(expression: str) -> Fraction:
     """Evaluate an expression of numbers, + - * /, signs and parentheses exactly; nothing is executed.
 
-    Raises Refused for anything else, and for a division by zero.
+    Raises CallError for anything else, and for a division by zero.
 
     >>> calculate("-2 * (3 + 4.5)"), calculate("1/3")
     (Fraction(-15, 1), Fraction(1, 3))
@@ -98,22 +98,24 @@ class _Parser:
     def __init__(self, text: str) -> None:
         # bounds the depth of the recursion, and the digits of results
         if len(text) > LONGEST:
-            raise Refused(f"The expression is longer than {LONGEST} characters.")
+            raise CallError(f"The expression is longer than {LONGEST} characters.")
         text = text.rstrip()
         self.tokens: list[str] = []
-        at = 0
-        while at < len(text):
-            match = TOKEN.match(text, at)
+        position = 0
+        while position < len(text):
+            match = TOKEN.match(text, position)
             if match is None or not match[1].isascii():
-                raise Refused(f"{text[at:].strip()[0]!r} can't stand in an expression; use numbers, + - * / ( ).")
+                raise CallError(
+                    f"{text[position:].strip()[0]!r} can't stand in an expression; use numbers, + - * / ( )."
+                )
             self.tokens.append(match[1])
-            at = match.end()
+            position = match.end()
         self.tokens.reverse()  # the next token is at the end
 
     def value(self) -> Fraction:
         value = self._sum()
         if self.tokens:
-            raise Refused(f"{self.tokens[-1]!r} is not expected there.")
+            raise CallError(f"{self.tokens[-1]!r} is not expected there.")
         return value
 
     def _next_is(self, among: str) -> bool:
@@ -133,7 +135,7 @@ class _Parser:
                 continue
             divisor = self._signed()
             if divisor == 0:
-                raise Refused("Division by zero.")
+                raise CallError("Division by zero.")
             value /= divisor
         return value
 
@@ -148,11 +150,11 @@ class _Parser:
         if token == "(":
             value = self._sum()
             if not self.tokens or self.tokens.pop() != ")":
-                raise Refused("A parenthesis is not closed.")
+                raise CallError("A parenthesis is not closed.")
             return value
         if token[-1].isdigit():
             return Fraction(token)
-        raise Refused(f"A number is missing before {token!r}.")
+        raise CallError(f"A number is missing before {token!r}.")
 
 
 def number_text(value: Fraction) -> str:
@@ -162,8 +164,8 @@ def number_text(value: Fraction) -> str:
     ('906', '-0.333333', '2.5')
     """
     millionths = round(value * 10**6)
-    integer, rest = divmod(abs(millionths), 10**6)
-    return ("-" if millionths < 0 else "") + f"{integer}.{rest:06d}".rstrip("0").rstrip(".")
+    integer, fraction = divmod(abs(millionths), 10**6)
+    return ("-" if millionths < 0 else "") + f"{integer}.{fraction:06d}".rstrip("0").rstrip(".")
 
 
 def normalised(answer: str) -> str:

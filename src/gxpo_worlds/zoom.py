@@ -16,7 +16,7 @@ from gxpo_worlds.screen import ScreenWorld
 if TYPE_CHECKING:
     from gxpo.base.media import Pixels
 
-SIDE, SHOWN = 256, 32  # pixels of the picture's side, and of what is shown of it
+SIDE, VIEW_SIDE = 256, 32  # pixels of the picture's side, and of what is shown of it
 LEAST = 8  # pixels of a crop's side
 READABLE = 64  # a crop up to this side still shows every pixel of the digit's font
 PLATE, TWICE = 16, 2  # least pixels of the dark plate's side; size of the digit on it: 6 x 10 pixels
@@ -52,10 +52,10 @@ def picture(level: Hidden) -> Pixels:
     return noisy(pixels, stream(LEVEL, level.digit, level.x, level.y, *level.noise), NOISE)
 
 
-def clipped(box: Box) -> Box:
+def clip(box: Box) -> Box:
     """Clip a rectangle to the picture, at least 8 pixels wide and high.
 
-    >>> clipped((-10, 200, 20, 100)), clipped((300, 5, 2, 2))
+    >>> clip((-10, 200, 20, 100)), clip((300, 5, 2, 2))
     ((0, 200, 10, 56), (248, 5, 8, 8))
     """
     x, y, width, height = box
@@ -96,9 +96,9 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
 
     def _rules(self) -> str:
         return (
-            f"A digit stands on a dark plate in a picture of {SIDE} x {SIDE} pixels, seen at {SHOWN} x {SHOWN}. "
-            "Which digit is it?\ncrop(x,y,w,h) shows a part of the picture: x and y of its top left corner, width and "
-            "height, in pixels of the whole picture. A single digit is your answer."
+            f"A digit stands on a dark plate in a picture of {SIDE} x {SIDE} pixels, seen at {VIEW_SIDE} x "
+            f"{VIEW_SIDE}. Which digit is it?\ncrop(x,y,w,h) shows a part of the picture: x and y of its top left "
+            "corner, width and height, in pixels of the whole picture. A single digit is your answer."
         )
 
     def _make(self, seed: int) -> Hidden:
@@ -128,7 +128,7 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
         if match is None:
             return None
         x, y, width, height = map(int, match.groups())
-        return clipped((x, y, width, height))
+        return clip((x, y, width, height))
 
     def _result(self, state: str, action: Box | int) -> str | None:
         if isinstance(action, int):
@@ -147,7 +147,7 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
         return int(answer) == self._level.digit if answer else None
 
     def _picture(self, state: str) -> Pixels:
-        return scaled(cropped(picture(self._level), _box(state)), SHOWN, SHOWN)
+        return scaled(cropped(picture(self._level), _box(state)), VIEW_SIDE, VIEW_SIDE)
 
     def _question(self, state: str) -> str:
         if self.style == "bare":
@@ -165,15 +165,15 @@ class Zoom(ScreenWorld[Hidden, "Box | int"]):
         """Digit if it can be read in the present crop, else a crop of the plate and its surroundings."""
         x, y, width, height = _box(state)
         # readable: the digit's whole box is shown, and no row or column of its font falls between two pixels
-        level, margin = self._level, (SHOWN - PLATE) // 2
+        level, margin = self._level, (VIEW_SIDE - PLATE) // 2
         inside = x <= level.x and level.x + PLATE <= x + width and y <= level.y and level.y + PLATE <= y + height
         if inside and max(width, height) <= READABLE:
             return str(level.digit)
-        box = clipped((level.x - margin, level.y - margin, SHOWN, SHOWN))
+        box = clip((level.x - margin, level.y - margin, VIEW_SIDE, VIEW_SIDE))
         return f"crop({','.join(map(str, box))})"
 
     def _is_state(self, state: str) -> bool:
-        return STATE.fullmatch(state) is not None and clipped(_box(state)) == _box(state)
+        return STATE.fullmatch(state) is not None and clip(_box(state)) == _box(state)
 
 
 def _box(state: str) -> Box:

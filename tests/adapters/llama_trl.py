@@ -103,7 +103,7 @@ def names_of(method):
 
 def batch_of_our_trainer(made, method=None, policy=None):
     """(batch of the generation batch's first optimiser step, learner) of gxpo's own trainer."""
-    scored, own_fill = made._scored["train"], made.gxpo_method.fill() if method is None else method
+    scored, own_fill = made._batch_by_mode["train"], made.gxpo_method.fill() if method is None else method
     learner = TorchLearner(policy or small(), lr=0.0, kernels="transformers", layout="flat")
     tools = SignalTools(
         learner,
@@ -113,7 +113,7 @@ def batch_of_our_trainer(made, method=None, policy=None):
         made.args.seed,
         encode=lambda text: TOKENIZER(text, add_special_tokens=False).input_ids,
         answers=lambda forest: [str(PROMPTS.index(prompt_of(forest, r))) for r in range(forest.n_trajectories)],
-        asked=made._services._reworded_prompt,
+        reword=made._services._reworded_prompt,
     )
     forest = scored.forest
     if own_fill.segmenter is not None and not bool((forest.segment >= 0).any()):

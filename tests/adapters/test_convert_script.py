@@ -82,9 +82,9 @@ def test_names_bound_in_a_circle_have_no_value(here):
 def test_a_trainer_at_the_top_level_is_unguarded(here):
     top = "from trl import GRPOTrainer, GRPOConfig\ndef f(completions): return [0.0]\n"
     inside = "    GRPOTrainer('m', f, GRPOConfig())\n"
-    assert not read(top + "GRPOTrainer('m', f, GRPOConfig())\n").guarded
-    assert read(top + "def main():\n" + inside).guarded
-    assert read(top + "if __name__ == '__main__':\n" + inside).guarded
+    assert not read(top + "GRPOTrainer('m', f, GRPOConfig())\n").is_guarded
+    assert read(top + "def main():\n" + inside).is_guarded
+    assert read(top + "if __name__ == '__main__':\n" + inside).is_guarded
     actual = read(top + "def main():\n" + inside)
     assert actual.parts["model"].value == "m" and [kind for kind, _ in actual.rewards] == ["function"]
 

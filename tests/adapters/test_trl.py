@@ -157,15 +157,15 @@ def test_optimiser_steps_of_one_batch_have_rows_of_their_own():
         _, _, batches = built_trainer.optimiser_step(PROMPTS, lr=0.0)
         window = built_trainer._window[1]
         assert sorted(window.rows.tolist()) == sorted(row for *_, row in rows_of(batches))
-        assert window.scored.forest.n_trajectories == 8
-    credit = built_trainer._scored["train"].credit
-    assert credit.numel() == built_trainer._scored["train"].forest.n_entries > window.scored.credit.numel()
+        assert window.batch.forest.n_trajectories == 8
+    credit = built_trainer._batch_by_mode["train"].credit
+    assert credit.numel() == built_trainer._batch_by_mode["train"].forest.n_entries > window.batch.credit.numel()
 
 
 def test_rows_know_their_group_after_the_shuffle():
     built_trainer = trainer(micro=4)
     _, _, batches = built_trainer.optimiser_step(PROMPTS)
-    forest = built_trainer._scored["train"].forest
+    forest = built_trainer._batch_by_mode["train"].forest
     rows = list(rows_of(batches))
     assert [row for *_, row in rows] != sorted(row for *_, row in rows)
     for prompt, ids, _, row in rows:
@@ -179,7 +179,7 @@ def test_a_rollout_without_any_reward_counts_nowhere():
     built_trainer = trainer(reward=some)
     before = built_trainer.model.table.detach().clone()
     loss, gradient, batches = built_trainer.optimiser_step(PROMPTS)
-    scored = built_trainer._scored["train"]
+    scored = built_trainer._batch_by_mode["train"]
     assert 0 < int((~scored.forest.scored).sum()) < 16
     assert not scored.credit[scored.forest.entries_of(~scored.forest.scored)].any()
     expected, slope = dapo_by_hand(before, batches, some)
@@ -192,7 +192,7 @@ def test_tokens_of_tools_have_neither_credit_nor_gradient():
     _, _, (batch,) = built_trainer.optimiser_step(PROMPTS)
     assert not batch["advantages"][:, 1].any() and batch["advantages"][:, 0].any()
     own_completion_mask = batch["completion_mask"] * batch["tool_mask"]
-    assert built_trainer._scored["train"].forest.n_entries == int(own_completion_mask.sum())
+    assert built_trainer._batch_by_mode["train"].forest.n_entries == int(own_completion_mask.sum())
 
 
 def test_all_wrong_groups_move_the_policy_under_ngrpo_only():
@@ -208,7 +208,7 @@ def test_all_wrong_groups_move_the_policy_under_ngrpo_only():
 def test_named_rewards_are_components_of_the_outcome():
     built_trainer = trainer("grpo@trl", [by_sum, by_length], reward_weights=[1.0, 0.5])
     built_trainer.optimiser_step(PROMPTS)
-    forest = built_trainer._scored["train"].forest
+    forest = built_trainer._batch_by_mode["train"].forest
     assert forest.component_names == ("by_sum", "by_length")
     expected = [sum(forest.action(r)) % 5 / 4 + 0.5 * len(forest.action(r)) / 5 for r in range(16)]
     assert forest.outcome.tolist() == pytest.approx(expected, abs=1e-6)
@@ -217,7 +217,7 @@ def test_named_rewards_are_components_of_the_outcome():
 def test_unended_completions_are_cut_and_thresholds_are_verdicts():
     built_trainer = trainer(success_at=0.75)
     built_trainer.optimiser_step(PROMPTS)
-    forest = built_trainer._scored["train"].forest
+    forest = built_trainer._batch_by_mode["train"].forest
     for r in range(16):
         assert bool(forest.truncated[r]) == (forest.action(r)[-1] != fake_trl.EOS)
         assert float(forest.success[r]) == float(float(forest.outcome[r]) >= 0.75)
@@ -226,12 +226,12 @@ def test_unended_completions_are_cut_and_thresholds_are_verdicts():
 def test_evaluation_leaves_the_training_batch_as_it_is():
     built_trainer = trainer("ngrpo")
     built_trainer.optimiser_step(PROMPTS)
-    kept_train = built_trainer._scored["train"]
+    kept_train = built_trainer._batch_by_mode["train"]
     built_trainer.model.eval()
     batch = built_trainer._generate_and_score_completions([{"prompt": p} for p in PROMPTS for _ in range(4)])
     with torch.no_grad():
         loss = built_trainer.compute_loss(built_trainer.model, batch)
-    assert math.isfinite(float(loss)) and built_trainer._scored["train"] is kept_train
+    assert math.isfinite(float(loss)) and built_trainer._batch_by_mode["train"] is kept_train
     assert built_trainer._metrics["eval"]["entropy"] and built_trainer._metrics["eval"]["gxpo/clip_fraction"] == [0.0]
 
 

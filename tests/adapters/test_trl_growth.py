@@ -99,7 +99,7 @@ def test_dapo_trains_mixed_groups_alone_and_draws_further_rows():
     reward = Reward()
     built_trainer = trainer(reward=reward, seed=5)
     step(built_trainer)
-    forest = built_trainer._scored["train"].forest
+    forest = built_trainer._batch_by_mode["train"].forest
     verdicts = groups_of(forest)
     assert len(verdicts) == 4 and all(len(set(v)) == 2 and len(v) == 4 for v in verdicts.values())
     # groups without both verdicts were sampled too: 8 groups of 4, of which the last prompts are new
@@ -131,11 +131,11 @@ def test_a_second_pass_trains_the_rollouts_of_the_first():
     reward = Reward()
     built_trainer = trainer(reward=reward, num_iterations=2, seed=5)
     step(built_trainer)
-    sampled, scored = len(reward.shown), built_trainer._scored["train"]
+    sampled, scored = len(reward.shown), built_trainer._batch_by_mode["train"]
     step(built_trainer)
-    assert len(reward.shown) == sampled and built_trainer._scored["train"] is scored
+    assert len(reward.shown) == sampled and built_trainer._batch_by_mode["train"] is scored
     step(built_trainer)
-    assert len(reward.shown) > sampled and built_trainer._scored["train"].forest.id[0].startswith("s2/")
+    assert len(reward.shown) > sampled and built_trainer._batch_by_mode["train"].forest.id[0].startswith("s2/")
 
 
 def test_counters_hold_all_that_was_sampled_and_the_log_what_is_trained():
@@ -149,7 +149,7 @@ def test_counters_hold_all_that_was_sampled_and_the_log_what_is_trained():
     assert built_trainer._metrics["train"]["frac_reward_zero_std"] == [0.0]
     right = sum(sum(ids) % 3 == 0 for _, ids in reward.shown)
     assert built_trainer._metrics["train"]["gxpo/sampled_reward"] == [pytest.approx(right / len(reward.shown))]
-    forest = built_trainer._scored["train"].forest
+    forest = built_trainer._batch_by_mode["train"].forest
     assert list(built_trainer._logs["completion"]) == [forest.action(r) for r in range(16)]
     assert list(built_trainer._logs["rewards"]["third"]) == forest.success.tolist()
     assert len(built_trainer._logs["advantages"]) == len(built_trainer._logs["prompt"]) == 16
@@ -166,7 +166,7 @@ def test_fewer_groups_than_asked_fill_the_batch_with_empty_rows():
     full_trainer._generate_single_turn = with_few_mixed(full_trainer._generate_single_turn)
     loss, gradient, _ = step(full_trainer)
     parts, slope, batches = step(built_trainer)
-    assert built_trainer._scored["train"].forest.n_trajectories == 4
+    assert built_trainer._batch_by_mode["train"].forest.n_trajectories == 4
     rows = torch.cat([b[adapter.ROW] for b in batches]).tolist()
     assert sorted(rows) == [-1, -1, -1, -1, 0, 1, 2, 3]
     assert parts == pytest.approx(loss, abs=1e-6) and (gradient - slope).norm() < 1e-6 * gradient.norm()
@@ -192,7 +192,7 @@ def test_columns_that_reward_functions_log_belong_to_the_trained_rows():
 
     built_trainer.reward_funcs = [logs]
     step(built_trainer)
-    forest = built_trainer._scored["train"].forest
+    forest = built_trainer._batch_by_mode["train"].forest
     assert list(built_trainer._logs["extra"]["total"]) == [sum(forest.action(r)) for r in range(16)]
 
 
@@ -200,9 +200,9 @@ def test_columns_that_reward_functions_log_belong_to_the_trained_rows():
 def test_stored_groups_come_back_with_their_scores_and_their_log_probs():
     built_trainer = trainer("r1v2_ssb", seed=5)
     step(built_trainer)
-    first = built_trainer._scored["train"].forest
+    first = built_trainer._batch_by_mode["train"].forest
     step(built_trainer, TEXTS[4:])
-    forest = built_trainer._scored["train"].forest
+    forest = built_trainer._batch_by_mode["train"].forest
     back = [r for r, origin in enumerate(forest.origin) if origin == "replay"]
     assert back and forest.n_trajectories == 16 + len(back)
     for r in back:
@@ -218,7 +218,7 @@ def test_stored_groups_come_back_with_their_scores_and_their_log_probs():
 def test_a_reference_answer_joins_the_group_as_the_policy_would_write_it():
     built_trainer = trainer("luffy", seed=5)
     step(built_trainer)
-    forest = built_trainer._scored["train"].forest
+    forest = built_trainer._batch_by_mode["train"].forest
     given_origins = [r for r, origin in enumerate(forest.origin) if origin == "demonstration"]
     assert len(given_origins) == 4 and forest.n_trajectories == 16
     text = TOKENIZER("1 2", add_special_tokens=False).input_ids
@@ -232,14 +232,14 @@ def test_a_reference_answer_joins_the_group_as_the_policy_would_write_it():
 def test_unequal_numbers_of_attempts_are_one_batch():
     built_trainer = trainer("ar3po", num_generations=8, overrides={"rollout.stage_size": 4}, seed=5)
     step(built_trainer, TEXTS[:2])
-    sizes = {g: len(v) for g, v in groups_of(built_trainer._scored["train"].forest).items()}
+    sizes = {g: len(v) for g, v in groups_of(built_trainer._batch_by_mode["train"].forest).items()}
     assert set(sizes.values()) <= {4, 8} and len(sizes) == 2
 
 
 def test_branches_within_answers_are_rows_that_share_tokens():
     built_trainer = trainer("tree_rl", seed=5)
     loss, gradient, (batch,) = step(built_trainer)
-    forest = built_trainer._scored["train"].forest
+    forest = built_trainer._batch_by_mode["train"].forest
     assert forest.n_tokens < len(forest.path_token) + forest.n_trajectories and bool(gradient.any())
     for row, ids, mask in zip(batch[adapter.ROW], batch["completion_ids"], batch["completion_mask"], strict=True):
         assert ids[mask.bool()].tolist() == forest.action(int(row))
@@ -255,7 +255,7 @@ def test_rows_at_a_temperature_of_their_own_are_read_at_it():
     step(built_trainer)
     # every task was met once; those whose group was all alike are hotter now
     step(built_trainer)
-    forest = built_trainer._scored["train"].forest
+    forest = built_trainer._batch_by_mode["train"].forest
     assert {x["temperature"] for x in forest.sampling} == {1.0, 1.5}
     logprob = built_trainer._services.learner.outputs(forest, ("logprob",))["logprob"]
     assert torch.allclose(logprob, forest.path_behaviour_logprob, atol=1e-9)
@@ -273,7 +273,7 @@ def test_completions_that_were_cut_keep_their_place_and_are_not_trained():
     built_trainer = trainer(seed=5)
     built_trainer.mask_truncated_completions = True
     step(built_trainer)
-    forest = built_trainer._scored["train"].forest
+    forest = built_trainer._batch_by_mode["train"].forest
     cut_P = forest.to_path(forest.truncated, "R")
     assert bool(cut_P.any()) and not bool(forest.path_trainable[cut_P].any())
     assert bool(forest.path_trainable[~cut_P].all()) and built_trainer.mask_truncated_completions

@@ -102,7 +102,7 @@ class Watched(GRPOTrainer):
         if self._step % 2 == 0 and self.first is None:
             parameters = dict(self.model.named_parameters())
             gradient = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
-            self.first = self.total, gradient, self._scored["train"]
+            self.first = self.total, gradient, self._batch_by_mode["train"]
         return loss
 
 
@@ -113,7 +113,7 @@ def test_a_step_in_trl_is_that_of_gxpos_own_trainer(name, folder):
     trainer.train()
     assert trainer.state.global_step == 2
     loss, gradient, scored = trainer.first
-    trainer._scored["train"] = scored
+    trainer._batch_by_mode["train"] = scored
     trainer._services._prompts = {task_name(p): p for p in PROMPTS}  # those of the first step too
     batch, learner = batch_of_our_trainer(trainer, policy=loaded(folder))
     given_signals = {n: batch.signals[n] for term in batch.method.terms.values() for n in getattr(term, "given", ())}
@@ -215,7 +215,7 @@ def test_a_method_trains_a_model_that_sees_images(vision, tmp_path):
 
 def test_hidden_patches_weaken_what_the_policy_says_of_a_picture(vision, tmp_path):
     losses, _, trainer = steps_with_images(GRPOTrainer, vision, tmp_path, method="papo")
-    signals = trainer._scored["train"].signals
+    signals = trainer._batch_by_mode["train"].signals
     assert trainer.state.global_step == 2 and len(losses) == 4 and any(losses)
     assert (signals["masked_logprob"] - signals["proximal_logprob"]).abs().max() > 1e-4
     assert all(entry["gxpo/masked_kl"] > 0 for entry in trainer.state.log_history if "gxpo/masked_kl" in entry)

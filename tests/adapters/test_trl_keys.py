@@ -78,7 +78,7 @@ def test_adaptive_entropy_and_its_quantile_are_translated():
     assert equal._metrics["train"]["entropy_coef"] == pytest.approx([0.005, 0.01])
     high = trainer(top_entropy_quantile=0.25)
     high.optimiser_step(PROMPTS)
-    weight, entropy = high._scored["train"].weight, high._scored["train"].signals["entropy"]
+    weight, entropy = high._batch_by_mode["train"].weight, high._batch_by_mode["train"].signals["entropy"]
     bound = float(torch.tensor(sorted(entropy.tolist())).quantile(0.75))
     assert set(weight.tolist()) == {0.0, 1.0} and entropy[weight == 1].min() >= bound - 1e-6
     assert entropy[weight == 0].max() < bound
@@ -88,7 +88,7 @@ def test_normalize_then_sum_is_translated():
     both = [by_sum, by_length]
     built_trainer = trainer(reward=both, multi_objective_aggregation="normalize_then_sum", reward_weights=[0.75, 0.25])
     built_trainer.optimiser_step(PROMPTS)
-    scored = built_trainer._scored["train"]
+    scored = built_trainer._batch_by_mode["train"]
     own_rows = []
     for column in scored.forest.components.unbind(1):
         rows = column.reshape(4, 4)

@@ -139,7 +139,7 @@ def lent(monkeypatch):
 def test_black_patches_give_the_log_probs_of_black_pictures(lent, method):
     built_trainer = trainer(method, overrides={"signal.masked_observation.share": 1.0})
     built_trainer.optimiser_step(PROMPTS, lr=0.0)
-    scored, model = built_trainer._scored["train"], SeeingPairs()
+    scored, model = built_trainer._batch_by_mode["train"], SeeingPairs()
     masked = scored.signals["masked_logprob"]
     for row in range(16):
         message = torch.tensor(scored.forest.action(row))
@@ -153,7 +153,7 @@ def test_black_patches_give_the_log_probs_of_black_pictures(lent, method):
 def test_one_question_about_two_pictures_is_two_tasks(lent):
     built_trainer = trainer("papo")
     built_trainer.optimiser_step(PROMPTS)
-    forest = built_trainer._scored["train"].forest
+    forest = built_trainer._batch_by_mode["train"].forest
     assert len({int(n) for n in forest.prompt_node}) == 4 and len(set(forest.task)) == 4
     for row in range(16):
         refs = tuple(media.PICTURES.put(x) for x in IMAGES[row // 4])

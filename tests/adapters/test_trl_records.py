@@ -7,7 +7,7 @@ import torch
 
 import gxpo
 from gxpo.adapters.trl_records import loss_figures
-from gxpo.adapters.trl_rollouts import Scored
+from gxpo.adapters.trl_rollouts import ScoredBatch
 from gxpo.algorithms.signals import Signals
 from gxpo.forest.forest import Forest
 
@@ -22,7 +22,7 @@ def figures_of(spec, ratios, advantages, overrides=None, gather=lambda x: x):
     logprob = torch.tensor([math.log(r) for row in ratios for r in row], dtype=torch.float64) - 1
     proximal = torch.full_like(logprob, -1.0)
     weight = torch.where(torch.arange(len(credit)) == 0, 0.0, 1.0).double()  # a mask of the mismatch changes no figure
-    scored = Scored(forest, credit, weight, Signals({"reference_logprob": proximal}), proximal, 1)
+    scored = ScoredBatch(forest, credit, weight, Signals({"reference_logprob": proximal}), proximal, 1)
     return loss_figures(method, scored, scored.policy({"logprob": logprob}), gather)
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts, task_name
+from gxpo.adapters.trl_rollouts import Rewards, ScoredBatch, Window, own_tokens, rollouts, task_name
 from gxpo.algorithms.signals import Signals
 
 # two prompts of two completions each, padded as TRL does: prompts on the left, completions on the right
@@ -66,7 +66,7 @@ def test_a_tools_output_is_context_of_the_tokens_after_it():
 def scored():
     forest = made()
     columns = torch.arange(8, dtype=torch.float64)
-    return Scored(forest, columns, columns + 10, Signals({"entropy": columns + 20}), columns + 30, 1)
+    return ScoredBatch(forest, columns, columns + 10, Signals({"entropy": columns + 20}), columns + 30, 1)
 
 
 def test_a_subset_of_rows_brings_its_columns():

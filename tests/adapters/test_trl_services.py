@@ -41,7 +41,7 @@ def test_a_step_is_that_of_gxpos_own_trainer(name, micro):
     reads = {"names": names_of(batch.method), "given": given_signals or None}
     slope = learner.gradient(batch.forest, batch.loss, couples=batch.method.couples, **reads)
     slope = torch.cat([slope[n].flatten() for n, _ in small().named_parameters()])
-    scored = built_trainer._scored["train"]
+    scored = built_trainer._batch_by_mode["train"]
     assert (scored.credit - batch.credit).abs().max() < 1e-9
     assert (scored.weight - batch.weight).abs().max() < 1e-9
     assert loss == pytest.approx(float(batch.loss(learner.outputs(batch.forest, **reads))), rel=1e-6, abs=1e-6)

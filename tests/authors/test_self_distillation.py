@@ -100,7 +100,7 @@ def test_the_prompt_of_the_teacher() -> None:
 
     part = SelfTeacher(template=TEMPLATE)
     part.memory["model"] = watched
-    tools = SignalTools(None, lambda t: "".join(map(chr, t)), 0, asked=asked)  # type: ignore[arg-type]
+    tools = SignalTools(None, lambda t: "".join(map(chr, t)), 0, reword=asked)  # type: ignore[arg-type]
     actual = part.compute(forest, Signals.of(forest), tools)
     (read,) = watched.read
     expected = {i: context for i, context in enumerate(theirs()) if context is not None}
@@ -142,7 +142,7 @@ def test_the_loss(top_k: int, alpha: float) -> None:
     m = gxpo.method("sdpo_self", {"objective.alpha": alpha, "signal.self_teacher.top_k": top_k})
     (part,) = m.signals.values()
     part.memory["model"] = TorchLearner(clean_llama(1), lr=0.0)
-    tools = SignalTools(student, lambda t: "", 0, asked=lambda *_: None)
+    tools = SignalTools(student, lambda t: "", 0, reword=lambda *_: None)
     signals = Signals.of(forest, part.compute(forest, Signals.of(forest), tools))
     given_signals = {name: signals[name] for name in ("teacher_ids", "teacher_logprob")}
     term = Distillation(alpha=alpha)

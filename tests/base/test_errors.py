@@ -43,7 +43,7 @@ def test_no_verdicts_says_what_the_reward_has_to_return():
     assert (
         str(error) == "reward length needs verdicts, but the reward gives none: let it return {'correct': 0 or 1, ...}"
     )
-    assert error.what == "reward length" and str(NoVerdicts("x", "other words")) == "other words"
+    assert error.reader == "reward length" and str(NoVerdicts("x", "other words")) == "other words"
 
 
 def test_no_component_lists_the_components_that_are_there():

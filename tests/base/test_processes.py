@@ -209,11 +209,11 @@ def test_time_without_a_processor_does_not_count(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(processes, "_without_processor", lambda pid: starved)
     deadline = processes._Deadline(5.0, 1)
     now = 101.0
-    assert deadline.left() == 4.0  # of 5 s
+    assert deadline.seconds_left() == 4.0  # of 5 s
     now, starved = 106.0, 10.0
-    assert deadline.left() == 2.0  # 6 s later, 3 of which it had no processor
+    assert deadline.seconds_left() == 2.0  # 6 s later, 3 of which it had no processor
     starved = 7.0 + 1000.0
-    assert deadline.left() == 5.0 + 100.0 - 6.0  # but at most 20 times as long
+    assert deadline.seconds_left() == 5.0 + 100.0 - 6.0  # but at most 20 times as long
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").is_file(), reason="the system does not tell")

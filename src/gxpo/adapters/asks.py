@@ -49,7 +49,7 @@ SERVICES: Mapping[str, str] = {
 }
 
 
-def trial_tools(step: int, lends: Collection[str] = (), used: set[str] | None = None) -> SignalTools:
+def trial_tools(step: int, lends: Collection[str] = (), used_names: set[str] | None = None) -> SignalTools:
     """Make stand-ins for the services that a trainer lends to signals (names of SERVICES), to try a method with.
 
     used  collects the names of the services that were used
@@ -58,8 +58,8 @@ def trial_tools(step: int, lends: Collection[str] = (), used: set[str] | None = 
     def ask(name: str) -> None:
         if name not in lends:
             raise GxpoError(SERVICES[name])
-        if used is not None:
-            used.add(name)
+        if used_names is not None:
+            used_names.add(name)
 
     # any public attribute counts as work with the model: signals use it in too many ways to list
     class Learner(StandIn):
@@ -80,10 +80,10 @@ def trial_tools(step: int, lends: Collection[str] = (), used: set[str] | None = 
         ask("answers")
         return [str(len(task)) for task in forest.task]
 
-    def reworded(task: str, template: str, values: Mapping[str, str]) -> None:
+    def reword(task: str, template: str, values: Mapping[str, str]) -> None:
         ask("prompts")
 
-    return SignalTools(Learner(), decode, 0, step, 0, encode=encode, answers=answers, asked=reworded)
+    return SignalTools(Learner(), decode, 0, step, 0, encode=encode, answers=answers, reword=reword)
 
 
 def parts_of(method: Method) -> Iterator[tuple[str, Any]]:
@@ -113,10 +113,10 @@ def update_refusals(method: Method, trainer: str, fields: Sequence[str]) -> list
     update, plain = method.update, Epochs()
     if type(update) is not Epochs:
         return [f"update={show(update)}: {trainer} steps itself (update=epochs takes the rest)"]
-    changed = {n: (show(getattr(update, n)), show(getattr(plain, n))) for n in fields}
+    settings_by_name = {n: (show(getattr(update, n)), show(getattr(plain, n))) for n in fields}
     return [
         f"update.{n}={value}: {trainer} steps itself (update.{n}={default} takes the rest)"
-        for n, (value, default) in changed.items()
+        for n, (value, default) in settings_by_name.items()
         if value != default
     ]
 
@@ -239,7 +239,7 @@ def refusals(
         why = str(failed)
         parts |= {"rollout": method.rollout}
         if isinstance(failed.error, NoVerdicts):  # reward functions of other trainers return scores alone
-            why = f"{failed.error.what} needs verdicts: {VERDICTS.get(trainer, 'say which answers are right')}"
+            why = f"{failed.error.reader} needs verdicts: {VERDICTS.get(trainer, 'say which answers are right')}"
         return [f"{failed.key}={show(parts.get(failed.key, method.segmenter))}: {why}"]
     return [
         f"{key}={show(parts[key])}: it reads {FACTS[f]}, which {trainer} does not give"
@@ -259,7 +259,7 @@ def facts_read(
     Raises `Failed` where a part can't work without something that the synthetic rollouts do not have.
     """
     method = _filled_copy(method)
-    plain = dict(_stages(method, _rollouts(method, verdicts, components), trial_tools(1, lends)))
+    plain_values = dict(_stages(method, _rollouts(method, verdicts, components), trial_tools(1, lends)))
     # a rollout that is grown knows ids, steps and cuts by itself
     if type(method.rollout) is not Independent:
         facts = [f for f in facts if f in ("components", "logprobs")]
@@ -267,10 +267,10 @@ def facts_read(
     readers = {}
     for fact in facts:
         step = 2000 if fact == "step" else 1
-        other = dict(_stages(method, _rollouts(method, verdicts, components, fact), trial_tools(step, lends)))
-        changed = [key for key, x in plain.items() if not _same(x, other[key])]
-        if changed:
-            readers[fact] = changed[0]
+        other_values = dict(_stages(method, _rollouts(method, verdicts, components, fact), trial_tools(step, lends)))
+        changed_keys = [key for key, x in plain_values.items() if not _same(x, other_values[key])]
+        if changed_keys:
+            readers[fact] = changed_keys[0]
     if "logprobs" in facts and "logprobs" not in readers:
         try:  # a part may not depend on their values here and still refuse rollouts without them
             list(_stages(method, _rollouts(method, verdicts, components, "no logprobs"), trial_tools(1, lends)))
@@ -281,12 +281,12 @@ def facts_read(
 
 def services_used(method: Method, verdicts: bool, components: Sequence[str], lends: Collection[str]) -> set[str]:
     """Return the names of SERVICES that the method's parts use, found by trying it on synthetic rollouts."""
-    used: set[str] = set()
+    service_names: set[str] = set()
     forest = _rollouts(method, verdicts, components)
-    list(_stages(_filled_copy(method), forest, trial_tools(1, lends, used), objective=True))
+    list(_stages(_filled_copy(method), forest, trial_tools(1, lends, service_names), objective=True))
     if any(Output(name).kind not in ("logprob", "entropy") or Output(name).at for name in method.outputs):
-        used.add("model")
-    return used
+        service_names.add("model")
+    return service_names
 
 
 def rehearse(method: Method, forest: Forest, services: SignalTools) -> None:
@@ -387,16 +387,16 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(torch.equal(torch.nan_to_num(a, nan=-7.5), torch.nan_to_num(b, nan=-7.5)))
 
 
-def _rollouts(method: Method, verdicts: bool, components: Sequence[str], changed: str = "") -> Forest:
+def _rollouts(method: Method, verdicts: bool, components: Sequence[str], changed_fact: str = "") -> Forest:
     """Make the rollouts to try a method with: synthetic ones, or those that its rollout grows in a third step of such.
 
     Raises `Failed` with NoVerdicts where the rollout grows others with verdicts, and there are none.
     """
     if type(method.rollout) is Independent:
-        return synthetic(verdicts, components, changed)
+        return synthetic(verdicts, components, changed_fact)
     try:
-        forest = _grown(method, verdicts, components, changed)
-        if not verdicts and not _is_alike(forest, _grown(method, True, components, changed)):
+        forest = _grown(method, verdicts, components, changed_fact)
+        if not verdicts and not _is_alike(forest, _grown(method, True, components, changed_fact)):
             raise NoVerdicts(f"rollout {show(method.rollout)}")
         forest = forest.in_context(method.context)
         rows_of(forest)
@@ -408,23 +408,23 @@ def _rollouts(method: Method, verdicts: bool, components: Sequence[str], changed
 _TRIALS: dict[str, Forest] = {}
 
 
-def _grown(method: Method, verdicts: bool, components: Sequence[str], changed: str) -> Forest:
+def _grown(method: Method, verdicts: bool, components: Sequence[str], changed_fact: str) -> Forest:
     """Grow rollouts of synthetic tasks in three steps, so that memories fill; return those of the third."""
     # a trial depends on these alone, and several questions ask for the same one
-    key = repr((method.rollout, method.segmenter, verdicts, tuple(components), changed))
+    key = repr((method.rollout, method.segmenter, verdicts, tuple(components), changed_fact))
     if key in _TRIALS:
         return _TRIALS[key]
     method = _filled_copy(method)
     # what begins after some steps would begin after the trial
-    late = {"warmup_steps": 0} if hasattr(method.rollout, "warmup_steps") else {}
-    rollout = dataclasses.replace(method.rollout, **late) if late else method.rollout  # type: ignore[type-var]
+    start_settings = {"warmup_steps": 0} if hasattr(method.rollout, "warmup_steps") else {}
+    rollout = dataclasses.replace(method.rollout, **start_settings) if start_settings else method.rollout  # type: ignore[type-var]
     method = dataclasses.replace(method, rollout=rollout)
     forests = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a rollout says of these synthetic tasks is none of the user's
         for step in range(1, 4):
             session = TrialSession(
-                step, verdicts=verdicts, components=components, changed=changed, segmenter=method.segmenter
+                step, verdicts=verdicts, components=components, changed_fact=changed_fact, segmenter=method.segmenter
             )
             forests.append(session.score(session.segment(rollout.grow(session.draw(4), session))))
             method.observe(forests[-1])
@@ -434,14 +434,16 @@ def _grown(method: Method, verdicts: bool, components: Sequence[str], changed: s
     return forests[-1]
 
 
-def _is_alike(one: Forest, other: Forest) -> bool:
+def _is_alike(first: Forest, second: Forest) -> bool:
     """Return True for the same attempts, whatever their scores."""
-    return (one.id, one.sampling, one.info) == (other.id, other.sampling, other.info) and torch.equal(
-        one.token, other.token
+    return (first.id, first.sampling, first.info) == (second.id, second.sampling, second.info) and torch.equal(
+        first.token, second.token
     )
 
 
-def synthetic(verdicts: bool, components: Sequence[str], changed: str = "", before: Sequence[int] = ()) -> Forest:
+def synthetic(
+    verdicts: bool, components: Sequence[str], changed_fact: str = "", prompt_prefix: Sequence[int] = ()
+) -> Forest:
     """Make 4 groups of 4 synthetic rollouts: mixed, all wrong, all right, and of graded rewards.
 
     changed  the fact of FACTS that differs from the plain forest (not "step", which rollouts do not hold), or
@@ -451,7 +453,7 @@ def synthetic(verdicts: bool, components: Sequence[str], changed: str = "", befo
     # each kind of group that methods tell apart is there, and lengths differ within a group
     rewards = [[1.0, 0.0, 1.0, 0.0], [0.0] * 4, [1.0] * 4, [0.2, 0.9, 0.4, 0.0]]
     lengths = [[2 + (3 * i + g) % 5 for i in range(4)] for g in range(4)]
-    order, offset = (5 if changed == "logprobs" else 3), (7 if changed == "ids" else 0)
+    order, offset = (5 if changed_fact == "logprobs" else 3), (7 if changed_fact == "ids" else 0)
 
     def ids(i: int, n: int) -> list[int]:
         return [1 + (5 * i + 3 * j + offset * (i + 1) * (j + 1)) % 59 for j in range(n)]
@@ -460,15 +462,17 @@ def synthetic(verdicts: bool, components: Sequence[str], changed: str = "", befo
         return [-0.1 - 0.05 * ((order * i + 2 * j) % 7) for j in range(n)]
 
     outcome = torch.tensor(rewards, dtype=torch.float64).flatten()
-    cut = torch.arange(outcome.numel()) % 4 == (2 if changed == "truncated" else 1)
+    cut = torch.arange(outcome.numel()) % 4 == (2 if changed_fact == "truncated" else 1)
     forest = Forest.from_completions(
-        [[*before, 7 + g, 8] for g in range(4)],
+        [[*prompt_prefix, 7 + g, 8] for g in range(4)],
         [[ids(i, n) for i, n in enumerate(group)] for group in lengths],
         rewards,
-        logprobs=None if changed == "no logprobs" else [[logprobs(i, n) for i, n in enumerate(g)] for g in lengths],
+        logprobs=None
+        if changed_fact == "no logprobs"
+        else [[logprobs(i, n) for i, n in enumerate(g)] for g in lengths],
         truncated=cut,
         success=(outcome >= 1).double() if verdicts else None,
     )
-    first = outcome.flip(0) if changed == "components" else outcome
+    first = outcome.flip(0) if changed_fact == "components" else outcome
     columns = {name: torch.roll(first, k) for k, name in enumerate(components)}
     return forest.with_rewards(outcome, components=columns)

@@ -26,7 +26,7 @@ JUDGE = "gxpo.adapters.standin:scores"  # in place of a user's judge
 
 
 @dataclass(frozen=True)
-class Given:
+class Requirements:
     """Requirements of a method in TRL beside a model, tasks and a reward.
 
     settings   fields of GRPOConfig with their values; `steps_per_generation` counts gradient_accumulation_steps
@@ -88,7 +88,7 @@ def in_trl(name: str) -> Row:
     return Row(name, True, needs.words(), parts=("method",))
 
 
-def why_not_in_trl(composed: Method, needs: Given) -> list[str]:
+def why_not_in_trl(composed: Method, needs: Requirements) -> list[str]:
     """Return the adapter's reasons to refuse a method that is given all its needs."""
     if reasons := trl_settings.declared_refusals(composed):
         return reasons
@@ -96,7 +96,7 @@ def why_not_in_trl(composed: Method, needs: Given) -> list[str]:
     return reasons or trl_settings.update_refusals(composed)
 
 
-def needs_in_trl(name: str) -> tuple[Method, Given]:
+def needs_in_trl(name: str) -> tuple[Method, Requirements]:
     """Return the method, with stand-ins for what a user has to choose, and its requirements."""
     composed = compose(name).fill(**LONGEST)
     overrides: dict[str, str] = {}
@@ -109,7 +109,7 @@ def needs_in_trl(name: str) -> tuple[Method, Given]:
     if values:
         composed = compose(name, values).fill(**LONGEST)
     arguments, rewards = _required_arguments(composed)
-    return composed, Given(trl_settings.required_settings(composed), arguments, rewards, overrides)
+    return composed, Requirements(trl_settings.required_settings(composed), arguments, rewards, overrides)
 
 
 def _required_arguments(composed: Method) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -120,18 +120,18 @@ def _required_arguments(composed: Method) -> tuple[dict[str, Any], tuple[str, ..
         return arguments, rewards
     # one failure at a time: each trial gives what the last one lacked, until it passes or fails for another reason
     while True:
-        verdicts, names = "success_at" in arguments, (REWARD, *rewards)
+        has_verdicts, names = "success_at" in arguments, (REWARD, *rewards)
         try:
-            borrowed = asks.services_used(composed, verdicts, names, trl_settings.LENDS)
+            service_names = asks.services_used(composed, has_verdicts, names, trl_settings.LENDS)
         except asks.Failed as failed:
-            if isinstance(failed.error, NoVerdicts) and not verdicts:
+            if isinstance(failed.error, NoVerdicts) and not has_verdicts:
                 arguments["success_at"] = 1.0
             elif isinstance(failed.error, NoComponent) and failed.error.name not in rewards:
                 rewards = (*rewards, failed.error.name)
             else:
                 return arguments, rewards
         else:
-            columns = {"answers": "answer"} if "answers" in borrowed else {}
+            columns = {"answers": "answer"} if "answers" in service_names else {}
             columns |= {"solutions": "solution"} if reads_solutions(composed.rollout) else {}
             return {**arguments, **columns}, rewards
 
@@ -167,10 +167,10 @@ def counts(rows: Sequence[Row]) -> dict[str, int]:
 
 def as_json(trainer: str, rows: Sequence[Row]) -> str:
     """Return the rows and their counts as JSON text."""
-    listed = [
+    records = [
         {"name": r.name, "works": r.works, "parts": r.parts, "given": r.given, "reason": r.reason or None} for r in rows
     ]
-    return json.dumps({"trainer": trainer, "counts": counts(rows), "methods": listed}, indent=1)
+    return json.dumps({"trainer": trainer, "counts": counts(rows), "methods": records}, indent=1)
 
 
 def as_text(trainer: str, rows: Sequence[Row]) -> str:

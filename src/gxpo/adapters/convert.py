@@ -121,8 +121,8 @@ class Conversion:
             self.origins[key] = "; ".join(f"{f}, {self.open[f].where}: {self.open[f].note}" for f in depends)
             return
         # what else may be set may set a field that the value depends on
-        if self.source.rest and (missing := [f for f in dict.fromkeys((*fields, *also)) if f not in settings]):
-            self.keys[key], self.origins[key] = yamltext.OPEN, f"{', '.join(missing)}, {self.source.rest}"
+        if self.source.extra_fields and (missing := [f for f in dict.fromkeys((*fields, *also)) if f not in settings]):
+            self.keys[key], self.origins[key] = yamltext.OPEN, f"{', '.join(missing)}, {self.source.extra_fields}"
             return
         values = [settings[f] for f in fields if f in settings]
         places = ", ".join(dict.fromkeys(v.where for v in values))
@@ -186,16 +186,16 @@ class Conversion:
                 unknown = unknown or f"{value.where}: {value.note}"
             elif kind == "trl" and value.value in REWARDS:
                 weight_by_reward[REWARDS[value.value]] = weight
-            elif kind == "function" and self.path.suffix == ".py" and self.source.guarded:
+            elif kind == "function" and self.path.suffix == ".py" and self.source.is_guarded:
                 weight_by_reward[f"{self.path}:{name}"] = weight
             elif kind == "model" or not name.isidentifier():
-                what = "a reward model, see docs/judges.md" if kind == "model" else "no function of a file"
-                unknown = unknown or f"{value.where}: {value.value} is {what}"
+                description = "a reward model, see docs/judges.md" if kind == "model" else "no function of a file"
+                unknown = unknown or f"{value.where}: {value.value} is {description}"
             else:
                 weight_by_reward[f"my_rewards.py:{name}"] = weight
                 kinds = {"trl": "of trl.rewards", "function": f"importing {self.path.name} would train"}
-                what = kinds.get(kind, "of another file")
-                self.notes.append((value.where, f"reward {value.value}: {what}: put it into my_rewards.py"))
+                description = kinds.get(kind, "of another file")
+                self.notes.append((value.where, f"reward {value.value}: {description}: put it into my_rewards.py"))
             if value.note and kind != "open":
                 self.notes.append((value.where, f"reward {value.value}: set with {value.note}"))
         where = self.source.rewards[0][1].where if self.source.rewards else ""
@@ -286,7 +286,7 @@ class Conversion:
         sizes = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
                  "per_device_train_batch_size", "num_generations")  # fmt: skip
         # fields that cut a generation batch into minibatches: none where nothing makes it larger than an update
-        is_in_rows = a.generation_batch_size or "generation_batch_size" in self.open or self.source.rest
+        is_in_rows = a.generation_batch_size or "generation_batch_size" in self.open or self.source.extra_fields
         is_whole = not (is_in_rows or a.steps_per_generation or "steps_per_generation" in self.open)
         self.cuts = () if is_whole else sizes[: 4 if is_in_rows else 3]
         fields = ["per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"]
@@ -314,7 +314,7 @@ class Conversion:
         if a.max_steps > 0:
             steps = math.ceil(a.max_steps / self.per_batch)
             self._set("trainer.steps", steps, "max_steps", also=("num_iterations", *self.cuts))
-        elif "max_steps" in self.open or self.source.rest:
+        elif "max_steps" in self.open or self.source.extra_fields:
             self._set("trainer.steps", 1, "max_steps", also=("num_train_epochs",))
         else:
             epochs = f"{a.num_train_epochs:g}"
@@ -409,8 +409,8 @@ class Conversion:
             self._open("learner.dtype", f"{dtype_part.where}: {dtype_part.note}")
         for name, value in init.items():
             if name not in convert_script.MODEL_ARGUMENTS and value not in (None, False, "main"):
-                what = convert_script.LOADING.get(name, "no counterpart")
-                self._note("model_init_kwargs", f"model_init_kwargs[{name!r}]={value!r}: {what}")
+                description = convert_script.LOADING.get(name, "no counterpart")
+                self._note("model_init_kwargs", f"model_init_kwargs[{name!r}]={value!r}: {description}")
         if a.fp16 or str(dtype) == "float16":
             self._note("fp16", "fp16: gxpo trains in float32 or bfloat16")
         elif low and str(dtype) != "bfloat16":
@@ -483,8 +483,8 @@ class Conversion:
                 self._set(COLUMNS[name], value.value, name)
             elif name not in DEFAULTS and name not in WITHOUT_EFFECT and name not in ELSEWHERE:
                 self.notes.append((value.where, f"{name}={value.value!r}: {REASONS.get(name, 'no counterpart')}"))
-        if self.source.rest:
-            where, _, reason = self.source.rest.partition(": ")
+        if self.source.extra_fields:
+            where, _, reason = self.source.extra_fields.partition(": ")
             self.notes.append((where, f"further settings: {reason}"))
         if self.source.is_parsed:
             self.notes.append(("", "each field of GRPOConfig can be set on the command line: --FIELD"))

@@ -45,18 +45,18 @@ class SourceSettings:
     parts     arguments of the trainer: "model", "dataset", "split", "dataset_config", "peft" (a mapping)
     rewards   of the trainer, in order: ("function", name) of the source, ("trl", name), ("model", name), ("open", "")
     open      (where, what) for what is to be said of the source
-    rest      why further fields may be set;   is_parsed: True if the command line may set any field
-    guarded   True if importing the source runs no training;   unsloth: True if that library is imported
     kind      "GRPO" or "RLOO";   system: trainer and version whose defaults hold
+    extra_fields  why others may be set;   is_parsed: True if the command line may set any field
+    is_guarded    True if importing the source runs no training;   unsloth: True if that library is imported
     """
 
     settings: dict[str, Value] = field(default_factory=dict)
     parts: dict[str, Value] = field(default_factory=dict)
     rewards: list[tuple[str, Value]] = field(default_factory=list)
     open: list[tuple[str, str]] = field(default_factory=list)
-    rest: str = ""
+    extra_fields: str = ""
     is_parsed: bool = False
-    guarded: bool = True
+    is_guarded: bool = True
     unsloth: bool = False
     kind: str = "GRPO"
     system: str = "TRL 1.16"
@@ -146,11 +146,11 @@ class _Reader:
         # of several trainers the one that trains first is taken, and the others are named
         trained = records.get("trained")
         trainer = trained if isinstance(trained, Thing) else trainers[0] if trainers else None
-        for other in trainers:
-            if other is not trainer and (trainer is None or other.where != trainer.where):
+        for second in trainers:
+            if second is not trainer and (trainer is None or second.where != trainer.where):
                 self._say(
-                    other.where,
-                    f"a second trainer ({other.name}): the one in {trainer.where} is taken" if trainer else "",
+                    second.where,
+                    f"a second trainer ({second.name}): the one in {trainer.where} is taken" if trainer else "",
                 )
         self.source.unsloth = any(
             isinstance(n, ast.ImportFrom) and (n.module or "").startswith("unsloth") for n in ast.walk(tree)
@@ -167,17 +167,17 @@ class _Reader:
             for more in configs:
                 if more is not config and more.where != getattr(config, "where", ""):
                     self._say(more.where, f"a second {more.name}: that of the trainer is taken")
-        if trainer is not None and config is None and (other := self._other_library(trainer)):
-            raise ConfigError(f"{trainer.where}: {trainer.name} is {other}, not of TRL, and is given no GRPOConfig: "
+        if trainer is not None and config is None and (library := self._other_library(trainer)):
+            raise ConfigError(f"{trainer.where}: {trainer.name} is {library}, not of TRL, and is given no GRPOConfig: "
                               "state its settings in gxpo's keys, see docs/migrate.md")  # fmt: skip
         self._config(config, notes, trainer)
         self._trainer(trainer)
         self._unknown_adapter(tree, trainer)
-        self.source.guarded = not _trains_on_import(tree)
+        self.source.is_guarded = not _trains_on_import(tree)
 
-    def _say(self, where: str, what: str) -> None:
-        if (where, what) not in self.source.open and what:
-            self.source.open.append((where, what))
+    def _say(self, where: str, problem: str) -> None:
+        if (where, problem) not in self.source.open and problem:
+            self.source.open.append((where, problem))
 
     def _follow_uncalled(self, tree: ast.Module) -> None:
         """Follow functions that nothing in the file calls, where no trainer was met: their arguments are not known."""
@@ -208,7 +208,7 @@ class _Reader:
     def _other_library(self, trainer: Thing) -> str:
         """Return what a trainer is, if neither it nor a class that it derives from can be TRL's; else ""."""
         if isinstance(trainer.of, Import):
-            return f"of {other}" if (other := elsewhere([trainer.of])) else ""
+            return f"of {library}" if (library := elsewhere([trainer.of])) else ""
         bases = self.walk.bases(trainer.of) if isinstance(trainer.of, Thing) else [trainer.of]
         return "a class of this file" if all(isinstance(b, Thing) for b in bases) else ""
 
@@ -224,12 +224,12 @@ class _Reader:
             self.source.parts["peft"] = Value(OPEN, where, "whether the model has an adapter is not known")
 
     # ------------------------------------------------------------ results
-    def _value(self, value: Any, where: str, what: str = "") -> Value:
+    def _value(self, value: Any, where: str, prefix: str = "") -> Value:
         """Return a value with its place; OPEN, with the reason, if it is not known."""
         plain_value, notes = plain(value)
         if isinstance(plain_value, Unknown):
-            at = "" if plain_value.where in ("", where) else f" ({plain_value.where})"
-            return Value(OPEN, where, f"{what}{plain_value.reason}{at}")
+            place = "" if plain_value.where in ("", where) else f" ({plain_value.where})"
+            return Value(OPEN, where, f"{prefix}{plain_value.reason}{place}")
         return Value(plain_value, where, ", ".join(dict.fromkeys(notes)))
 
     def _config(self, config: Any, notes: Sequence[str], trainer: Thing | None) -> None:
@@ -241,7 +241,7 @@ class _Reader:
         if not isinstance(config, Thing):
             place = trainer.places.get("args", trainer.where) if trainer is not None else ""
             unknown = config if isinstance(config, Unknown) else Unknown("args is made by code of another file", place)
-            source.rest = f"{place}: {unknown.reason}"
+            source.extra_fields = f"{place}: {unknown.reason}"
             attributes = self.walk.state["attributes"].get(f"{unknown.where}: {unknown.reason}")
             for name, value in attributes.fields.items() if isinstance(attributes, Thing) else ():
                 source.settings[name] = self._value(value, attributes.places[name])
@@ -253,15 +253,15 @@ class _Reader:
         )
         source.kind = "RLOO" if any("RLOO" in name for name in bases) else "GRPO"
         source.is_parsed = bool(config.fields.get("parsed "))
-        if isinstance(config.rest, Unknown):
-            source.rest = f"{config.rest.where}: {config.rest.reason}"
+        if isinstance(config.extra_fields, Unknown):
+            source.extra_fields = f"{config.extra_fields.where}: {config.extra_fields.reason}"
         for name, value in config.fields.items():
             where = config.places.get(name, config.where)
             inner, why = without_notes(value)
             if inner is ABSENT:
                 self._say(where, f"{name} is set with {', '.join(why)}")
             elif name == "**":
-                source.rest = f"{where}: {getattr(inner, 'reason', 'keys are made when the script runs')}"
+                source.extra_fields = f"{where}: {getattr(inner, 'reason', 'keys are made when the script runs')}"
             elif not name.endswith(" ") and isinstance(name, str):
                 source.settings[name] = self._value(
                     Noted(value, tuple(notes)) if notes and not isinstance(value, (Unknown, Noted)) else value, where
@@ -277,8 +277,8 @@ class _Reader:
             return
         for where, note in trainer.notes:
             self._say(where, note)
-        if trainer.rest is not None:
-            self._say(trainer.rest.where, f"{trainer.name}: further arguments: {trainer.rest.reason}")
+        if trainer.extra_fields is not None:
+            self._say(trainer.extra_fields.where, f"{trainer.name}: further arguments: {trainer.extra_fields.reason}")
         self._model(trainer)
         self._dataset(trainer)
         self._rewards(trainer)
@@ -289,9 +289,13 @@ class _Reader:
             parts["method"] = self._value(trainer.fields["method"], trainer.places["method"])
         for name, value in trainer.fields.items():
             place, (inner, why) = trainer.places.get(name, trainer.where), without_notes(value)
-            if inner is not None and inner is not ABSENT and (what := ARGUMENTS.get(name, "not an argument of TRL's")):
+            if (
+                inner is not None
+                and inner is not ABSENT
+                and (problem := ARGUMENTS.get(name, "not an argument of TRL's"))
+            ):
                 with_option = f" (set with {', '.join(why)})" if why else ""
-                self._say(place, f"{trainer.name}({name}=...): {what}{with_option}")
+                self._say(place, f"{trainer.name}({name}=...): {problem}{with_option}")
 
     def _model(self, trainer: Thing) -> None:
         model, notes = without_notes(trainer.fields.get("model", trainer.fields.get("policy", ABSENT)))
@@ -374,29 +378,29 @@ class _Reader:
         if inner is ABSENT or inner is None:
             self.source.rewards.append(("open", Value(OPEN, where, "the trainer is given no reward")))
             return
-        for one in inner if isinstance(inner, (list, tuple)) else [inner]:
-            self.source.rewards.append(self._reward(one, where))
+        for reward in inner if isinstance(inner, (list, tuple)) else [inner]:
+            self.source.rewards.append(self._reward(reward, where))
 
-    def _reward(self, one: Any, where: str) -> tuple[str, Value]:
-        one, notes = without_notes(one)
+    def _reward(self, reward: Any, where: str) -> tuple[str, Value]:
+        reward, notes = without_notes(reward)
         note = ", ".join(notes)
-        if isinstance(one, str):
-            return ("model", Value(one, where, note))
-        if isinstance(one, Function):
-            name = getattr(one.node, "name", "lambda")
-            is_top = getattr(one.node, "col_offset", 1) == 0 and name != "lambda"
+        if isinstance(reward, str):
+            return ("model", Value(reward, where, note))
+        if isinstance(reward, Function):
+            name = getattr(reward.node, "name", "lambda")
+            is_top = getattr(reward.node, "col_offset", 1) == 0 and name != "lambda"
             return (
                 "function" if is_top else "other",
                 Value(name if is_top else f"{name} (made within a function)", where, note),
             )
-        if isinstance(one, Import):
+        if isinstance(reward, Import):
             return (
-                "trl" if one.path.startswith("trl.") else "other",
-                Value(one.name if one.path.startswith("trl.") else one.path, where, note),
+                "trl" if reward.path.startswith("trl.") else "other",
+                Value(reward.name if reward.path.startswith("trl.") else reward.path, where, note),
             )
-        if isinstance(one, Unknown):
-            return ("open", Value(OPEN, where, one.reason))
-        return ("other", Value(getattr(one, "name", source_of(one)), where, note))
+        if isinstance(reward, Unknown):
+            return ("open", Value(OPEN, where, reward.reason))
+        return ("other", Value(getattr(reward, "name", source_of(reward)), where, note))
 
 
 # arguments of the trainer that are no settings; "" for those that are carried over elsewhere, or need no word
@@ -439,7 +443,8 @@ STEPS = {
 def _calls_one(node: ast.AST, pattern: re.Pattern[str]) -> bool:
     """Return True if a syntax tree holds a call of a name that matches, or one with reward functions."""
     return any(
-        isinstance(n, ast.Call) and (pattern.search(_last(n.func)) or any(k.arg == "reward_funcs" for k in n.keywords))
+        isinstance(n, ast.Call)
+        and (pattern.search(_last_name(n.func)) or any(k.arg == "reward_funcs" for k in n.keywords))
         for n in ast.walk(node)
     )
 
@@ -447,13 +452,13 @@ def _calls_one(node: ast.AST, pattern: re.Pattern[str]) -> bool:
 def _without_trainer(tree: ast.Module, where: Callable[[ast.AST], str]) -> str:
     """Say what there is in a file in which no trainer was met, and what to do."""
     nodes = list(ast.walk(tree))
-    calls = [(n, _last(n.func)) for n in nodes if isinstance(n, ast.Call)]
+    calls = [(n, _last_name(n.func)) for n in nodes if isinstance(n, ast.Call)]
     classes = [n for n in nodes if isinstance(n, ast.ClassDef)]
     for call, name in calls:
         if TRAINERS.search(name) or CONFIGS.search(name):
             return f"{where(call)}: {name}(...) is in code that is never called: call it at the top level of the file"
     for cls in classes:
-        if TRAINERS.search(cls.name) or any(TRAINERS.search(_last(b)) for b in cls.bases):
+        if TRAINERS.search(cls.name) or any(TRAINERS.search(_last_name(b)) for b in cls.bases):
             return (
                 f"{where(cls)}: {cls.name} is a class of a trainer, which nothing makes: convert the script that does"
             )
@@ -471,14 +476,14 @@ def _without_trainer(tree: ast.Module, where: Callable[[ast.AST], str]) -> str:
 def _trains_on_import(tree: ast.Module) -> bool:
     """Return True if a trainer is made at the top level, so that importing the file for its rewards would train."""
     return any(
-        isinstance(n, ast.Call) and TRAINERS.search(_last(n.func))
+        isinstance(n, ast.Call) and TRAINERS.search(_last_name(n.func))
         for top in tree.body
         if not isinstance(top, (ast.FunctionDef, ast.ClassDef)) and not _is_main(top)
         for n in ast.walk(top)
     )
 
 
-def _last(node: ast.expr) -> str:
+def _last_name(node: ast.expr) -> str:
     """The last name of a dotted one."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 

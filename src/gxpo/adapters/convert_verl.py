@@ -448,10 +448,10 @@ class _Conversion:
             spec = "grpo@verl" if method == yamltext.OPEN else method
             for under in (False, True):
                 for key in reversed(setting_by_key):
-                    rest = {
+                    remaining_keys = {
                         k: s for k, s in setting_by_key.items() if k != key and not (under and k.startswith(f"{key}."))
                     }
-                    if _composes(spec, rest):
+                    if _composes(spec, remaining_keys):
                         return self._open_value(key, str(error))
             self.leave_open("method", str(error))
 

@@ -97,12 +97,16 @@ class TrainerSession:
     # ------------------------------------------------------------ sampling
     def sample(self, requests: Sequence[Request], sampling: Sampling | None = None) -> list[list[Completion]]:
         """Sample the completions of each request, in order."""
-        if others := sorted({r.policy for r in requests} - {"main"}):
-            raise ConfigError(f"policy {others[0]}: this trainer samples from the policy that it trains alone")
-        each = [(r.prompt, key) for r in requests for key in r.streams]
-        completions = self.complete([p for p, _ in each], [k for _, k in each], sampling or self.sampling)
+        if foreign_policies := sorted({r.policy for r in requests} - {"main"}):
+            raise ConfigError(
+                f"policy {foreign_policies[0]}: this trainer samples from the policy that it trains alone"
+            )
+        prompt_streams = [(r.prompt, key) for r in requests for key in r.streams]
+        completions = self.complete(
+            [p for p, _ in prompt_streams], [k for _, k in prompt_streams], sampling or self.sampling
+        )
         self.budget.generated_tokens += sum(len(c.tokens) for c in completions)
-        self.budget.rollouts += sum(key.turn == 0 for _, key in each)
+        self.budget.rollouts += sum(key.turn == 0 for _, key in prompt_streams)
         remaining = iter(completions)
         return [[next(remaining) for _ in r.streams] for r in requests]
 

@@ -43,9 +43,9 @@ class StandIn:
     ) -> dict[str, Tensor]:
         """Policy outputs by name, float64 [P]; [P, K] for the K likeliest ids and [P, K + 1] for their log-probs."""
         before = forest.pack().predecessor[forest.path_token].clamp_min(0)
-        spread = self.logits(self.hidden(forest)[before]).double().log_softmax(1)
+        logprob_PV = self.logits(self.hidden(forest)[before]).double().log_softmax(1)
         target = forest.token[forest.path_token] % WORDS
-        return {name: _read(Output(name), spread, target) for name in names}
+        return {name: _read(Output(name), logprob_PV, target) for name in names}
 
     def step(self, forest: Forest, loss: LossFunction, *, names: Sequence[str] = ("logprob",), **_: Any) -> StepInfo:
         """Evaluate the loss, so that its parts are tried, and move nothing."""
@@ -75,8 +75,8 @@ def _read(output: Output, spread: Tensor, target: Tensor) -> Tensor:
         best, ids = spread.topk(min(int(output.at), WORDS))
         if output.kind == "likeliest":
             return ids.double()
-        rest = (1.0 - best.exp().sum(1, keepdim=True)).clamp_min(1e-12).log()
-        return torch.cat([best, rest], 1)
+        other_logprob = (1.0 - best.exp().sum(1, keepdim=True)).clamp_min(1e-12).log()
+        return torch.cat([best, other_logprob], 1)
     return spread.gather(1, target[:, None]).squeeze(1)
 
 
@@ -104,12 +104,12 @@ class TrialSession(TrainerSession):
         *,
         verdicts: bool,
         components: Sequence[str],
-        changed: str = "",
+        changed_fact: str = "",
         segmenter: Any = None,
     ) -> None:
         chat: Any = SimpleNamespace(stop_ids=(STOP,))
         super().__init__(step=step, seed=0, sampling=SAMPLING, chat=chat, segmenter=segmenter, learner=StandIn())
-        self._verdicts, self._components, self._changed = verdicts, components, changed
+        self._verdicts, self._components, self._changed_fact = verdicts, components, changed_fact
 
     def tasks_of(self, begin: int, n: int) -> list[Task]:
         info = {"solution": "3 4 5 6"}
@@ -121,7 +121,7 @@ class TrialSession(TrainerSession):
         return [self._completion(_number(k), sampling.max_new_tokens) for k in keys]
 
     def _completion(self, number: int, room: int) -> Completion:
-        offset, order = (7 if self._changed == "ids" else 0), (5 if self._changed == "logprobs" else 7)
+        offset, order = (7 if self._changed_fact == "ids" else 0), (5 if self._changed_fact == "logprobs" else 7)
         tokens = [3 + (number >> (3 * i)) % 53 + offset for i in range(1 + number % 7)]
         tokens = [*tokens, STOP][:room]
         logprobs = [-0.1 - 0.05 * (number % order) - 0.02 * i for i in range(len(tokens))]
@@ -138,7 +138,7 @@ class TrialSession(TrainerSession):
             if forest.origin[r] == "demonstration":
                 rewards[r] = 1.0
         outcome = torch.tensor(rewards, dtype=torch.float64)
-        first = outcome.flip(0) if self._changed == "components" else outcome
+        first = outcome.flip(0) if self._changed_fact == "components" else outcome
         return forest.with_rewards(
             outcome,
             components={name: torch.roll(first, k) for k, name in enumerate(self._components)},

@@ -24,7 +24,7 @@ from gxpo.adapters.trl_doctor import Watching
 from gxpo.adapters.trl_parameters import ParameterCheck
 from gxpo.adapters.trl_pictures import MODALITIES, check_dataset, need_known
 from gxpo.adapters.trl_records import LossLog, StepFigures
-from gxpo.adapters.trl_rollouts import Rewards, Scored, Window, own_tokens, rollouts
+from gxpo.adapters.trl_rollouts import Rewards, ScoredBatch, Window, own_tokens, rollouts
 from gxpo.adapters.trl_services import TrainerServices
 from gxpo.adapters.trl_settings import refuse, settings_against, translate_settings
 from gxpo.algorithms.segments import SegmentTools
@@ -155,7 +155,7 @@ class WithMethod(trl_records.Records):
         for callback in getattr(getattr(self, "callback_handler", None), "callbacks", ()):
             if isinstance(callback, Watching):
                 callback.attach(self)
-        self._scored: dict[str, Scored] = {}
+        self._batch_by_mode: dict[str, ScoredBatch] = {}
         self._window: tuple[Any, Window] | None = None  # (key of the optimiser step, its rows)
         self._reward_batch: dict[str, Any] = {}  # rewards, tasks, truncation of the newest `_calculate_rewards`
 
@@ -185,19 +185,19 @@ class WithMethod(trl_records.Records):
         need_known(output, forward, model.get_base_model() if hasattr(model, "get_base_model") else model)
         rows, device = len(output["completion_ids"]), output["completion_ids"].device
         first = self.accelerator.process_index * rows
-        scored = self._score(output, mode, grown)
-        self._scored[mode] = scored
+        batch = self._score(output, mode, grown)
+        self._batch_by_mode[mode] = batch
         # TRL shuffles rows and cuts them into micro-batches: each carries its index along
         output[ROW] = torch.arange(first, first + rows, device=device)
         own_mask = own_tokens(output)
         advantages = torch.zeros(own_mask.shape, dtype=torch.float64)
-        local_entries = scored.forest.entries_of(output[ROW].cpu())
-        advantages[own_mask.cpu()] = scored.credit[local_entries]
+        local_entries = batch.forest.entries_of(output[ROW].cpu())
+        advantages[own_mask.cpu()] = batch.credit[local_entries]
         output["advantages"] = advantages.to(device, torch.float32)
-        self._loss_log.advantages(scored)
+        self._loss_log.advantages(batch)
         return output if grown is None else trl_growth.padded(output, self.args.steps_per_generation, ROW)
 
-    def _score(self, output: Mapping[str, Any], mode: str, grown: trl_growth.Grown | None = None) -> Scored:
+    def _score(self, output: Mapping[str, Any], mode: str, grown: trl_growth.Grown | None = None) -> ScoredBatch:
         """Forest, advantages and weights of a generation batch, over the rows of all processes.
 
         The stages are those of gxpo's own trainer, in its order: segment, shape, signals, advantages, targets, weights.
@@ -253,7 +253,7 @@ class WithMethod(trl_records.Records):
             for part in method.signals.values():
                 for name, x in part.learn(forest, signals, tools).items():
                     self._metrics[mode][f"gxpo/{name}"].append(x)
-        return Scored(forest, credit, weight, signals, proximal, step, grown is not None)
+        return ScoredBatch(forest, credit, weight, signals, proximal, step, grown is not None)
 
     def _has_other_temperatures(self, forest: Forest) -> bool:
         """Return True if TRL's forward pass, at one temperature, can't read all rows; ConfigError with a reference."""
@@ -287,7 +287,7 @@ class WithMethod(trl_records.Records):
     def _forest(self, output: Mapping[str, Any], own_mask: Tensor, logprobs: Tensor | None, mode: str) -> Forest:
         """Forest of the rollouts of all processes, with rewards, tasks and truncation."""
         size = self.num_generations if mode == "train" else self.num_generations_eval
-        columns = {n: self._gather_rows(output[n], left=True) for n in ("prompt_ids", "prompt_mask")}
+        columns = {n: self._gather_rows(output[n], is_left_padded=True) for n in ("prompt_ids", "prompt_mask")}
         columns |= {n: self._gather_rows(output[n]) for n in ("completion_ids", "completion_mask")}
         table, weights = self._reward_batch["rewards"].double().cpu(), self.reward_weights.cpu()
         rewards = Rewards(table, weights, self.reward_func_names, self.success_at)
@@ -298,9 +298,9 @@ class WithMethod(trl_records.Records):
             tasks = need("accelerate.utils", "trl").gather_object(tasks)
         return forest.replace(task=tasks, truncated=cut.cpu().bool())
 
-    def _gather_rows(self, x: Tensor, *, left: bool = False) -> Tensor:
+    def _gather_rows(self, x: Tensor, *, is_left_padded: bool = False) -> Tensor:
         """Gather the rows of all processes onto the CPU, padded with 0 to one width."""
-        x = self.accelerator.pad_across_processes(x, dim=1, pad_first=left)
+        x = self.accelerator.pad_across_processes(x, dim=1, pad_first=is_left_padded)
         return self.accelerator.gather(x.contiguous()).detach().cpu()
 
     # ------------------------------------------------------------ objective
@@ -317,31 +317,31 @@ class WithMethod(trl_records.Records):
         rows, device = inputs[ROW].cpu(), inputs["completion_ids"].device
         rows = rows[rows >= 0]  # others fill the batch up
         places = window.places(rows)
-        entries = window.scored.forest.entries_of(places)
-        live, aux = self._live_outputs(model, inputs, window.scored, places)
+        entries = window.batch.forest.entries_of(places)
+        outputs, aux = self._live_outputs(model, inputs, window.batch, places)
         parts = self.args.gradient_accumulation_steps if mode == "train" else 1
         # terms of single rows: L with the other rows' weights at 0. Terms that couple rows: sum x dL/dx, which has the
         # gradient of L at these rows, and for the log an equal part of L's value.
         if window.slope is None:
-            share = self._share(window.scored, live, places, entries)
-            detached = {name: x.detach() for name, x in live.items()}
-            self._loss_log.figures(mode, self._scored[mode].select(rows), detached)
+            share = self._share(window.batch, outputs, places, entries)
+            detached = {name: x.detach() for name, x in outputs.items()}
+            self._loss_log.figures(mode, self._batch_by_mode[mode].select(rows), detached)
             micro_batch = (
-                self._micro_batch(window.scored, detached, places, entries) if self._loss_log.has_bonus else None
+                self._micro_batch(window.batch, detached, places, entries) if self._loss_log.has_bonus else None
             )
             bonus = 0.0 if micro_batch is None else self._loss_log.bonus(*micro_batch)
         else:
-            linear_share = torch.stack([(window.slope[name][entries] * x).sum() for name, x in live.items()]).sum()
+            linear_share = torch.stack([(window.slope[name][entries] * x).sum() for name, x in outputs.items()]).sum()
             share = linear_share - linear_share.detach() + window.value / (parts * world_size)
             bonus = window.bonus / (parts * world_size)
         self._loss_log.policy_loss(mode, float(share.detach()) - bonus)
         # figures that TRL logs in its own _compute_loss, which this one replaces
-        entropy_sums = torch.stack([live["entropy"].detach().sum(), torch.tensor(float(entries.numel()))]).to(device)
+        entropy_sums = torch.stack([outputs["entropy"].detach().sum(), torch.tensor(float(entries.numel()))]).to(device)
         total, count = self.accelerator.reduce(entropy_sums.float(), reduction="sum").tolist()
         self._metrics[mode]["entropy"].append(total / max(count, 1.0))
         loss = (share * world_size).to(device, torch.float32)
         if mode == "train" and self._figures is not None:
-            self._follow_figures(window, entries, live)
+            self._follow_figures(window, entries, outputs)
         if mode == "train" and (self._step + 1) % parts == 0:
             self._loss_log.coefficient()
         if aux is not None:
@@ -350,45 +350,47 @@ class WithMethod(trl_records.Records):
         return loss
 
     def _live_outputs(
-        self, model: Any, inputs: Mapping[str, Any], scored: Scored, places: Tensor
+        self, model: Any, inputs: Mapping[str, Any], batch: ScoredBatch, places: Tensor
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Policy outputs at a micro-batch's tokens with their gradient, float64, and the routers' auxiliary loss.
 
         They come from TRL's forward pass, or from gxpo's where the method reads others than log-probs and entropies.
         """
-        if self._extra_outputs or self._has_other_temperatures(scored.forest):
+        if self._extra_outputs or self._has_other_temperatures(batch.forest):
             if self.aux_loss_enabled:
                 raise ConfigError(
                     f"{self.gxpo_method.name} in TRL does not see the routers: set router_aux_loss_coef=0"
                 )
-            batch_rows = scored.select(places)
-            return self._services.learner.live(batch_rows.forest, self._names, self._constants(batch_rows)), None
+            batch_rows = batch.select(places)
+            return self._services.learner.outputs_with_grad(
+                batch_rows.forest, self._names, self._constants(batch_rows)
+            ), None
         own_mask = own_tokens(inputs)
         logprob, entropy, aux = self._outputs(model, inputs, aux=self.aux_loss_enabled)
-        live = {"logprob": logprob[own_mask].cpu().double(), "entropy": entropy[own_mask].cpu().double()}
-        return live, aux if self.aux_loss_enabled else None
+        outputs = {"logprob": logprob[own_mask].cpu().double(), "entropy": entropy[own_mask].cpu().double()}
+        return outputs, aux if self.aux_loss_enabled else None
 
     @property
     def _names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.gxpo_method.outputs, "entropy")))
 
-    def _constants(self, scored: Scored) -> dict[str, Tensor]:
+    def _constants(self, batch: ScoredBatch) -> dict[str, Tensor]:
         """Signals that policy outputs are computed with (`TermPart.given`)."""
         names = dict.fromkeys(n for term in self.gxpo_method.terms.values() for n in getattr(term, "given", ()))
-        return {name: scored.signals[name] for name in names}
+        return {name: batch.signals[name] for name in names}
 
-    def _follow_figures(self, window: Window, entries: Tensor, live: Mapping[str, Tensor]) -> None:
+    def _follow_figures(self, window: Window, entries: Tensor, outputs: Mapping[str, Tensor]) -> None:
         """Collect a micro-batch's figures; after a generation batch, move the coefficients that follow them."""
         figures, every = self._figures, self.args.gradient_accumulation_steps
         assert figures is not None
-        figures.add(window.scored, entries, live)
+        figures.add(window.batch, entries, outputs)
         if (self._step + 1) % every:
             return
-        figures.close(window.scored, self._sum_processes)
+        figures.close(window.batch, self._sum_processes)
         if (self._step + 1) % self._cycle == 0:
-            scored = self._scored["train"]
-            batch = (self._step + 1) // self._cycle
-            for name, x in figures.adjust(scored.forest, batch).items():
+            batch = self._batch_by_mode["train"]
+            generation = (self._step + 1) // self._cycle
+            for name, x in figures.adjust(batch.forest, generation).items():
                 self._metrics["train"][f"gxpo/{name}"].append(x)
 
     def _sum_processes(self, x: Tensor) -> Tensor:
@@ -397,37 +399,37 @@ class WithMethod(trl_records.Records):
             return x
         return self.accelerator.reduce(x.to(self.accelerator.device, torch.float32), reduction="sum").cpu().double()
 
-    def _share(self, scored: Scored, live: Mapping[str, Tensor], places: Tensor, entries: Tensor) -> Tensor:
+    def _share(self, batch: ScoredBatch, outputs: Mapping[str, Tensor], places: Tensor, entries: Tensor) -> Tensor:
         """Objective with every other row's weight 0: those rows count in its denominators alone."""
-        micro_batch, policy = self._micro_batch(scored, live, places, entries)
+        micro_batch, policy = self._micro_batch(batch, outputs, places, entries)
         return self.gxpo_method.objective(
             micro_batch.forest, policy, micro_batch.credit, micro_batch.weight, micro_batch.signals, micro_batch.step
         )
 
     def _micro_batch(
-        self, scored: Scored, x: Mapping[str, Tensor], places: Tensor, entries: Tensor
-    ) -> tuple[Scored, PolicyTokens]:
+        self, batch: ScoredBatch, x: Mapping[str, Tensor], places: Tensor, entries: Tensor
+    ) -> tuple[ScoredBatch, PolicyTokens]:
         """Optimiser step in which only the rows at `places` have a weight, and the policy's outputs there, 0 elsewhere.
 
         x  outputs at `entries`, the path tokens of these rows
         """
-        forest = scored.forest
+        forest = batch.forest
         columns = {
             name: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v) for name, v in x.items()
         }
         in_batch_R = torch.zeros(forest.n_trajectories, dtype=torch.float64).index_fill(0, places, 1.0)
         masked = forest.replace(weight=forest.weight * in_batch_R)
-        weight = scored.weight * masked.to_path(in_batch_R, "R")
-        return dataclasses.replace(scored, forest=masked, weight=weight), scored.policy(columns)
+        weight = batch.weight * masked.to_path(in_batch_R, "R")
+        return dataclasses.replace(batch, forest=masked, weight=weight), batch.policy(columns)
 
     def _window_of(self, model: Any, inputs: Mapping[str, Any], mode: str) -> Window:
         """Rows of the optimiser step that a micro-batch belongs to, on every process; made once a step."""
-        scored = self._scored[mode]
+        batch = self._batch_by_mode[mode]
         if mode == "train":
             every, place = self.args.gradient_accumulation_steps, self._step % self.args.steps_per_generation
             # TRL buffers a generation batch as a list of micro-batches: consecutive ones make an optimiser step
             batches = self._buffered_inputs[place // every * every :][:every]
-            key = (id(scored), self._step // every)
+            key = (id(batch), self._step // every)
             if self._window is not None and self._window[0] == key:
                 return self._window[1]
         else:
@@ -436,7 +438,7 @@ class WithMethod(trl_records.Records):
         gathered_rows = self.accelerator.gather(local_rows).cpu()
         gathered_rows = gathered_rows[gathered_rows >= 0]
         rows = gathered_rows.sort().values
-        window = Window(scored.select(rows), rows)
+        window = Window(batch.select(rows), rows)
         if self.gxpo_method.couples in ("group", "step"):
             window = self._coupled_window(model, window, batches, gathered_rows, mode)
         self._window = None if key is None else (key, window)
@@ -446,8 +448,8 @@ class WithMethod(trl_records.Records):
         self, model: Any, window: Window, batches: Iterable[Any], every_row: Tensor, mode: str
     ) -> Window:
         """Window with dL/dx for terms that couple rows, from a first forward pass of all rows without gradient."""
-        if self._extra_outputs or self._has_other_temperatures(window.scored.forest):
-            window_rows = window.scored
+        if self._extra_outputs or self._has_other_temperatures(window.batch.forest):
+            window_rows = window.batch
             x = self._services.learner.outputs(
                 window_rows.forest, self._names, given=self._constants(window_rows) or None
             )
@@ -466,7 +468,7 @@ class WithMethod(trl_records.Records):
                     columns[name].append(torch.nn.functional.pad(x, (0, width - x.shape[1])))
         gathered = {name: self._gather_rows(torch.cat(x)) for name, x in columns.items()}
         own_mask = gathered.pop("own").bool()
-        forest = window.scored.forest
+        forest = window.batch.forest
         entries = forest.entries_of(window.places(every_row))
         x = {n: torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, entries, v[own_mask].double())
              for n, v in gathered.items()}  # fmt: skip
@@ -474,13 +476,13 @@ class WithMethod(trl_records.Records):
 
     def _with_slope(self, window: Window, x: Mapping[str, Tensor], mode: str) -> Window:
         """Add L(x) and dL/dx to a window."""
-        scored, forest, method = window.scored, window.scored.forest, self.gxpo_method
+        batch, forest, method = window.batch, window.batch.forest, self.gxpo_method
 
         def objective(x: Mapping[str, Tensor]) -> Tensor:
-            return method.objective(forest, scored.policy(x), scored.credit, scored.weight, scored.signals, scored.step)
+            return method.objective(forest, batch.policy(x), batch.credit, batch.weight, batch.signals, batch.step)
 
-        self._loss_log.figures(mode, scored, x)
-        bonus = self._loss_log.bonus(scored, scored.policy(x))
+        self._loss_log.figures(mode, batch, x)
+        bonus = self._loss_log.bonus(batch, batch.policy(x))
         return dataclasses.replace(window, slope=gradient_of(objective, x), value=float(objective(x)), bonus=bonus)
 
     def _outputs(self, model: Any, inputs: Mapping[str, Any], *, aux: bool = False, **options: Any) -> Any:

@@ -64,12 +64,12 @@ OPTIONAL_NUMBERS = frozenset({
     "save_total_limit", "eval_steps", "off_policy_mask_threshold", "router_aux_loss_coef",
     "vllm_importance_sampling_clip_min",
 })  # fmt: skip
-WHOLE = frozenset({
+WHOLE_NUMBERS = frozenset({
     "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "num_iterations", "seed",
     "generation_batch_size", "steps_per_generation", "max_steps", "max_completion_length", "top_k",
     "save_total_limit",
 })  # fmt: skip
-POSITIVE = WHOLE - {"max_steps", "seed", "top_k", "save_total_limit"} | {"learning_rate"}
+POSITIVE = WHOLE_NUMBERS - {"max_steps", "seed", "top_k", "save_total_limit"} | {"learning_rate"}
 ELSEWHERE = (
     "normalize_advantages",
     "load_in_4bit",
@@ -124,8 +124,8 @@ def check_value(name: str, setting: Value) -> Value:
     is_right = isinstance(value, bool) if isinstance(default, bool) else (
         isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < 1e15
     )  # fmt: skip
-    is_whole = name in WHOLE and isinstance(value, float) and value.is_integer()
-    is_right = is_right and (is_whole or name not in WHOLE or isinstance(value, int))
+    is_whole = name in WHOLE_NUMBERS and isinstance(value, float) and value.is_integer()
+    is_right = is_right and (is_whole or name not in WHOLE_NUMBERS or isinstance(value, int))
     is_refused = name in POSITIVE and isinstance(value, (int, float)) and value <= 0
     if not is_right or is_refused:
         options = repr(value) if len(repr(value)) < 60 else type(value).__name__

@@ -277,14 +277,14 @@ class _Chat:
     def __init__(self, trainer: Any, stop_ids: tuple[int, ...]) -> None:
         self._trainer, self.stop_ids = trainer, stop_ids
 
-    def start(self, *given: Any, **named: Any) -> Any:
-        return make(self._trainer._tokenizer).start(*given, **named)
+    def start(self, *args: Any, **kwargs: Any) -> Any:
+        return make(self._trainer._tokenizer).start(*args, **kwargs)
 
 
 def row_name(row: Mapping[str, Any]) -> str:
     """Name a row of a dataset: its prompt and its other columns, the same in every epoch."""
-    others = {name: x for name, x in sorted(row.items()) if name != "prompt" and x is not None}
-    return task_name(row["prompt"]) + (f"-{task_name(repr(others))}" if others else "")
+    columns = {name: x for name, x in sorted(row.items()) if name != "prompt" and x is not None}
+    return task_name(row["prompt"]) + (f"-{task_name(repr(columns))}" if columns else "")
 
 
 # ---------------------------------------------------------------- rows for TRL
@@ -328,9 +328,9 @@ def grow(trainer: Any, inputs: Sequence[Mapping[str, Any]], step: int, solutions
 def as_generated(trainer: Any, grown: Grown) -> Iterator[None]:
     """Make TRL take grown rollouts for what it has sampled and scored; its counters then hold all that was sampled."""
     forest, session, metrics = grown.forest, grown.session, trainer._metrics["train"]
-    n, seen = forest.n_trajectories, trainer.state.num_input_tokens_seen
+    n, tokens_before = forest.n_trajectories, trainer.state.num_input_tokens_seen
     names = ("rollout_func", "num_generations", "mask_truncated_completions", "_grown")
-    before = {name: getattr(trainer, name, None) for name in names}
+    attributes_before = {name: getattr(trainer, name, None) for name in names}
     rows: dict[str, Any] = {"prompt_ids": grown.prompts, "completion_ids": grown.completions, "logprobs": None}
     if any(0 in mask for mask in grown.masks):
         rows["env_mask"] = grown.masks
@@ -344,9 +344,9 @@ def as_generated(trainer: Any, grown: Grown) -> Iterator[None]:
     try:
         yield
     finally:
-        vars(trainer).update(before)
+        vars(trainer).update(attributes_before)
     # counters: tokens of all that was sampled; shares of groups, which TRL has folded
-    trainer.state.num_input_tokens_seen = seen + session.sampled_tokens
+    trainer.state.num_input_tokens_seen = tokens_before + session.sampled_tokens
     metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
     metrics["frac_reward_zero_std"][-1:] = [share_of_equal_rows(forest)]
     metrics["gxpo/sampled"].append(float(session.budget.rollouts))

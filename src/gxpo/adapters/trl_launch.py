@@ -75,7 +75,7 @@ def _leaves(path: Path) -> dict[str, Value]:
 # programs that start a script, and their options for the number of processes
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "python", "python3", "uv", "srun")
 PROCESSES = ("num_processes", "nproc_per_node", "num_gpus", "nproc-per-node")
-OTHERS = {
+UNREAD_LAUNCHERS = {
     "megatron": "megatron rlhf (ms-swift) is not read: state its settings in gxpo's keys, see docs/migrate.md",
     "swift": "only `swift rlhf --rlhf_type grpo` is read of ms-swift",
 }
@@ -179,10 +179,10 @@ def of_words(words: Sequence[Any], folder: Path, where: str) -> tuple[SourceSett
     options = options_of(after) or {}
     if program == "swift":
         if options.get("rlhf_type") != "grpo":
-            raise ConfigError(f"{where}: {OTHERS['swift']}")
+            raise ConfigError(f"{where}: {UNREAD_LAUNCHERS['swift']}")
         return _swift(options, where), None, count
     if program == "megatron":
-        raise ConfigError(f"{where}: {OTHERS['megatron']}")
+        raise ConfigError(f"{where}: {UNREAD_LAUNCHERS['megatron']}")
     fields: dict[str, Value] = {}
     if isinstance(config := options.pop("config", None), str):
         file = folder / config

@@ -109,9 +109,9 @@ def parameters_left_out(model: Any, held_ids: Collection[int]) -> str:
 
 def foreign_parameters(model: Any, held_ids: Collection[int]) -> str:
     """Describe parameters of the optimiser that are not the model's; "" for none."""
-    others = len(set(held_ids) - {id(p) for p in model.parameters()})
-    return f"{others} of the optimiser's {len(held_ids)} parameters are not the model's, and get no gradient" * (
-        others > 0
+    n_foreign = len(set(held_ids) - {id(p) for p in model.parameters()})
+    return f"{n_foreign} of the optimiser's {len(held_ids)} parameters are not the model's, and get no gradient" * (
+        n_foreign > 0
     )
 
 
@@ -134,8 +134,8 @@ def frozen_in_adapter(model: Any, held_ids: Collection[int]) -> str:
 
 
 def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:2]) + (", ..." if len(listed) > 2 else "")
+    name_list = list(names)
+    return ", ".join(name_list[:2]) + (", ..." if len(name_list) > 2 else "")
 
 
 def _peft_hint(model: Any) -> str:

@@ -24,8 +24,16 @@ MODALITIES = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
     "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
 )  # fmt: skip
-GIVEN = {"model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy", "compute_aux_loss"}
-READ = ("logprob", "entropy")
+FORWARD_ARGUMENTS = {
+    "model",
+    "input_ids",
+    "attention_mask",
+    "logits_to_keep",
+    "batch_size",
+    "compute_entropy",
+    "compute_aux_loss",
+}
+OUTPUT_NAMES = ("logprob", "entropy")
 COLUMNS = ("image", "images")  # of a data set with pictures
 
 
@@ -39,10 +47,10 @@ def need_known(batch: Mapping[str, Any], forward: Any, model: Any) -> None:
 
     forward  TRL's function of the forward pass;   model: the model that it calls, whose own `forward` TRL has replaced
     """
-    takes = {*inspect.signature(forward).parameters, *inspect.signature(type(model).forward).parameters}
-    if other := sorted((takes & batch.keys()) - {*MODALITIES, *GIVEN}):
+    parameters = {*inspect.signature(forward).parameters, *inspect.signature(type(model).forward).parameters}
+    if unknown_columns := sorted((parameters & batch.keys()) - {*MODALITIES, *FORWARD_ARGUMENTS}):
         raise ConfigError(
-            f"TRL's batch holds {other[0]!r} for the model, which this adapter does not hand on: it knows "
+            f"TRL's batch holds {unknown_columns[0]!r} for the model, which this adapter does not hand on: it knows "
             f"{', '.join(MODALITIES)}"
         )
 
@@ -67,7 +75,7 @@ def check_dataset(trainer: Any, verdicts: bool, components: Sequence[str]) -> No
     try:
         check_trainer(trainer)
         picture_ids = media.ids(media.PICTURES.put(np.full((28, 28, 3), 100, dtype=np.uint8)), 1)
-        forest = asks.synthetic(verdicts, components, before=picture_ids)
+        forest = asks.synthetic(verdicts, components, prompt_prefix=picture_ids)
         services: Any = replace(
             asks.trial_tools(1, tuple(asks.SERVICES)), learner=_TrialBatch(name_of(trainer), forest)
         )
@@ -85,7 +93,9 @@ def check_trainer(trainer: Any) -> None:
     if trainer.accelerator.num_processes > 1:
         raise MissingOutput(f"{name_of(trainer)} works with the model itself: on images that takes a single process")
     if trainer._extra_outputs:
-        raise MissingOutput(f"{name_of(trainer)} reads the policy's {trainer._extra_outputs[0]}, {_only_given(READ)}")
+        raise MissingOutput(
+            f"{name_of(trainer)} reads the policy's {trainer._extra_outputs[0]}, {_only_given(OUTPUT_NAMES)}"
+        )
 
 
 def name_of(trainer: Any) -> str:
@@ -135,11 +145,11 @@ class _Pictured:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise MissingOutput(f"{self._name} asks for the model's {name}, {_only_given(READ)}")
+        raise MissingOutput(f"{self._name} asks for the model's {name}, {_only_given(OUTPUT_NAMES)}")
 
     def _refuse_others(self, names: Collection[str], extra_inputs: Collection[str]) -> None:
-        if other := [name for name in names if name not in READ] or list(extra_inputs):
-            raise MissingOutput(f"{self._name} asks for the policy's {other[0]}, {_only_given(READ)}")
+        if refused_names := [name for name in names if name not in OUTPUT_NAMES] or list(extra_inputs):
+            raise MissingOutput(f"{self._name} asks for the policy's {refused_names[0]}, {_only_given(OUTPUT_NAMES)}")
 
     def _need_same(self, base: Forest, forest: Forest) -> Tensor:
         """Mask the picture rows among the tokens, [T] bool; `MissingOutput` if two forests differ in other tokens."""
@@ -156,9 +166,9 @@ class _TrialBatch(_Pictured):
     def __init__(self, name: str, base: Forest) -> None:
         self._name, self._base = name, base
 
-    def outputs(self, forest: Forest, names: Collection[str], **given: Any) -> dict[str, Tensor]:
+    def outputs(self, forest: Forest, names: Collection[str], **extra_inputs: Any) -> dict[str, Tensor]:
         """Outputs of the stand-in policy, refused like those of `PicturedBatch`."""
-        self._refuse_others(names, given)
+        self._refuse_others(names, extra_inputs)
         self._need_same(self._base, forest)
         return StandIn().outputs(forest, tuple(names))
 
@@ -188,27 +198,27 @@ class PicturedBatch(_Pictured):
         placeholder = next((i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None), -1)
         if not bool((ids == placeholder).any()):
             raise ConfigError(f"{self._name} finds no token {placeholder} in the prompts to stand for their images")
-        grids, rows, at = self._output.get("image_grid_thw"), [], 0
+        grids, rows, grid_offset = self._output.get("image_grid_thw"), [], 0
         for prompt, refs in zip(ids, self._refs, strict=True):
-            sizes = [1] * len(refs) if grids is None else grids[at : at + len(refs)].prod(1).tolist()
+            sizes = [1] * len(refs) if grids is None else grids[grid_offset : grid_offset + len(refs)].prod(1).tolist()
             rows.append(with_rows(prompt, placeholder, refs, sizes) if refs else prompt)
-            at += len(refs)
+            grid_offset += len(refs)
         return torch.stack(rows)
 
     def set_forest(self, forest: Forest) -> None:
         """Set the forest of the batch, which later ones are compared with."""
         self._base = forest
 
-    def outputs(self, forest: Forest, names: Collection[str], **given: Any) -> dict[str, Tensor]:
+    def outputs(self, forest: Forest, names: Collection[str], **extra_inputs: Any) -> dict[str, Tensor]:
         """Policy outputs by name, [P] float64.
 
         ConfigError for others than log-probs and entropies, and for a forest that differs in more than pictures.
         """
-        self._refuse_others(names, given)
+        self._refuse_others(names, extra_inputs)
         trainer, batch = self._trainer, dict(self._output)
-        changed = self._changed(forest)
-        if changed:
-            batch["pixel_values"] = self._pixel_values(changed)
+        replacements = self._replaced_pictures(forest)
+        if replacements:
+            batch["pixel_values"] = self._pixel_values(replacements)
         with torch.no_grad():
             logprob, entropy, _ = trainer._outputs(
                 trainer.model, batch, batch_size=trainer.args.per_device_train_batch_size
@@ -217,7 +227,7 @@ class PicturedBatch(_Pictured):
         values = {"logprob": logprob, "entropy": entropy}
         return {name: values[name][own_mask].cpu().double() for name in names}
 
-    def _changed(self, forest: Forest) -> dict[str, str]:
+    def _replaced_pictures(self, forest: Forest) -> dict[str, str]:
         """Return the replaced pictures: reference in the batch -> reference in the forest."""
         base = self._base
         assert base is not None
@@ -226,7 +236,7 @@ class PicturedBatch(_Pictured):
         replacement_of = {media.ref_of(old): media.ref_of(new) for old, new in pairs}
         return {old: new for old, new in replacement_of.items() if old != new}
 
-    def _pixel_values(self, changed: Mapping[str, str]) -> Tensor:
+    def _pixel_values(self, replacements: Mapping[str, str]) -> Tensor:
         """Return TRL's pixel_values with some pictures replaced."""
         pixel_values = self._output["pixel_values"]
         # the image processor is called by itself, without the settings of TRL's call: compared once with TRL's result
@@ -239,12 +249,12 @@ class PicturedBatch(_Pictured):
                     "than the whole processor (as of settings of the call, or pictures that are not RGB)"
                 )
             self._compared = True
-        return self._processed(changed).to(pixel_values)
+        return self._processed(replacements).to(pixel_values)
 
-    def _processed(self, changed: Mapping[str, str]) -> Tensor:
+    def _processed(self, replacements: Mapping[str, str]) -> Tensor:
         image: Any = need("PIL.Image", "vision")
         pictures = [
-            [image.fromarray(media.PICTURES.pixels(changed.get(ref, ref))) for ref in refs] for refs in self._refs
+            [image.fromarray(media.PICTURES.pixels(replacements.get(ref, ref))) for ref in refs] for refs in self._refs
         ]
         return self._trainer.processing_class.image_processor(images=pictures, return_tensors="pt")["pixel_values"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gxpo.adapters import asks
-from gxpo.adapters.trl_rollouts import Scored
+from gxpo.adapters.trl_rollouts import ScoredBatch
 from gxpo.algorithms.objectives.base import PolicyGradient, evaluate
 from gxpo.algorithms.objectives.surrogate import Clip
 from gxpo.algorithms.objectives.surrogate_weights import gamma_kernel
@@ -37,41 +37,48 @@ class LossLog:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
-    def advantages(self, scored: Scored) -> None:
+    def advantages(self, scored_batch: ScoredBatch) -> None:
         """Replace TRL's advantages in its table of completions by each row's mean under the method."""
         logged_advantages = self._trainer._logs["advantages"]
-        forest, rows = scored.forest, scored.forest.n_trajectories
-        total = torch.zeros(rows, dtype=torch.float64).index_add_(0, forest.path_trajectory, scored.credit)
+        forest, rows = scored_batch.forest, scored_batch.forest.n_trajectories
+        total = torch.zeros(rows, dtype=torch.float64).index_add_(0, forest.path_trajectory, scored_batch.credit)
         count = torch.bincount(forest.path_trajectory, minlength=rows).clamp_min(1)
         for _ in range(min(rows, len(logged_advantages))):
             logged_advantages.pop()
         logged_advantages.extend((total / count).tolist())
 
-    def figures(self, mode: str, scored: Scored, x: Mapping[str, Tensor]) -> None:
+    def figures(self, mode: str, scored_batch: ScoredBatch, x: Mapping[str, Tensor]) -> None:
         """Log the figures of the terms on these rows, and TRL's own figures under its names.
 
         x  outputs of the policy [P], detached
         """
-        logged, method = self._trainer._metrics[mode], self._trainer.gxpo_method
-        policy = scored.policy(x)
-        evaluation = method.evaluate(scored.forest, policy, scored.credit, scored.weight, scored.signals, scored.step)
+        metrics, method = self._trainer._metrics[mode], self._trainer.gxpo_method
+        policy = scored_batch.policy(x)
+        evaluation = method.evaluate(
+            scored_batch.forest,
+            policy,
+            scored_batch.credit,
+            scored_batch.weight,
+            scored_batch.signals,
+            scored_batch.step,
+        )
         for name, value in evaluation.metrics.items():
-            logged[f"gxpo/{name}"].append(value)
-        for name, value in loss_figures(method, scored, policy, self._gather).items():
-            logged[name].append(value)
+            metrics[f"gxpo/{name}"].append(value)
+        for name, value in loss_figures(method, scored_batch, policy, self._gather).items():
+            metrics[name].append(value)
 
     @property
     def has_bonus(self) -> bool:
         """True if the loss has an entropy bonus."""
         return self._bonus_term is not None
 
-    def bonus(self, scored: Scored, policy: PolicyTokens) -> float:
+    def bonus(self, scored_batch: ScoredBatch, policy: PolicyTokens) -> float:
         """Return the entropy bonus's share in the loss; 0 without one."""
         if (term := self._bonus_term) is None:
             return 0.0
         with torch.no_grad():
-            read = scored.credit, scored.weight, scored.signals, scored.step
-            return float(evaluate(term, scored.forest, policy, *read)[0])
+            term_inputs = scored_batch.credit, scored_batch.weight, scored_batch.signals, scored_batch.step
+            return float(evaluate(term, scored_batch.forest, policy, *term_inputs)[0])
 
     def policy_loss(self, mode: str, share: float) -> None:
         """Log the loss without its entropy bonus, where it has one; `share` is this process's and micro-batch's."""
@@ -104,7 +111,7 @@ class LossLog:
         return accelerator.gather(x.detach().to(accelerator.device, torch.float32)).double().cpu()
 
 
-def loss_figures(method: Method, scored: Scored, policy: PolicyTokens, gather: Gather) -> dict[str, float]:
+def loss_figures(method: Method, scored_batch: ScoredBatch, policy: PolicyTokens, gather: Gather) -> dict[str, float]:
     """Return the figures that TRL logs of a micro-batch on all processes: `kl`, and clip ratios of the policy's loss.
 
     scored, policy  of this process's rows
@@ -112,12 +119,14 @@ def loss_figures(method: Method, scored: Scored, policy: PolicyTokens, gather: G
     metrics = {}
     kl = method.terms.get("kl")
     if kl is not None and kl.current_coef != 0:
-        entries = scored.forest.path_trainable.nonzero().squeeze(1)
-        value = kl.quantity(scored.forest, policy, entries).detach() if entries.numel() else policy.logprob[entries]
+        entries = scored_batch.forest.path_trainable.nonzero().squeeze(1)
+        value = (
+            kl.quantity(scored_batch.forest, policy, entries).detach() if entries.numel() else policy.logprob[entries]
+        )
         metrics["kl"] = _ratio(gather, value.double().sum(), entries.numel())
     term = method.terms["policy"]
     if isinstance(term, PolicyGradient) and show(term.surrogate) not in SOFT:
-        metrics |= _policy_figures(term, scored, policy, gather)
+        metrics |= _policy_figures(term, scored_batch, policy, gather)
     return metrics
 
 
@@ -154,15 +163,17 @@ class _Rows:
 
 
 @torch.no_grad()
-def _policy_figures(term: PolicyGradient, scored: Scored, policy: PolicyTokens, gather: Gather) -> dict[str, float]:
+def _policy_figures(
+    term: PolicyGradient, scored_batch: ScoredBatch, policy: PolicyTokens, gather: Gather
+) -> dict[str, float]:
     """Return the clip ratios that TRL logs for the policy term's kind of loss."""
-    forest, credit = scored.forest, scored.credit
+    forest, credit = scored_batch.forest, scored_batch.credit
     surrogate: Any = term.surrogate  # its options are of its kind
     rows = _Rows(forest, gather, show(term.ratio) == "sequence")
     # the term skips tokens whose advantage or weight is 0, while TRL's figures count all tokens: a made-up advantage of
     # the right sign and a weight of 1 bring them in
     sign = torch.where(credit < 0, -1.0, 1.0).to(torch.float64)
-    places, x = term.inputs(forest, policy, sign, torch.ones_like(scored.weight))
+    places, x = term.inputs(forest, policy, sign, torch.ones_like(scored_batch.weight))
 
     def column(values: Tensor) -> Tensor:
         return torch.zeros(forest.n_entries, dtype=torch.float64).index_copy(0, places, values.detach().double())
@@ -181,7 +192,7 @@ def _policy_figures(term: PolicyGradient, scored: Scored, policy: PolicyTokens, 
         low = (column(x.ratio < least) > 0) & (credit < 0)
         high = (column(x.ratio > most) > 0) & (credit > 0)
     else:
-        cut = term.cut(forest, policy, credit, scored.weight)
+        cut = term.cut(forest, policy, credit, scored_batch.weight)
         low, high = cut & (credit < 0), cut & (credit > 0)
     return {
         "clip_ratio/low_mean": rows.mean(low),
@@ -214,22 +225,22 @@ class StepFigures:
         self._outputs: dict[str, Tensor] = {}
         self._steps: list[dict[str, float]] = []
 
-    def add(self, scored: Scored, entries: Tensor, live: Mapping[str, Tensor]) -> None:
-        """Take a micro-batch's policy outputs `live`, at `entries` [n] of the optimiser step's path tokens."""
-        for name, x in live.items():
-            start = torch.zeros(scored.forest.n_entries, dtype=torch.float64)
+    def add(self, scored_batch: ScoredBatch, entries: Tensor, outputs: Mapping[str, Tensor]) -> None:
+        """Take a micro-batch's policy outputs, at `entries` [n] of the optimiser step's path tokens."""
+        for name, x in outputs.items():
+            start = torch.zeros(scored_batch.forest.n_entries, dtype=torch.float64)
             self._outputs[name] = self._outputs.get(name, start).index_copy(0, entries, x.detach().double())
 
-    def close(self, scored: Scored, summed: Callable[[Tensor], Tensor]) -> None:
+    def close(self, scored_batch: ScoredBatch, summed: Callable[[Tensor], Tensor]) -> None:
         """Compute the figures of an optimiser step; `summed` adds up processes, each of which has its own rows."""
         x = {name: summed(column) for name, column in self._outputs.items()}
         self._outputs = {}
-        method, forest = self._method, scored.forest
+        method, forest = self._method, scored_batch.forest
         metrics: dict[str, float] = {}
-        if bool(method.active(forest, scored.credit, scored.weight, scored.signals).any()):
-            read = scored.credit, scored.weight, scored.signals, scored.step
+        if bool(method.active(forest, scored_batch.credit, scored_batch.weight, scored_batch.signals).any()):
+            term_inputs = scored_batch.credit, scored_batch.weight, scored_batch.signals, scored_batch.step
             with torch.no_grad():
-                metrics = method.evaluate(forest, scored.policy(x), *read).metrics
+                metrics = method.evaluate(forest, scored_batch.policy(x), *term_inputs).metrics
         # also of a step that moves nothing, as TRL measures it
         entropy = x["entropy"][forest.path_trainable]
         self._steps.append({**metrics, **({"entropy": float(entropy.mean())} if entropy.numel() else {})})
@@ -282,22 +293,25 @@ def load_checkpoint(folder: Path, method: Method) -> None:
             )
         return
     # resuming under other keys would silently be another method from here on
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if "keys" not in content:  # written by gxpo 0.1: the state alone
-        content = {"keys": keys_of(method), "method": method.name, "state": content}
-    method_keys, saved = keys_of(method), content["keys"]
-    differs = [key for key in {**saved, **method_keys} if saved.get(key) != method_keys.get(key)]
-    if differs:
+    checkpoint = json.loads(path.read_text(encoding="utf-8"))
+    if "keys" not in checkpoint:  # written by gxpo 0.1: the state alone
+        checkpoint = {"keys": keys_of(method), "method": method.name, "state": checkpoint}
+    method_keys, checkpoint_keys = keys_of(method), checkpoint["keys"]
+    different_keys = [
+        key for key in {**checkpoint_keys, **method_keys} if checkpoint_keys.get(key) != method_keys.get(key)
+    ]
+    if different_keys:
         differences = ", ".join(
-            f"{key}={saved.get(key, 'default')} there and {method_keys.get(key, 'default')} here" for key in differs
+            f"{key}={checkpoint_keys.get(key, 'default')} there and {method_keys.get(key, 'default')} here"
+            for key in different_keys
         )
         raise CheckpointError(
-            f"{folder} was trained with method {content['method']}, this trainer has {method.name} ({differences}): "
+            f"{folder} was trained with method {checkpoint['method']}, this trainer has {method.name} ({differences}): "
             "make the trainer with the same method, or start another run from its weights"
         )
     if (folder / TENSORS).exists():
         method.load_tensors(need("safetensors.torch", "trl").load_file(folder / TENSORS))
-    method.load_state_dict(content["state"])
+    method.load_state_dict(checkpoint["state"])
 
 
 class Records(Base):

@@ -18,7 +18,7 @@ from gxpo.parts.protocols import PolicyTokens
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredBatch:
     """Scored generation batch of all processes; columns [P] in the order of the forest's action tokens.
 
     proximal  log-probs of the policy that the batch was sampled with; None: nothing needs them, and the ratio is 1
@@ -33,7 +33,7 @@ class Scored:
     step: int
     is_noted: bool = False
 
-    def select(self, rows: Tensor) -> Scored:
+    def select(self, rows: Tensor) -> ScoredBatch:
         """Return a subset of rows, in that order."""
         entries = self.forest.entries_of(rows)
         return dataclasses.replace(
@@ -65,11 +65,11 @@ class Scored:
 class Window:
     """All rows of one optimiser step, on every process: the input of the objective.
 
-    rows   indices in the generation batch, in the order of `scored`
+    rows   indices in the generation batch, in the order of `batch`
     slope  dL/dx [P] by output where the objective couples rows; `value` is then L, and `bonus` its entropy bonus
     """
 
-    scored: Scored
+    batch: ScoredBatch
     rows: Tensor
     slope: Mapping[str, Tensor] | None = None
     value: float = 0.0

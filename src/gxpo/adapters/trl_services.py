@@ -80,7 +80,7 @@ class ExternalModel(TorchLearner):
         with self._evaluating():
             return super().logits(states)
 
-    def live(
+    def outputs_with_grad(
         self, forest: Forest, names: Sequence[str], signals: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         """Policy outputs by name, [P] float64 with their gradient.
@@ -179,12 +179,12 @@ class TrainerServices:
         if prompt is None or self._trainer.environments:
             return None
         try:
-            other = reworded(
+            new_prompt = reworded(
                 Task(task, prompt if isinstance(prompt, str) else tuple(prompt)), template, **values
             ).prompt
         except TaskError:
             return None
-        return self._trainer._tokenize_prompts([other if isinstance(other, str) else list(other)])[0][0]
+        return self._trainer._tokenize_prompts([new_prompt if isinstance(new_prompt, str) else list(new_prompt)])[0][0]
 
     def tools(self, step: int) -> SignalTools:
         """Return the services for a step."""
@@ -199,6 +199,6 @@ class TrainerServices:
 
         learner: Any = (self._pictured or self.learner) if "model" in self.borrowed else None
         pad, seed = self._trainer._tokenizer.pad_token_id, self._trainer.args.seed
-        lent: dict[str, Any] = {"encode": encode, "answers": answers, "asked": self._reworded_prompt}
-        lent["picture_grid"] = picture_grid_of(getattr(learner, "model", None))
-        return SignalTools(learner, self.decode, pad, step, seed, **lent)
+        services: dict[str, Any] = {"encode": encode, "answers": answers, "reword": self._reworded_prompt}
+        services["picture_grid"] = picture_grid_of(getattr(learner, "model", None))
+        return SignalTools(learner, self.decode, pad, step, seed, **services)

@@ -285,8 +285,8 @@ def update_settings(method: Method) -> dict[str, int] | None:
         return None
     fields = {"num_iterations": update.epochs, "steps_per_generation": update.minibatches}
     keys = {"num_iterations": "update.epochs", "steps_per_generation": "update.minibatches"}
-    chosen = {name for name, key in keys.items() if key in method.keys and method.keys[key].origin != "default"}
-    return {name: n for name, n in fields.items() if n != 1 or name in chosen}
+    stated_names = {name for name, key in keys.items() if key in method.keys and method.keys[key].origin != "default"}
+    return {name: n for name, n in fields.items() if n != 1 or name in stated_names}
 
 
 def stated_group_size(method: Method) -> int | None:

@@ -60,7 +60,7 @@ def estimator(spec: str, overrides: Mapping[str, Any] | None = None) -> Estimato
         response_mask: Tensor,
         index: Sequence[Any] | None = None,
         config: Any = None,
-        **others: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         """Compute (advantages, returns), (bs, R) each; they are equal, and 0 outside the mask.
 
@@ -70,18 +70,18 @@ def estimator(spec: str, overrides: Mapping[str, Any] | None = None) -> Estimato
         if index is None:
             raise GxpoError(f"{PREFIX}{spec} compares the rollouts of a prompt: the batch has no `uid`")
         # statistics are taken in float64 on the CPU, as in gxpo's own trainer
-        own_mask = response_mask.detach().bool().cpu()
+        mask = response_mask.detach().bool().cpu()
         score = token_level_rewards.detach().double().sum(-1).cpu()
         if reasons := algorithm_against(composed, config):
             raise ConfigError(f"{PREFIX}{spec}: {'; '.join(reasons)}")
         success_at = None if config is None else config.get(SUCCESS_AT, None)
         # verl has one number per token: advantage times weight, which every surrogate is linear in
-        filled = composed.fill(max_length=own_mask.shape[1])  # verl's rows are as long as a response may be
-        forest = filled.shaped(rollouts(own_mask, score, index, None if success_at is None else float(success_at)))
+        filled = composed.fill(max_length=mask.shape[1])  # verl's rows are as long as a response may be
+        forest = filled.shaped(rollouts(mask, score, index, None if success_at is None else float(success_at)))
         credit = filled.advantages(forest)
         credit = credit * filled.token_weights(forest, credit)
-        out = torch.zeros(own_mask.shape, dtype=torch.float64)
-        out[own_mask] = credit
+        out = torch.zeros(mask.shape, dtype=torch.float64)
+        out[mask] = credit
         out = out.to(token_level_rewards)
         return out, out
 
@@ -185,22 +185,22 @@ def register(spec: str, overrides: Mapping[str, Any] | None = None, *, name: str
     """
     core = need("verl.trainer.ppo.core_algos", "verl")
     name = f"{PREFIX}{name or spec}"
-    why = {what: why_not(spec, what, overrides) for what in ("advantage", "loss")}
-    if all(why.values()):
-        raise ConfigError(f"{spec} in verl: {why['advantage']}; {why['loss']}")
+    reason_by_part = {part: why_not(spec, part, overrides) for part in ("advantage", "loss")}
+    if all(reason_by_part.values()):
+        raise ConfigError(f"{spec} in verl: {reason_by_part['advantage']}; {reason_by_part['loss']}")
     # verl refuses another function under a name that it has: registering again has to pass the same one
     if name not in _FUNCTIONS:
         _FUNCTIONS[name] = (
-            None if why["advantage"] else estimator(spec, overrides),
-            None if why["loss"] else policy_loss(spec, overrides),
+            None if reason_by_part["advantage"] else estimator(spec, overrides),
+            None if reason_by_part["loss"] else policy_loss(spec, overrides),
         )
     registries = []
-    for what, function, register_in in zip(
-        why, _FUNCTIONS[name], (core.register_adv_est, core.register_policy_loss), strict=True
+    for part, function, register_in in zip(
+        reason_by_part, _FUNCTIONS[name], (core.register_adv_est, core.register_policy_loss), strict=True
     ):
         if function is not None:
             register_in(name)(function)
-            registries.append(what)
+            registries.append(part)
     return registries
 
 

@@ -65,7 +65,7 @@ IGNORED = re.compile(
 )
 
 # verl's own configurations: what is read here has the same defaults in all of them
-OWN = ("ppo_trainer", "ppo_megatron_trainer", "ppo_veomni_trainer", "ppo_torchtitan_trainer")
+BASE_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "ppo_veomni_trainer", "ppo_torchtitan_trainer")
 GROUPS = ("actor", "algorithm", "critic", "data", "distillation", "engine", "hydra", "model", "model_engine",
            "npu_profile", "optim", "override hydra", "profiler", "ref", "reward", "rollout",
           "transfer_queue")  # fmt: skip
@@ -73,9 +73,9 @@ _BYPASS = {"algorithm.rollout_correction.bypass_mode": True}
 _DAPO = {"reward.reward_manager.name": "dapo"}
 _ASYNC = {**_BYPASS, "data.gen_batch_size": 1, "async_training.require_batches": 1,
           "async_training.staleness_threshold": 0.1, "async_training.trigger_parameter_sync_step": 4}  # fmt: skip
-# Configurations of verl 1dda039b's experimental trainers and of verl-recipe 48ea0a79, where they differ from OWN.
+# Configurations of verl 1dda039b's experimental trainers and of verl-recipe 48ea0a79, where other than BASE_CONFIGS.
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    **{name: {} for name in (*OWN, "specRL_trainer", "spo_trainer", "gvpo_trainer", "dynamo_trainer",
+    **{name: {} for name in (*BASE_CONFIGS, "specRL_trainer", "spo_trainer", "gvpo_trainer", "dynamo_trainer",
                              "rep_exp_trainer")},
     **{name: _DAPO for name in ("dapo_trainer", "dapo_megatron_trainer", "dapo_transfer_queue_trainer",
                                 "entropy_trainer", "flowrl_trainer")},

@@ -14,16 +14,16 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo.adapters.shell.script import Script, text_of
 from gxpo.adapters.shell.values import CALLER, Call, Text, Unknown, to_text
-from gxpo.adapters.verl_keys import CONFIGS, DEFAULTS, GROUPS, OWN, PROGRAM_BY_KEY, PROGRAMS, ROOTS
+from gxpo.adapters.verl_keys import BASE_CONFIGS, CONFIGS, DEFAULTS, GROUPS, PROGRAM_BY_KEY, PROGRAMS, ROOTS
 from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError
 
 _KEY = re.compile(r"[A-Za-z_][\w-]*([./@][\w-]+)*\Z")
-_WRITTEN = re.compile(r"(?<![\w./@-])([A-Za-z_][\w-]*(?:[./@][\w-]+)*)=")
+_SETTING = re.compile(r"(?<![\w./@-])([A-Za-z_][\w-]*(?:[./@][\w-]+)*)=")
 _OVERRIDE = re.compile(r"(\+\+|\+|~)?([^=\s]+?)(?:=(.*))?\Z", re.DOTALL)
 _NO_LAUNCH = ("cat", "echo", "grep", "printf", "sed", "tee")
 # Programs of verl that take such settings and are no training by reward.
-_OTHER = re.compile(r"sft|generation|generate|eval|merger|server|preprocess|print_cfg")
+_NO_TRAINING = re.compile(r"sft|generation|generate|eval|merger|server|preprocess|print_cfg")
 _CONFIG = re.compile(r"(--config-path|--config-name|--config-dir|-cp|-cn|-cd)(?:=(.*))?\Z", re.DOTALL)
 
 
@@ -99,8 +99,8 @@ class Source:
                 return "".join(map(str, pieces))
         if match is None or depth >= 10:
             return Unknown(value, f"{value} is resolved when the training runs")
-        kind, sign, rest = match[1].partition(":")
-        name, comma, default = (rest if sign else kind).partition(",")
+        kind, sign, argument = match[1].partition(":")
+        name, comma, default = (argument if sign else kind).partition(",")
         if kind == "oc.env" and comma:
             return _yaml(default.strip(), name)
         if (not sign or kind == "oc.select") and name.strip() in self.settings:
@@ -170,11 +170,15 @@ def _program_of(words: Sequence[Text]) -> tuple[str, Sequence[Text]]:
 
 def _of_script(script: Script, path: Path) -> Source:
     """Choose the training of a script, and read its arguments."""
-    launches = [call for call in script.calls if not _OTHER.search(_program_of(call.words)[0].rpartition(".")[2])]
+    launches = [call for call in script.calls if not _NO_TRAINING.search(_program_of(call.words)[0].rpartition(".")[2])]
     if not launches:
-        others = [f"{call.where}: {_program_of(call.words)[0]}" for call in script.calls]
-        why = f", only {', '.join(others)}" if others else ": no command gets settings as algorithm.adv_estimator=grpo"
-        if script.end and not others:
+        other_calls = [f"{call.where}: {_program_of(call.words)[0]}" for call in script.calls]
+        why = (
+            f", only {', '.join(other_calls)}"
+            if other_calls
+            else ": no command gets settings as algorithm.adv_estimator=grpo"
+        )
+        if script.end and not other_calls:
             why = (
                 f": it ends in {script.end}; put NAME=VALUE for {_names(script) or 'its variables'} before {path.name}"
             )
@@ -182,14 +186,14 @@ def _of_script(script: Script, path: Path) -> Source:
     # of several the last one that surely runs: earlier ones prepare it, or are variants of it
     call = ([c for c in launches if not c.why] or launches)[-1]
     out = _of_words([(word, call.where) for word in call.words], path.parent)
-    if others := [c.where for c in launches if c is not call]:
-        places = ", ".join(dict.fromkeys(others))
+    if other_calls := [c.where for c in launches if c is not call]:
+        places = ", ".join(dict.fromkeys(other_calls))
         out.notes.append((call.where, f"{len(launches)} trainings: this is the last one; others: {places}"))
     if call.why:
         out.notes.append((call.where, f"whether this training starts {call.why.partition(': ')[2] or 'is not known'}"))
     if script.defaults:
-        taken = f"defaults of the script are taken for {_names(script)}"
-        out.notes.append(("", f"{taken}: put NAME=VALUE before {path.name}"))
+        description = f"defaults of the script are taken for {_names(script)}"
+        out.notes.append(("", f"{description}: put NAME=VALUE before {path.name}"))
     out.notes += script.notes
     _places(out, path, call)
     return out
@@ -204,7 +208,7 @@ def _places(out: Source, path: Path, call: Call) -> None:
     start = int(call.where.rpartition(" ")[2]) if call.where.startswith("line ") else 1
     lines: dict[str, list[int]] = {}
     for line, row in enumerate(text_of(path).splitlines(), 1):
-        for match in _WRITTEN.finditer("" if row.lstrip().startswith("#") else row):
+        for match in _SETTING.finditer("" if row.lstrip().startswith("#") else row):
             lines.setdefault(match[1], []).append(line)
     for key, (value, where) in out.settings.items():
         if where == call.where and key in lines:
@@ -217,9 +221,9 @@ def _of_words(words: Sequence[tuple[Text, str]], folder: Path) -> Source:
     program, arguments = _program_of([word for word, _ in words])
     places = [where for _, where in words][len(words) - len(arguments) :]
     out = Source(program=program)
-    options, rest = _named_configuration(list(zip(arguments, places, strict=True)))
+    options, overrides = _named_configuration(list(zip(arguments, places, strict=True)))
     # overrides alone tell their program by settings that only it has
-    keys = [_key_of(word) for word, _ in rest]
+    keys = [_key_of(word) for word, _ in overrides]
     by_key = (name for key, name in PROGRAM_BY_KEY.items() if any(k.startswith(key) for k in keys))
     program_name = program or next(by_key, "")
     if program_name and not program:
@@ -232,22 +236,22 @@ def _of_words(words: Sequence[tuple[Text, str]], folder: Path) -> Source:
     elif isinstance(name, str) and name and (file := _configuration(name, options.get("path", ""), folder)):
         _read_configuration(out, file)
     else:
-        what = f"the configuration {to_text(name)}" if name else f"the configuration of {program}"
-        out.unread = f"{what} is not read"
-        out.notes.append(("", f"{what} is no file here: what it sets is not known"))
-    _add(out, rest)
+        description = f"the configuration {to_text(name)}" if name else f"the configuration of {program}"
+        out.unread = f"{description} is not read"
+        out.notes.append(("", f"{description} is no file here: what it sets is not known"))
+    _add(out, overrides)
     return out
 
 
 def _named_configuration(words: list[tuple[Text, str]]) -> tuple[dict[str, Text], list[tuple[Text, str]]]:
     """Take `--config-path` and `--config-name` out of arguments."""
     options: dict[str, Text] = {}
-    rest, i = [], 0
+    other_words, i = [], 0
     while i < len(words):
         word = words[i][0]
         match = _CONFIG.match(word if isinstance(word, str) else word.start)
         if match is None:
-            rest.append(words[i])
+            other_words.append(words[i])
         else:
             kind = {"-cn": "name", "--config-name": "name"}.get(match[1], "path")
             i += match[2] is None
@@ -256,7 +260,7 @@ def _named_configuration(words: list[tuple[Text, str]]) -> tuple[dict[str, Text]
                 value = Unknown(word.text.partition("=")[2], word.why, end=word.end)
             options[kind] = value
         i += 1
-    return options, rest
+    return options, other_words
 
 
 def _configuration(name: str, folder: Text, script_folder: Path) -> Path | None:
@@ -275,12 +279,12 @@ def _add(out: Source, words: Sequence[tuple[Text, str]]) -> None:
         key = _key_of(word)
         if not key:
             if isinstance(word, Unknown) and not word.start:
-                what = "arguments of the caller" if word.text == '"$@"' else f"{word.text[:80]} ({word.why})"
-                out.notes.append((where, f"{what} may set any key: put them behind the name of the script"))
+                description = "arguments of the caller" if word.text == '"$@"' else f"{word.text[:80]} ({word.why})"
+                out.notes.append((where, f"{description} may set any key: put them behind the name of the script"))
             continue
         if isinstance(word, Unknown):
-            first, *rest = word.pieces or (word.start,)
-            pieces = (first.partition("=")[2], *rest) if isinstance(first, str) else ()
+            first, *tail = word.pieces or (word.start,)
+            pieces = (first.partition("=")[2], *tail) if isinstance(first, str) else ()
             out.settings[key] = Unknown(word.text.partition("=")[2], word.why, pieces=pieces), where
         elif word.startswith("~"):
             for name in [n for n in out.settings if n == key or n.startswith(f"{key}.")] or [key]:
@@ -362,7 +366,7 @@ def _read_yaml(path: Path, above: Sequence[Path], missing: list[str]) -> dict[st
              for k, v in entry.items()), ("", "")) if isinstance(entry, Mapping) else ("", "")  # fmt: skip
         if name == "_self_":
             below, settings = {**below, **settings}, dict(settings)
-        elif name in OWN or (isinstance(entry, Mapping) and name.partition("/")[0] in GROUPS):
+        elif name in BASE_CONFIGS or (isinstance(entry, Mapping) and name.partition("/")[0] in GROUPS):
             continue
         elif not (file := path.parent / f"{name.removesuffix('.yaml')}.yaml").is_file():
             missing.append(name)

@@ -23,12 +23,14 @@ class ConfigError(GxpoError):
 
 
 class NoVerdicts(ConfigError):
-    """`what` needs to know which rollouts are correct, and the reward does not give verdicts."""
+    """`reader` needs to know which rollouts are correct, and the reward does not give verdicts."""
 
-    def __init__(self, what: str, message: str | None = None) -> None:
-        default_message = f"{what} needs verdicts, but the reward gives none: let it return {{'correct': 0 or 1, ...}}"
+    def __init__(self, reader: str, message: str | None = None) -> None:
+        default_message = (
+            f"{reader} needs verdicts, but the reward gives none: let it return {{'correct': 0 or 1, ...}}"
+        )
         super().__init__(default_message if message is None else message)
-        self.what = what
+        self.reader = reader
 
 
 class NoComponent(ConfigError):
@@ -89,10 +91,10 @@ def did_you_mean(word: str, candidates: Iterable[object]) -> str:
     return f"; did you mean {max(near, key=lambda name: fuzz.ratio(word, name))!r}?" if near else ""
 
 
-def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    """Raise an error for a setting that is not one of `allowed`."""
-    if value not in allowed:
-        raise ConfigError(f"{key} is {value!r}; it is one of {', '.join(allowed)}")
+def one_of(key: str, value: str, choices: Sequence[str]) -> None:
+    """Raise an error for a setting that is not one of `choices`."""
+    if value not in choices:
+        raise ConfigError(f"{key} is {value!r}; it is one of {', '.join(choices)}")
 
 
 def need(module: str, extra: str) -> Any:
@@ -105,5 +107,5 @@ def need(module: str, extra: str) -> Any:
         package = module.partition(".")[0]
         # installed and broken (a missing library of the system) needs another remedy than not installed
         absent = importlib.util.find_spec(package) is None
-        what = f"{package} is not installed" if absent else f"{module} can't be imported"
-        raise MissingExtra(f"{what}: pip install 'gxpo[{extra}]' ({error})") from error
+        problem = f"{package} is not installed" if absent else f"{module} can't be imported"
+        raise MissingExtra(f"{problem}: pip install 'gxpo[{extra}]' ({error})") from error

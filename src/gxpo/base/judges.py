@@ -135,7 +135,7 @@ class Server:
     def ask(self, messages: Messages) -> str:
         from gxpo.base.remote import ChatCompletion, Unanswered
 
-        body = {"model": self.model, "messages": [_sent(m, self.sees) for m in messages],
+        body = {"model": self.model, "messages": [_wire_message(m, self.sees) for m in messages],
                 "temperature": self.temperature, "max_tokens": self.max_tokens}  # fmt: skip
         try:
             reply = self._line.post("/chat/completions", body, ChatCompletion, LONGEST_REPLY)
@@ -149,17 +149,17 @@ class Server:
         return choice.message.content or ""
 
 
-def _sent(message: Mapping[str, str], sees: bool) -> dict[str, Any]:
+def _wire_message(message: Mapping[str, str], sees: bool) -> dict[str, Any]:
     """A message as chat completions take it: in parts where it shows pictures (`gxpo.base.media.mark`)."""
     content = message["content"]
     if not isinstance(content, str):
         return dict(message)
-    first, *rest = media.split(content)
+    first_text, *pieces = media.split(content)
     # a judge that can't see is told of pictures in words
-    if not rest or not sees:
+    if not pieces or not sees:
         return {**message, "content": media.text_of(content)}
-    parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
-    for ref, text in zip(rest[::2], rest[1::2], strict=True):
+    parts: list[dict[str, Any]] = [{"type": "text", "text": first_text}]
+    for ref, text in zip(pieces[::2], pieces[1::2], strict=True):
         parts.append({"type": "image_url", "image_url": {"url": media.data_url(ref)}})
         parts.append({"type": "text", "text": text})
     # some servers refuse empty texts, which lie between two pictures in a row

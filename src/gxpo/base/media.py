@@ -32,8 +32,8 @@ _KEY_DIGITS = 11  # hexadecimal digits of a digest that go into ids
 FOLDER = "media"
 PICTURE = "picture"  # key of a rollout's info: the reference of the picture that it made
 REF = re.compile(r"sha256:([0-9a-f]{64})\.(png|npy)")
-HELD = 1 << 29  # bytes of pictures that are held in memory
-RETAINED = 1 << 29  # bytes of those that are retained
+MEMORY_BYTES = 1 << 29  # bytes of pictures that are held in memory
+RETAINED_BYTES = 1 << 29  # bytes of those that are retained
 
 
 class Run(NamedTuple):
@@ -85,20 +85,20 @@ def ref_of(token: int) -> str:
 
 def runs(tokens: Sequence[int]) -> Iterator[Run]:
     """The pictures in a list of ids, in order. Raises `GxpoError` for one that is cut, or that nobody has put."""
-    at = 0
-    while at < len(tokens):
-        if not is_row(tokens[at]):
-            at += 1
+    position = 0
+    while position < len(tokens):
+        if not is_row(tokens[position]):
+            position += 1
             continue
-        begin = tokens[at]
+        begin = tokens[position]
         # rows of one picture count up: a gap is the end of it, or the begin of the same picture shown again
-        n = next((k for k in itertools.count(1) if at + k == len(tokens) or tokens[at + k] != begin + k), 1)
+        n = next((k for k in itertools.count(1) if position + k == len(tokens) or tokens[position + k] != begin + k), 1)
         ref = ref_of(begin)
         # rows before it were cut off with the text: half a picture would be another one to the model
         if row_of(begin):
             raise GxpoError(f"a context begins at row {row_of(begin)} of picture {ref}: it was cut within the picture")
-        yield Run(at, n, ref)
-        at += n
+        yield Run(position, n, ref)
+        position += n
 
 
 def refs_in(tokens: Sequence[int]) -> tuple[str, ...]:
@@ -183,15 +183,15 @@ def from_record(tokens: Sequence[int], media_at: Sequence[Placed]) -> list[int]:
 class Pictures:
     """Pictures by reference; equal pictures are held once.
 
-    Memory holds those used last, of `HELD` bytes together; others are read from folders. Those that are retained have
-    `RETAINED` bytes of their own, and leave memory only for a folder (`kept_in`); without one memory holds all of them.
+    Memory holds those used last, of `MEMORY_BYTES` together; others are read from folders. Those that are retained have
+    `RETAINED_BYTES` of their own, and leave memory only for a folder (`kept_in`); without one memory holds all of them.
     """
 
     def __init__(self) -> None:
         self._data: OrderedDict[str, bytes] = OrderedDict()
         # those that may go, by whether they are retained, the one used last at the end; bytes of them
         self._order: tuple[OrderedDict[str, None], OrderedDict[str, None]] = (OrderedDict(), OrderedDict())
-        self._held = [0, 0]
+        self._bytes_in_memory = [0, 0]
         self._retained: set[str] = set()
         self._home: Path | None = None  # folder that is given what is retained before it goes
         self._refs: dict[int, str] = {}
@@ -226,7 +226,7 @@ class Pictures:
                     # it moves from the queue of those that may be dropped to the one of those that may be saved
                     if ref in self._order[False]:
                         del self._order[False][ref]
-                        self._held[False] -= len(data)
+                        self._bytes_in_memory[False] -= len(data)
                     self._retained.add(ref)
                     self._queue(ref)
 
@@ -289,11 +289,11 @@ class Pictures:
         retained = ref in self._retained
         order = self._order[retained]
         order[ref] = None
-        self._held[retained] += len(self._data[ref])
-        while self._held[retained] > (RETAINED if retained else HELD) and len(order) > 1:
+        self._bytes_in_memory[retained] += len(self._data[ref])
+        while self._bytes_in_memory[retained] > (RETAINED_BYTES if retained else MEMORY_BYTES) and len(order) > 1:
             # the one that has just been put stays in any case, however large
             oldest, _ = order.popitem(last=False)
-            self._held[retained] -= len(self._data[oldest])
+            self._bytes_in_memory[retained] -= len(self._data[oldest])
             if not retained or self._may_go(oldest):
                 del self._data[oldest]
 

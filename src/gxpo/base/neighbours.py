@@ -95,15 +95,15 @@ class _Import:
         """True of a library, and of a module that was imported from this folder in the usual way."""
         if top in sys.builtin_module_names or top in sys.stdlib_module_names:
             return True
-        if (loaded := sys.modules.get(top)) is not None:
-            places = [getattr(loaded, "__file__", None), *getattr(loaded, "__path__", ())]
+        if (module := sys.modules.get(top)) is not None:
+            places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
         else:
             spec = PathFinder.find_spec(top)
             places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
         paths = [os.path.abspath(place) for place in places if isinstance(place, str)]
         if any(f"{os.sep}{name}{os.sep}" in place for place in paths for name in _PACKAGES):
             return True
-        return loaded is not None and any(os.path.dirname(place) == self.folder for place in paths)
+        return module is not None and any(os.path.dirname(place) == self.folder for place in paths)
 
 
 class _Loader(SourceFileLoader):

@@ -85,8 +85,8 @@ def rows(path: Path, error: type[GxpoError]) -> Iterator[dict[str, Any]]:
             for batch in file.iter_batches(count, use_threads=False):
                 columns = {}
                 for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    columns[name], used = _values(column)
-                    decoded += used
+                    columns[name], n_bytes = _values(column)
+                    decoded += n_bytes
                 # the metadata may lie about sizes; what was decoded does not
                 if decoded > most_bytes(size):
                     raise error(f"{path}: {size:,} bytes that hold more than {most_bytes(size):,}, which are not read")

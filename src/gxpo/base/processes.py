@@ -134,7 +134,7 @@ class Process:
         deadline = _Deadline(timeout, self.worker)
         try:
             while (text := self._next()) is None:
-                remaining = deadline.left()
+                remaining = deadline.seconds_left()
                 self._line.settimeout(max(remaining, 0.0))
                 try:
                     piece = self._line.recv(PIECE)
@@ -254,7 +254,7 @@ class Process:
         return in_words(self.process.wait())
 
 
-def loaded(load: Callable[[], T]) -> T:
+def start_process(load: Callable[[], T]) -> T:
     """The process that `load` starts; once more if it was killed from outside while it loaded (an error's cause)."""
     try:
         return load()
@@ -279,7 +279,7 @@ class _Deadline:
         self.seconds, self.pid = seconds, pid
         self.begun, self.starved = time.monotonic(), math.nan
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until the next check; 0 or less: too late."""
         passed, soon = time.monotonic() - self.begun, min(SOON, self.seconds)
         if passed < soon:
@@ -367,12 +367,12 @@ class Line:
 
     def _exactly(self, size: int) -> bytearray:
         received = bytearray(size)
-        view, done = memoryview(received), 0
-        while done < size:
-            n = self._socket.recv_into(view[done:])
+        view, n_received = memoryview(received), 0
+        while n_received < size:
+            n = self._socket.recv_into(view[n_received:])
             if n == 0:
                 raise EOFError
-            done += n
+            n_received += n
         return received
 
 

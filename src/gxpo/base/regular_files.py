@@ -28,24 +28,24 @@ def fault_of(path: Path) -> str | None:
     return f"is {kind}, not a regular file"
 
 
-def check_regular(path: Path, error: type[GxpoError] = GxpoError, what: str = "") -> None:
-    """Raise `error` unless `path` is a regular file; `what` begins its message, by default the path."""
+def check_regular(path: Path, error: type[GxpoError] = GxpoError, label: str = "") -> None:
+    """Raise `error` unless `path` is a regular file; `label` begins its message, by default the path."""
     if fault := fault_of(path):
-        raise error(f"{what or short_name(path)}: {fault}")
+        raise error(f"{label or short_name(path)}: {fault}")
 
 
-def read_regular(path: Path, most: int, error: type[GxpoError] = GxpoError, what: str = "") -> bytes:
+def read_regular(path: Path, most: int, error: type[GxpoError] = GxpoError, label: str = "") -> bytes:
     """Bytes of a regular file of at most `most` bytes; `error` for anything else, before it is read."""
     # by stat before opening: opening a pipe would wait for its writer
-    check_regular(path, error, what)
+    check_regular(path, error, label)
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             data = b"" if size > most else file.read(most + 1)  # files of /proc have the size 0
     except OSError as cause:
-        raise error(f"{what or short_name(path)}: can't be read ({(cause.strerror or 'unknown').lower()})") from None
+        raise error(f"{label or short_name(path)}: can't be read ({(cause.strerror or 'unknown').lower()})") from None
     if size > most or len(data) > most:
-        raise error(f"{what or short_name(path)}: has {max(size, len(data))} bytes, and at most {most} are read")
+        raise error(f"{label or short_name(path)}: has {max(size, len(data))} bytes, and at most {most} are read")
     return data
 
 

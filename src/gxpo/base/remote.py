@@ -173,8 +173,8 @@ class Line:
             # only what may pass by itself is tried again: an answer that was refused would be refused again
             except _Again as error:
                 if attempt == self._retries:
-                    tried = f" (tried {attempt + 1} times)" if attempt else ""
-                    raise Unanswered(error.kind, f"{error}{tried}", again=True) from error
+                    attempts = f" (tried {attempt + 1} times)" if attempt else ""
+                    raise Unanswered(error.kind, f"{error}{attempts}", again=True) from error
                 # the server's Retry-After holds if it is longer, up to a limit
                 await pause(min(LONGEST_WAIT, max(wait, error.after)))
                 wait *= 2

@@ -336,16 +336,16 @@ def peak_megabytes() -> float:
 
 
 class Clock:
-    """How long the phases of a step take, in seconds."""
+    """Stopwatch of the phases of a step, in seconds."""
 
     def __init__(self) -> None:
-        self._began = self._last = time.perf_counter()
+        self._began = self._last_mark = time.perf_counter()
         self._laps: dict[str, float] = {}
 
     def lap(self, phase: str) -> None:
         """Ends a phase that began with the one before."""
-        before, self._last = self._last, time.perf_counter()
-        self._laps[phase] = self._last - before
+        previous_mark, self._last_mark = self._last_mark, time.perf_counter()
+        self._laps[phase] = self._last_mark - previous_mark
 
     def note(self, phase: str, seconds: float) -> None:
         """A phase that went on beside the others."""

@@ -11,7 +11,7 @@ import re
 from gxpo.base.errors import ConfigError
 
 ALLOW = "GXPO_ALLOW_KEY"  # what `--allow-key` adds to: NAME or NAME@HOST, with spaces or commas between
-OWN = {  # host -> the variable that its documentation names; sent there over https alone
+DOCUMENTED_KEYS = {  # host -> the variable that its documentation names; sent there over https alone
     "api.deepseek.com": "DEEPSEEK_API_KEY",
     "api.groq.com": "GROQ_API_KEY",
     "api.mistral.ai": "MISTRAL_API_KEY",
@@ -31,7 +31,7 @@ def key_for(scheme: str, host: str, port: int | None, key_from: str | None, aske
     """
     if key_from is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key_from):
         raise ConfigError(f"{asker}: key_from is the name of an environment variable, never the key itself")
-    name = key_from or OWN.get(host)
+    name = key_from or DOCUMENTED_KEYS.get(host)
     key = os.environ.get(name, "").strip() if name else ""
     if not name or not key:
         return None
@@ -39,7 +39,7 @@ def key_for(scheme: str, host: str, port: int | None, key_from: str | None, aske
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{asker}: the value of {name} can't be a key: it has spaces or control characters inside")
     # a service's own key may go there, encrypted and on its port; anything else has to be allowed by the user
-    if (OWN.get(host) == name and scheme == "https" and port in (None, 443)) or _allowed(name, host):
+    if (DOCUMENTED_KEYS.get(host) == name and scheme == "https" and port in (None, 443)) or _is_allowed(name, host):
         return key
     if key_from is None:
         return None  # the service's own key, and no https
@@ -57,9 +57,9 @@ def allow(names: list[str]) -> None:
     os.environ[ALLOW] = " ".join([*os.environ.get(ALLOW, "").split(), *names])
 
 
-def _allowed(name: str, host: str) -> bool:
+def _is_allowed(name: str, host: str) -> bool:
     for entry in os.environ.get(ALLOW, "").replace(",", " ").split():
-        allowed, at, where = entry.partition("@")
-        if allowed == name and (not at or where.lower() == host):
+        allowed_name, sign, allowed_host = entry.partition("@")
+        if allowed_name == name and (not sign or allowed_host.lower() == host):
             return True
     return False

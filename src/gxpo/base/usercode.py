@@ -146,19 +146,21 @@ def from_file(source: Mapping[str, Any], kind: type, module: str) -> Any:
     if source["folder"] not in (None, *sys.path):
         sys.path.append(source["folder"])
     # from the given source and not from the disk: all processes of a run use the code that it began with
-    loaded = types.ModuleType(module)
-    loaded.__file__ = path
+    user_module = types.ModuleType(module)
+    user_module.__file__ = path
     if source["folder"] is not None:
         from gxpo.base import neighbours
 
-        neighbours.prepare(loaded, source["folder"])
-    sys.modules[module] = loaded
-    exec(compile(source["code"], path, "exec"), vars(loaded))
+        neighbours.prepare(user_module, source["folder"])
+    sys.modules[module] = user_module
+    exec(compile(source["code"], path, "exec"), vars(user_module))
     # suggestions name what the file itself defines, not what it imports
     root = root_of(name)
-    user_object = getattr(loaded, root or name, None)
+    user_object = getattr(user_module, root or name, None)
     if user_object is None:
-        own_names = [n for n, x in vars(loaded).items() if _is(x, kind) and getattr(x, "__module__", None) == module]
+        own_names = [
+            n for n, x in vars(user_module).items() if _is(x, kind) and getattr(x, "__module__", None) == module
+        ]
         alternatives = f"; it has {', '.join(own_names) or 'none'}"
         raise Unusable(f"{path} has no {word} {root or name!r}{hint(root or name, own_names) or alternatives}")
     # a call in the expression runs only once the root is known to exist

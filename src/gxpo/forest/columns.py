@@ -249,23 +249,23 @@ class Columns:
         lacks_ids = has_text & follows_action
         prompts = sum(bool(t) and int(n) < 0 for t, n in zip(self.prompt_text, self.prompt_node, strict=True))
         counts = {"actions": int(self.text_actions.sum()), "observations": int(lacks_ids.sum()), "prompts": prompts}
-        return ", ".join(f"{n} {what}" for what, n in counts.items() if n)
+        return ", ".join(f"{n} {noun}" for noun, n in counts.items() if n)
 
     @property
     def text_only(self) -> bool:
         """True if any action is known only as text: its length in tokens is unknown."""
         return bool(self.text_actions.any())
 
-    def need_ids(self, what: str) -> None:
-        """Raise an error if `what` needs token ids and actions, observations or prompts are text without them."""
+    def need_ids(self, reader: str) -> None:
+        """Raise an error if `reader` needs token ids and actions, observations or prompts are text without them."""
         if missing := self.missing_ids:
-            raise GxpoError(f"{what} needs token ids, but {missing} are text only: give their ids in the records")
+            raise GxpoError(f"{reader} needs token ids, but {missing} are text only: give their ids in the records")
 
-    def need_verdicts(self, what: str, *, each: bool = False) -> None:
-        """Raise NoVerdicts if rollouts are scored and none (with `each`: not all) has the verdict that `what` needs."""
+    def need_verdicts(self, reader: str, *, each: bool = False) -> None:
+        """Raise NoVerdicts if scored rollouts lack the verdict that `reader` needs: all of them, or with `each` any."""
         has_verdict = self.success.isfinite()[self.scored]
         if has_verdict.numel() and not bool(has_verdict.all() if each else has_verdict.any()):
-            raise NoVerdicts(what)
+            raise NoVerdicts(reader)
 
     @cached_property
     def path_trainable(self) -> Tensor:
@@ -348,21 +348,23 @@ class Columns:
         Without `axis` it is the coarsest one that has all the levels. Equal ids mean equal levels; ids are below
         their number of rows, and those of "group" alone are the same on every axis.
         """
-        allowed = {"R": _LEVELS["R"], "S": _LEVELS["R"] + _LEVELS["S"], "P": sum(_LEVELS.values(), ())}
+        levels_by_axis = {"R": _LEVELS["R"], "S": _LEVELS["R"] + _LEVELS["S"], "P": sum(_LEVELS.values(), ())}
         # a key of `info` is on R as a group is, one of `step_info` on S as a step is
         if axis is None:
             keys = {"info": "group", "step_info": "step"}
             plain = {keys.get(x.split(".")[0], x) if "." in x else x for x in levels}
-            axis = next((a for a, names in allowed.items() if plain <= set(names)), "P")
-        if axis not in allowed:
+            axis = next((a for a, names in levels_by_axis.items() if plain <= set(names)), "P")
+        if axis not in levels_by_axis:
             raise ValueError(f"axis is 'R', 'S' or 'P', not {axis!r}")
         for level in levels:
-            if level not in allowed[axis] and not self._is_info_level(level, axis):
-                raise ValueError(f"level {level!r} does not exist on axis {axis}; there are {', '.join(allowed[axis])}")
+            if level not in levels_by_axis[axis] and not self._is_info_level(level, axis):
+                raise ValueError(
+                    f"level {level!r} does not exist on axis {axis}; there are {', '.join(levels_by_axis[axis])}"
+                )
         # levels are combined on the coarsest axis that has those so far: its rows are fewer than those of P
         combined, current_axis = self._column("group"), "R"
-        chosen = [level for level in dict.fromkeys(levels) if level != "group"]
-        for level in chosen:
+        other_levels = [level for level in dict.fromkeys(levels) if level != "group"]
+        for level in other_levels:
             level_axis = self._axis_of(level)
             finer_axis = max(current_axis, level_axis, key=list(_LEVELS).index)
             column = self._to_axis(self._column(level), level_axis, finer_axis)
@@ -371,7 +373,7 @@ class Columns:
         if current_axis == axis:
             return combined
         combined = self._to_axis(combined, current_axis, axis)
-        return _without_gaps(combined) if chosen else combined
+        return _without_gaps(combined) if other_levels else combined
 
     @staticmethod
     def _is_info_level(level: str, axis: str) -> bool:

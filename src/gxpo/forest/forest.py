@@ -72,9 +72,9 @@ class Forest(Columns):
             raise ValueError(f"{len(prompts)} prompts and {len(completions)} groups of completions")
         group_names = [str(i) for i in range(len(prompts))] if groups is None else [str(g) for g in groups]
         task_names = group_names if tasks is None else [str(t) for t in tasks]
-        for what, labels in (("groups", group_names), ("tasks", task_names)):
+        for argument, labels in (("groups", group_names), ("tasks", task_names)):
             if len(labels) != len(prompts):
-                raise ValueError(f"{what} has {len(labels)} names for {len(prompts)} prompts")
+                raise ValueError(f"{argument} has {len(labels)} names for {len(prompts)} prompts")
         completion_tokens = _sequences(completions)
         group_sizes = [len(group) for group in completions]
         n = len(completion_tokens)
@@ -111,7 +111,7 @@ class Forest(Columns):
             logprob_rows = _sequences(logprobs)
             if list(map(len, logprob_rows)) != list(map(len, completion_tokens)):
                 raise ValueError("logprobs must have one value for each token of each completion")
-            behaviour_T[path_token] = _joined(logprob_rows, np.float64, len(path_token))  # None becomes nan
+            behaviour_T[path_token] = _concatenate(logprob_rows, np.float64, len(path_token))  # None becomes nan
         extras: dict[str, Tensor] = {}
         if support is not None:
             lengths = list(map(len, completion_tokens))
@@ -138,7 +138,7 @@ class Forest(Columns):
             state=minus_one_N,
             sampled_under=minus_one_N,
             first_token=node_begin,
-            token=_joined(node_tokens, np.int64, n_tokens),
+            token=_concatenate(node_tokens, np.int64, n_tokens),
             behaviour_logprob=behaviour_T,
             trainable=in_action_T,
             segment=torch.full((n_tokens,), -1),
@@ -385,7 +385,7 @@ def _sequences(nested: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
     return [c if isinstance(c, list | tuple) else c.tolist() if hasattr(c, "tolist") else list(c) for c in sequences]
 
 
-def _joined(sequences: Sequence[Sequence[Any]], dtype: type, n: int) -> Tensor:
+def _concatenate(sequences: Sequence[Sequence[Any]], dtype: type, n: int) -> Tensor:
     """Concatenate sequences of `n` values in all into one column."""
     return torch.from_numpy(np.fromiter(chain.from_iterable(sequences), dtype, n))
 
@@ -419,8 +419,8 @@ class Packed:
         tree = last_before(parent, torch.ones_like(parent, dtype=torch.bool))
         # a node may be empty: the token before a node's first is the last of its nearest ancestor that holds one
         last_filled = last_before(parent, sizes == 0)
-        last = torch.where(sizes[last_filled] > 0, forest.first_token[last_filled + 1] - 1, -1)
-        token_above = torch.where(parent >= 0, last[parent.clamp_min(0)], -1)
+        last_token = torch.where(sizes[last_filled] > 0, forest.first_token[last_filled + 1] - 1, -1)
+        token_above = torch.where(parent >= 0, last_token[parent.clamp_min(0)], -1)
         index = torch.arange(forest.n_tokens)
         offset = index - forest.first_token[node]
         predecessor = torch.where(offset > 0, index - 1, token_above[node])

@@ -40,13 +40,16 @@ def quantile_table(x: Tensor, row: Tensor, count: Tensor, q: float, interpolatio
     if interpolation == "inverted_cdf":
         # with a margin: in floating point 0.1 * 30 is above 3, and its ceiling 4
         position = ((q * sizes - 1e-9).ceil() - 1).clamp_min(0).to(torch.float64)
-    low, high = position.floor().long(), position.ceil().long()
-    last = values.numel() - 1
-    below, above = values[(begins + low).clamp_max(last)], values[(begins + high).clamp_max(last)]
+    lower_index, upper_index = position.floor().long(), position.ceil().long()
+    last_index = values.numel() - 1
+    below, above = (
+        values[(begins + lower_index).clamp_max(last_index)],
+        values[(begins + upper_index).clamp_max(last_index)],
+    )
     zero = torch.zeros_like(position)
-    nearest = position.round() - low  # of two as near, the one at the even position
+    nearest = position.round() - lower_index  # of two as near, the one at the even position
     fraction = {
-        "linear": position - low,
+        "linear": position - lower_index,
         "lower": zero,
         "higher": zero + 1,
         "nearest": nearest,

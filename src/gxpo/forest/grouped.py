@@ -373,8 +373,8 @@ def _normalized(
         spread = groups.std(x, from_mean, ddof)  # 0 where too few count or they are equal
         return torch.where(groups.lookup(spread > 0), shifted / groups.lookup(spread + eps), 0.0)
     if scale == "leave_one_out_std":
-        others = _std_of_others(groups, ids, x, from_mean, ddof)
-        scaled = torch.where(others > 0, shifted / (others + eps), shifted if unit == 1 else shifted * unit)
+        other_std = _std_of_others(groups, ids, x, from_mean, ddof)
+        scaled = torch.where(other_std > 0, shifted / (other_std + eps), shifted if unit == 1 else shifted * unit)
         return torch.where(groups.lookup(groups.std(x, from_mean, ddof) > 0), scaled, 0.0)
     if scale in ("mean_absolute", "median_absolute"):
         deviation = centred.abs()
@@ -412,9 +412,9 @@ def _std_of_others(groups: Groups, ids: Tensor, x: Tensor, from_mean: Tensor, dd
     is_nonempty = sizes > 0
     for extreme in (begins[is_nonempty], (begins + sizes - 1)[is_nonempty]):
         rows = order[extreme]
-        others = Groups(ids, enters.index_fill(0, rows, False))
-        spread = others.std(x, x - others.lookup(others.mean(x)), ddof)
-        out[rows] = others.lookup(spread)[rows]
+        other_members = Groups(ids, enters.index_fill(0, rows, False))
+        spread = other_members.std(x, x - other_members.lookup(other_members.mean(x)), ddof)
+        out[rows] = other_members.lookup(spread)[rows]
     return out
 
 

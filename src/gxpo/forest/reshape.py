@@ -24,8 +24,8 @@ def kept_rows(forest: Columns, rows: Tensor) -> dict[str, Tensor]:
     if torch.equal(rows, torch.arange(forest.n_trajectories)):
         return {axis: torch.arange(forest._size(axis)) for axis in "NTSPR"}
     steps = runs_of(forest._step_begin, rows)
-    needed = torch.cat([forest.step_action[steps], forest.prompt_node[rows]])
-    _, nodes = _reached(forest, torch.zeros_like(needed), needed)
+    end_nodes = torch.cat([forest.step_action[steps], forest.prompt_node[rows]])
+    _, nodes = _reached(forest, torch.zeros_like(end_nodes), end_nodes)
     return {
         "N": nodes,
         "T": runs_of(forest.first_token, nodes),
@@ -134,11 +134,11 @@ def concat(forests: Sequence[Self]) -> Self:
     # row numbers are shifted by the rows of the forests before
     offsets = {axis: [0] for axis in "NTSPR"}
     for axis, begins in offsets.items():
-        for f in forests:
-            begins.append(begins[-1] + f._size(axis))
+        for part in forests:
+            begins.append(begins[-1] + part._size(axis))
     out: dict[str, Any] = {}
     for name, (_, into) in COLUMNS.items():
-        columns = [getattr(f, name) for f in forests]
+        columns = [getattr(part, name) for part in forests]
         if isinstance(columns[0], list):
             out[name] = [x for column in columns for x in column]
         elif name != "components":
@@ -146,35 +146,41 @@ def concat(forests: Sequence[Self]) -> Self:
                 begins = offsets[into]
                 columns = [torch.where(c >= 0, c + b, -1) for c, b in zip(columns, begins, strict=False)]
             out[name] = torch.cat(columns)
-    sizes = torch.cat([f.first_token.diff() for f in forests])
+    sizes = torch.cat([part.first_token.diff() for part in forests])
     out["first_token"] = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
     # indices into names are translated to the merged names
     name_tables = {"agent": ("agent", "step_agent"), "policy": ("policy",), "state": ("state", "step_state")}
     for kind, fields in name_tables.items():
-        merged = _merge(getattr(f, f"{kind}_names") for f in forests)
+        merged = _merge(getattr(part, f"{kind}_names") for part in forests)
         out[f"{kind}_names"] = tuple(merged)
         for name in fields:
-            renumbered = [_rename(getattr(f, name), getattr(f, f"{kind}_names"), merged) for f in forests]
+            renumbered = [_rename(getattr(part, name), getattr(part, f"{kind}_names"), merged) for part in forests]
             out[name] = torch.cat(renumbered)
     # a component that a forest lacks is nan there
-    merged = _merge(f.component_names for f in forests)
+    merged = _merge(part.component_names for part in forests)
     out["component_names"] = tuple(merged)
     out["components"] = torch.full((offsets["R"][-1], len(merged)), float("nan"), dtype=torch.float64)
-    for f, at in zip(forests, offsets["R"], strict=False):
-        for k, name in enumerate(f.component_names):
-            out["components"][at : at + f.n_trajectories, merged[name]] = f.components[:, k]
+    for part, offset in zip(forests, offsets["R"], strict=False):
+        for k, name in enumerate(part.component_names):
+            out["components"][offset : offset + part.n_trajectories, merged[name]] = part.components[:, k]
     # outcomes shaped by different rewards have no one description
-    out["shaped_by"] = forests[0].shaped_by if len({f.shaped_by for f in forests}) == 1 else ()
+    out["shaped_by"] = forests[0].shaped_by if len({part.shaped_by for part in forests}) == 1 else ()
     out["id"] = _distinct(out["id"])
-    out["media"] = {n + at: m for f, at in zip(forests, offsets["N"], strict=False) for n, m in f.media.items()}
+    out["media"] = {
+        n + offset: m for part, offset in zip(forests, offsets["N"], strict=False) for n, m in part.media.items()
+    }
     out["extras"] = {}
-    for name in _merge(f.extras for f in forests):
-        blocks = [(at, f.extras[name]) for f, at in zip(forests, offsets["T"], strict=False) if name in f.extras]
-        out["extras"][name] = _joined(name, blocks, offsets["T"][-1])
+    for name in _merge(part.extras for part in forests):
+        blocks = [
+            (offset, part.extras[name])
+            for part, offset in zip(forests, offsets["T"], strict=False)
+            if name in part.extras
+        ]
+        out["extras"][name] = _merge_extra(name, blocks, offsets["T"][-1])
     return type(forests[0])(**out)
 
 
-def _joined(name: str, blocks: list[tuple[int, Tensor]], rows: int) -> Tensor:
+def _merge_extra(name: str, blocks: list[tuple[int, Tensor]], rows: int) -> Tensor:
     """One named tensor of `rows` rows from those of the forests that have it. ValueError where their types differ."""
     if len({(block.dtype, block.dim()) for _, block in blocks}) > 1:
         kinds = ", ".join(sorted({f"{block.dtype} with {block.dim()} dimensions" for _, block in blocks}))
@@ -195,13 +201,13 @@ def _rename(column: Tensor, names: Sequence[str], merged: dict[str, int]) -> Ten
 
 def _distinct(ids: list[str]) -> list[str]:
     """Make ids distinct by "+1", "+2"...; a suffix never makes one that stands elsewhere in the list."""
-    original_ids, used, count, out = set(ids), set(), dict.fromkeys(ids, 0), []
+    original_ids, names_so_far, count, out = set(ids), set(), dict.fromkeys(ids, 0), []
     for name in ids:
         candidate = name
-        while candidate in used or (candidate != name and candidate in original_ids):
+        while candidate in names_so_far or (candidate != name and candidate in original_ids):
             count[name] += 1
             candidate = f"{name}+{count[name]}"
-        used.add(candidate)
+        names_so_far.add(candidate)
         out.append(candidate)
     return out
 

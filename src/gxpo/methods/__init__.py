@@ -108,7 +108,7 @@ class Catalogue(Mapping[str, Definition]):
     def __init__(self, modules: Mapping[str, str]) -> None:
         self._module_of = {name: module for module, names in modules.items() for name in names.split()}
         self._names = sorted(self._module_of)
-        self._loaded: dict[str, Definition] = {}
+        self._definition_by_name: dict[str, Definition] = {}
         self._user_definitions: dict[str, Definition] = {}  # by the file's absolute path
 
     def module_of(self, name: str) -> str:
@@ -155,11 +155,13 @@ class Catalogue(Mapping[str, Definition]):
         files = self._files()
         if name in files:
             return self._load_user_file(name, files[name])
-        if name not in self._loaded:
+        if name not in self._definition_by_name:
             module = importlib.import_module(f"{__name__}.{self._module_of[name]}")
             definition: Definition = getattr(module, name)
-            self._loaded[name] = dataclasses.replace(definition, name=definition.name or name, papers=PAPERS)
-        return self._loaded[name]
+            self._definition_by_name[name] = dataclasses.replace(
+                definition, name=definition.name or name, papers=PAPERS
+            )
+        return self._definition_by_name[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._files() or name in self._module_of

@@ -51,12 +51,12 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
             return spec
         # a Method is composed anew from the caller's arguments: its parts can't be changed one by one, since a key
         # may decide several of them. A copy with other parts has no such arguments any more.
-        if spec.asked is None:
+        if spec.recipe is None:
             raise ConfigError(
                 f"{next(iter(overrides or {}), 'compat')}: parts of method {spec.name} were replaced after it was "
                 "composed: give the keys when it is composed, gxpo.method('name', {...})"
             )
-        before, system = spec.asked
+        before, system = spec.recipe
         return method(spec.name, {**before, **dotted(overrides or {})}, compat=compat or system)
     for key, value in (("method", spec), ("compat", "" if compat is None else compat)):
         if not isinstance(value, str):
@@ -67,7 +67,7 @@ def method(spec: str | Method, overrides: Mapping[str, Any] | None = None, *, co
     definitions = [_look_up(word.strip(), compat) for word in spec.split("+")]
     override_keys = dotted(overrides or {})
     composed = _build(spec, definitions, merge(definitions, canonical_keys(override_keys), METHODS))
-    object.__setattr__(composed, "asked", (override_keys, compat))
+    object.__setattr__(composed, "recipe", (override_keys, compat))
     return composed
 
 
@@ -176,10 +176,10 @@ def _build(
     return composed
 
 
-def _optional_part(keys: Keys, key: str, table: Any, what: str) -> Any:
+def _optional_part(keys: Keys, key: str, table: Any, label: str) -> Any:
     """Make the part under a key whose stage may be empty; None where nothing is stated."""
     name = keys.take(key, None)
-    return None if name is None else keys.part(key, name, table, what=what)
+    return None if name is None else keys.part(key, name, table, what=label)
 
 
 def _run_keys(keys: Keys) -> dict[str, Stated]:

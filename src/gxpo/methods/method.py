@@ -98,7 +98,7 @@ class Method:
     scheduled: tuple[Scheduled, ...] = ()  # numbers of parts that are functions of the step
     sampler: Any = None  # draws tasks by their measured success rates
     likelihood: Any = None  # how the log-probs of a masked model's answers are estimated; None: a causal model's
-    asked: tuple[Mapping[str, Stated], str | None] | None = field(default=None, init=False)  # (overrides, compat)
+    recipe: tuple[Mapping[str, Stated], str | None] | None = field(default=None, init=False)  # (overrides, compat)
 
     # ------------------------------------------------------------ requirements
     def parts(self) -> list[Any]:
@@ -222,14 +222,14 @@ class Method:
                 "forest = method.shaped(forest) adds the method's own",
                 stacklevel=2,
             )
-        columns = self._credit_columns(forest, signals, lambda sub, known: {"credit": self.credit(sub, known, step)})
+        columns = self._credit_columns(forest, signals, lambda sub, inputs: {"credit": self.credit(sub, inputs, step)})
         return columns["credit"]
 
     def targets(self, forest: Forest, signals: Mapping[str, Any] | None = None, step: int = 0) -> dict[str, Tensor]:
         """Targets that terms regress to, [P] each by name, from the advantage estimator (`CreditPart.targets`)."""
         if not self.credit_targets:
             return {}
-        return self._credit_columns(forest, signals, lambda sub, known: self.credit.targets(sub, known, step))
+        return self._credit_columns(forest, signals, lambda sub, inputs: self.credit.targets(sub, inputs, step))
 
     def _credit_columns(
         self,
@@ -256,10 +256,10 @@ class Method:
         # an estimator may be a user's function: a wrong shape would broadcast silently in the loss
         out = {}
         for name, x in columns.items():
-            what = "credit" if name == "credit" else f"{name} of credit"
-            expect(x, (sub.n_entries,), what, self.credit, "path token (use forest.to_path)", name=show)
+            label = "credit" if name == "credit" else f"{name} of credit"
+            expect(x, (sub.n_entries,), label, self.credit, "path token (use forest.to_path)", name=show)
             if fault := _describe_invalid(name, x):
-                raise GxpoError(f"{title_of(what, self.credit, name=show)} gave {fault}")
+                raise GxpoError(f"{title_of(label, self.credit, name=show)} gave {fault}")
             x = x.detach().to(torch.float64)
             out[name] = x if sub is forest else empty.index_copy(0, entries, x)
         return out

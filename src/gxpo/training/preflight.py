@@ -352,4 +352,4 @@ def check_named(
             raise ConfigError(f"reward {name!r}: {error}") from error
     # Rewards of files are built only in the run: that would execute them.
     if source is not None and not files and not callable(spec):
-        RewardSet.make(spec, source=source, options=options, given=rollout_components).close()
+        RewardSet.make(spec, source=source, options=options, rollout_components=rollout_components).close()

@@ -248,7 +248,7 @@ class Resources:
                 timeout=s.scoring.timeout,
                 workers=s.scoring.workers,
                 options=external.options(),
-                given=RolloutPart.hook(method.rollout, "components"),
+                rollout_components=RolloutPart.hook(method.rollout, "components"),
             )
             exit_stack.callback(self.rewards.close)
             # The policy, and the parameters that it begins with: its own, another run's, or the phase before's.

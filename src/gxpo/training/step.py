@@ -217,7 +217,7 @@ class Stages(Resources):
         tools = replace(self.signal_tools, step=step)
         if session is None:
             return tools
-        return replace(tools, encode=session.tokenize, answers=session.answers, asked=session.reword)
+        return replace(tools, encode=session.tokenize, answers=session.answers, reword=session.reword)
 
     def signals(self, forest: Forest, tools: SignalTools) -> Signals:
         """Compute the quantities that the method's parts read, once, with the policy at the start of the step."""

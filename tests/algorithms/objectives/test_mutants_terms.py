@@ -242,7 +242,7 @@ def test_half_a_verdict_is_no_success() -> None:
 
 def test_sums_over_groups_far_out() -> None:
     one, yes = torch.zeros(1).long(), torch.tensor([True])
-    assert log_sum_exp(column(-1000.0), one, yes, one=True).tolist() == [0.0]
+    assert log_sum_exp(column(-1000.0), one, yes, plus_one=True).tolist() == [0.0]
     assert log_sum_exp(column(-1000.0), one, yes).tolist() == [-1000.0]
     assert float(over_groups(column(3.0), one, yes)) == 3.0
 

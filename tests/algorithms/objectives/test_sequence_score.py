@@ -39,7 +39,7 @@ def mask(*x: int) -> torch.Tensor:
 def test_log_sum_exp_is_stable_and_differentiable(rows, one):
     x = column(*(v for v, _, _ in rows)).requires_grad_()
     ids, where = torch.tensor([g for _, g, _ in rows]), torch.tensor([w for *_, w in rows])
-    log_sums = log_sum_exp(x, ids, where, one=one)
+    log_sums = log_sum_exp(x, ids, where, plus_one=one)
     (slope,) = torch.autograd.grad(log_sums.sum(), x)
     assert bool(log_sums.isfinite().all()) and bool(slope.isfinite().all())
     for g in set(ids.tolist()):

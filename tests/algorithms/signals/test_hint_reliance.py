@@ -23,7 +23,7 @@ def test_reliance_is_the_difference_of_two_readings() -> None:
     actions = [[9, 10, 11], [12, 13]]
     rows = [record("h/0", (5, 20), [21]), *(record(f"r/{i}", HINTED, a, critique="h/0") for i, a in enumerate(actions))]
     forest = gxpo.Forest.from_records(rows)
-    tools = SignalTools(learner, lambda ids: "", 2, asked=lambda task, template, fields: PLAIN)
+    tools = SignalTools(learner, lambda ids: "", 2, reword=lambda task, template, fields: PLAIN)
     proximal = learner.outputs(forest, ("logprob",))["logprob"]
     reliance = HintReliance().compute(forest, {"proximal_logprob": proximal}, tools)["reliance"]
     expected = []
@@ -39,5 +39,5 @@ def test_reliance_is_the_difference_of_two_readings() -> None:
 
 def test_a_prompt_that_cannot_be_rewritten_is_unknown() -> None:
     forest = gxpo.Forest.from_records([record("r/0", HINTED, [9], critique="h/0")])
-    tools = SignalTools(None, lambda ids: "", 2, asked=lambda *_: None)
+    tools = SignalTools(None, lambda ids: "", 2, reword=lambda *_: None)
     assert HintReliance().compute(forest, {}, tools)["reliance"].isnan().tolist() == [True]

@@ -34,7 +34,7 @@ def policy(seed: int = 0, **options: Any) -> TorchLearner:
 def bound(learner: Any, **fields: Any) -> tuple[SelfTeacher, SignalTools]:
     part, tools = (
         SelfTeacher(**{"top_k": 4, **fields}),
-        SignalTools(learner, lambda ids: "", 2, 1, 0, asked=lambda *_: None),
+        SignalTools(learner, lambda ids: "", 2, 1, 0, reword=lambda *_: None),
     )
     part.bind(tools)
     return part, tools
@@ -314,7 +314,7 @@ def test_where_the_right_answer_stands(fields: dict[str, str], context: str, tol
     part = SelfTeacher(of="failed", **fields)  # type: ignore[arg-type]
     part.memory["model"] = Model()
     forest = grown("4", "<think>x</think> 3", "three", context=context)
-    tools = SignalTools(None, lambda ids: "".join(map(chr, ids)), 0, asked=session().reword)  # type: ignore[arg-type]
+    tools = SignalTools(None, lambda ids: "".join(map(chr, ids)), 0, reword=session().reword)  # type: ignore[arg-type]
     actual = part.compute(forest, Signals.of(forest), tools)
     assert "".join(map(chr, written_out(read[0], 0))) == told
     assert actual["teacher_entropy"].isfinite().sum() == 1

@@ -51,8 +51,8 @@ def test_uncompared_trajectories_count_in_trajectory_scope_alone():
 
 
 def test_scores_broadcast_to_tokens_and_average_over_rows():
-    assert columns().scored("size", "P").tolist() == [2, 2, 2, 1]  # a score of groups
-    assert columns().scored("position", "R").tolist() == [0.5, 0, 0]  # a score of tokens: 0 and 1 of the first
+    assert columns().score_values("size", "P").tolist() == [2, 2, 2, 1]  # a score of groups
+    assert columns().score_values("position", "R").tolist() == [0.5, 0, 0]  # a score of tokens: 0 and 1 of the first
 
 
 def test_a_weight_needs_the_signals_behind_its_scores():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gxpo
-from gxpo.algorithms.weighting.task_progress import TaskProgress, moved_weights
+from gxpo.algorithms.weighting.task_progress import TaskProgress, updated_weights
 from gxpo.base.errors import ConfigError
 
 nan = math.nan
@@ -26,14 +26,14 @@ def rounded(weights: dict[str, float]) -> dict[str, float]:
 
 
 def test_a_kind_that_lags_or_falls_back_gains() -> None:
-    assert rounded(moved_weights({}, {"a": 0.5, "b": 0.3}, {})) == {"a": 1.0, "b": 1.1}  # the lowest of two
+    assert rounded(updated_weights({}, {"a": 0.5, "b": 0.3}, {})) == {"a": 1.0, "b": 1.1}  # the lowest of two
     # a fell from 0.7 and b is the lowest: both are boosted, and the least is 1
-    assert rounded(moved_weights({"a": 1.0, "b": 2.0}, {"a": 0.5, "b": 0.3}, {"a": 0.7})) == {"a": 1.0, "b": 2.0}
+    assert rounded(updated_weights({"a": 1.0, "b": 2.0}, {"a": 0.5, "b": 0.3}, {"a": 0.7})) == {"a": 1.0, "b": 2.0}
     # within the tolerance it stays; a mastered one goes back towards 1; 4 is the most
-    assert rounded(moved_weights({"a": 3.9, "b": 2.0, "c": 1.0}, {"a": 0.1, "b": 0.95, "c": 0.69}, {"c": 0.7})) == {
+    assert rounded(updated_weights({"a": 3.9, "b": 2.0, "c": 1.0}, {"a": 0.1, "b": 0.95, "c": 0.69}, {"c": 0.7})) == {
         "a": 4.0, "b": 1.9, "c": 1.0,
     }  # fmt: skip
-    assert moved_weights({}, {}, {}) == {} and moved_weights({}, {"a": 0.4}, {"a": 0.4}) == {"a": 1.0}
+    assert updated_weights({}, {}, {}) == {} and updated_weights({}, {"a": 0.4}, {"a": 0.4}) == {"a": 1.0}
 
 
 def test_weights_move_after_the_step_and_are_saved() -> None:

@@ -13,7 +13,7 @@ from gxpo.environments.envs.joint import Joint, losers
 from gxpo.parts.protocols import EnvFailure, Reply, TimeStep
 from gxpo_worlds.hallway import Hallway, hallway_reward
 from gxpo_worlds.nim import Nim
-from gxpo_worlds.paths import Paths, carried_out, path_figures
+from gxpo_worlds.paths import Paths, path_figures, resolve_conflicts
 from gxpo_worlds.tictactoe import TicTacToe, value
 
 
@@ -218,7 +218,7 @@ def test_figures_of_paths_are_pogemas():
     ],
 )
 def test_moves_on_the_grid_exclude_one_another(targets, places):
-    assert carried_out({"a": (0, 0), "b": (0, 1)}, targets) == places
+    assert resolve_conflicts({"a": (0, 0), "b": (0, 1)}, targets) == places
 
 
 def test_the_number_of_agents_is_the_seeds():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gxpo.base.errors import ConfigError
-from gxpo_worlds.zoom import Hidden, Zoom, clipped, picture
+from gxpo_worlds.zoom import Hidden, Zoom, clip, picture
 
 # 7 in 3 x 5
 SEVEN = ["###", "..#", "..#", ".#.", ".#."]
@@ -71,7 +71,7 @@ def test_the_plate_is_seen_from_afar_and_the_digit_is_not():
     ],
 )
 def test_crops_are_clipped(box, expected):
-    assert clipped(box) == expected
+    assert clip(box) == expected
     text = at(1, 0, 0).step(f"crop({','.join(map(str, box))})")
     state = ",".join(map(str, expected))
     assert text.state == state and text.action_error == ("illegal" if expected == (0, 0, 256, 256) else None)

@@ -435,7 +435,10 @@ def test_signature_of_an_object_in_a_file_tells_what_it_scores(tmp_path):
     for name in single_texts:  # in the worker
         actual = from_file(f"{tmp_path}/r.py:{name}")
         assert actual.source is not None and not actual.grouped, name
-    assert from_file(f"{tmp_path}/r.py:exact(0.5)").answered and from_file(f"{tmp_path}/r.py:wrapped_single").answered
+    assert (
+        from_file(f"{tmp_path}/r.py:exact(0.5)").needs_answer
+        and from_file(f"{tmp_path}/r.py:wrapped_single").needs_answer
+    )
     assert type(from_file(f"{tmp_path}/r.py:scorer.later").call).__name__ == "AsyncEach"
     refused = {
         "make": r"its parameters \(scale=1\.0\) do not say what it scores.*name the call, as .*make\(scale=\.\.\.\)",

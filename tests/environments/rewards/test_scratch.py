@@ -83,7 +83,7 @@ def test_what_stays_is_said_once_and_counted(monkeypatch):
         real(path, **keywords)
 
     kept_paths = []
-    monkeypatch.setattr(scratch, "LEFT", scratch.Leftovers())
+    monkeypatch.setattr(scratch, "LEFTOVERS", scratch.Leftovers())
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", stuck)
         with warnings.catch_warnings(record=True) as catch_warnings:
@@ -91,7 +91,7 @@ def test_what_stays_is_said_once_and_counted(monkeypatch):
             for _ in range(2):
                 with fresh_directory({"stuck": "", "main.py": ""}) as path:
                     kept_paths.append(path)
-    assert [os.listdir(path) for path in kept_paths] == [["stuck"]] * 2 and scratch.LEFT.count == 2
+    assert [os.listdir(path) for path in kept_paths] == [["stuck"]] * 2 and scratch.LEFTOVERS.count == 2
     assert len(catch_warnings) == 1 and f"{kept_paths[0]} can't be removed ([Errno 1] Operation not permitted" in str(
         catch_warnings[0].message
     )

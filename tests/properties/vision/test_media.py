@@ -130,7 +130,7 @@ def test_memory_holds_the_newest_and_what_is_retained(monkeypatch):
     pictures = media.Pictures()
     refs = [pictures.put(random_pixels(100 + i)) for i in range(3)]
     pictures.retain(refs[:1])
-    monkeypatch.setattr(media, "HELD", 2 * len(pictures.data(refs[1])))
+    monkeypatch.setattr(media, "MEMORY_BYTES", 2 * len(pictures.data(refs[1])))
     refs += [pictures.put(random_pixels(200 + i)) for i in range(3)]
     assert np.array_equal(pictures.pixels(refs[0]), random_pixels(100))
     assert np.array_equal(pictures.pixels(refs[-1]), random_pixels(202))
@@ -140,7 +140,7 @@ def test_memory_holds_the_newest_and_what_is_retained(monkeypatch):
 
 def test_retained_pictures_move_to_the_run_folder_and_back(monkeypatch, tmp_path):
     pictures, images = media.Pictures(), [random_pixels(300 + i) for i in range(6)]
-    for bound in ("HELD", "RETAINED"):
+    for bound in ("MEMORY_BYTES", "RETAINED_BYTES"):
         monkeypatch.setattr(media, bound, 2 * len(media.png(images[0])))
     with pictures.kept_in(tmp_path / "media"):
         refs = [pictures.put(image) for image in images[:4]][:2]
@@ -155,7 +155,7 @@ def test_retained_pictures_move_to_the_run_folder_and_back(monkeypatch, tmp_path
         assert sorted(p.name for p in (tmp_path / "media").iterdir()) == sorted(ref[7:] for ref in refs)
         for ref, image in zip(refs, images, strict=False):
             assert np.array_equal(pictures.pixels(ref), image)
-        assert {*refs} <= {*pictures._data} and max(pictures._held) <= media.HELD
+        assert {*refs} <= {*pictures._data} and max(pictures._bytes_in_memory) <= media.MEMORY_BYTES
         pictures.pixels(refs[0])  # the one that was used last stays
         pictures.retain([pictures.put(images[4])])
         assert refs[0] in pictures._data and refs[1] not in pictures._data
@@ -166,7 +166,7 @@ def test_retained_pictures_move_to_the_run_folder_and_back(monkeypatch, tmp_path
 
 def test_retained_pictures_stay_in_memory_if_unwritable(monkeypatch, tmp_path):
     pictures, images = media.Pictures(), [random_pixels(400 + i) for i in range(4)]
-    for bound in ("HELD", "RETAINED"):
+    for bound in ("MEMORY_BYTES", "RETAINED_BYTES"):
         monkeypatch.setattr(media, bound, len(media.png(images[0])))
     (tmp_path / "media").write_text("a file, where a folder would have to be")
     with pictures.kept_in(tmp_path / "media"):

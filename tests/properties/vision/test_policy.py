@@ -173,7 +173,7 @@ import os, signal, sys
 import gxpo
 from gxpo.base import media
 
-media.RETAINED = int(os.environ.get("RETAINED", media.RETAINED))
+media.RETAINED_BYTES = int(os.environ.get("RETAINED", media.RETAINED_BYTES))
 
 def watch(row):
     if row["step"] == int(os.environ.get("KILL_AT", -1)) and "reward_mean" in row:

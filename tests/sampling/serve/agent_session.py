@@ -66,7 +66,7 @@ def session(say: Say | None = None, *, model: Any = None, reward: Any = None, se
     rollout_session = Session(
         source=source,
         engine=engine,
-        rewards=RewardSet.make(reward, source=source, given=("agent",)),
+        rewards=RewardSet.make(reward, source=source, rollout_components=("agent",)),
         tokenizer=TOKENIZER,
         sampling=given.pop("sampling", Sampling(max_new_tokens=60)),
         seed=seed,

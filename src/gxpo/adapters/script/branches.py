@@ -14,13 +14,13 @@ def containers(value: Any, objects: dict[int, Any] | None = None) -> dict[int, A
     objects = {} if objects is None else objects
     stack = [value]
     while stack:
-        one = stack.pop()
-        if isinstance(one, Noted):
-            one = one.value
-        if not isinstance(one, (Thing, dict, list, tuple)) or id(one) in objects:
+        item = stack.pop()
+        if isinstance(item, Noted):
+            item = item.value
+        if not isinstance(item, (Thing, dict, list, tuple)) or id(item) in objects:
             continue
-        objects[id(one)] = one
-        stack += [*_children(one)]
+        objects[id(item)] = item
+        stack += [*_children(item)]
     return objects
 
 
@@ -69,7 +69,7 @@ class Join:
                 changes.append((original, self._list(versions) if items is None else items))
             elif isinstance(original, Thing):
                 original.places = {k: p for v in versions for k, p in v.places.items()}
-                original.rest = next((v.rest for v in versions if v.rest), None)
+                original.extra_fields = next((v.extra_fields for v in versions if v.extra_fields), None)
                 original.notes = list(dict.fromkeys(n for v in versions for n in v.notes))
         for original, content in changes:
             original.clear()
@@ -108,9 +108,9 @@ class Join:
         # a data set is never changed, so that one of a branch can be joined to the one before
         is_fixed = isinstance(first, Thing) and first.kind == "dataset"
         if all(type(v) is type(first) for v in versions) and (is_fixed or not any(o is not None for o in originals)):
-            joined = self._alike(versions, ids)
-            if joined is not None:
-                return joined
+            join = self._alike(versions, ids)
+            if join is not None:
+                return join
         if self.preferred is not None and complete:
             return with_notes(self._restored(versions[self.preferred[0]]), self.preferred[1])
         return next((v for v in versions if isinstance(v, Unknown)), self.reason)
@@ -124,7 +124,7 @@ class Join:
             self.keep += versions
             thing.fields = self._mapping([v.fields for v in versions], False)
             thing.places = {k: p for v in versions for k, p in v.places.items()}
-            thing.rest = next((v.rest for v in versions if v.rest), None)
+            thing.extra_fields = next((v.extra_fields for v in versions if v.extra_fields), None)
             thing.notes = list(dict.fromkeys(n for v in versions for n in v.notes))
             return thing
         if isinstance(first, dict):

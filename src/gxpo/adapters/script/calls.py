@@ -62,10 +62,10 @@ class Calls(Parsers):
     def arguments(self, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a call: those by position, and those by name ("**": of an unknown mapping)."""
         values: list[Any] = []
-        for one in node.args:
-            value = self.value(one)
+        for argument in node.args:
+            value = self.value(argument)
             inner, notes = without_notes(value)
-            if isinstance(one, ast.Starred) and isinstance(inner, (list, tuple)):
+            if isinstance(argument, ast.Starred) and isinstance(inner, (list, tuple)):
                 values += [with_notes(v, notes) for v in inner]
             else:
                 values.append(value)
@@ -138,7 +138,7 @@ class Calls(Parsers):
                 if isinstance(field, str):
                     first.fields[field], first.places[field] = values[2], self.where(node)
                 else:
-                    first.rest = self.unknown(node)
+                    first.extra_fields = self.unknown(node)
                 return None
             case "run" if path == "asyncio.run" and values:
                 return values[0]
@@ -160,7 +160,7 @@ class Calls(Parsers):
                     return [Thing("dataset", name, self.where(node), {**fields, "split": s}, places) for s in splits]
                 return Thing("dataset", name, self.where(node), fields, places)
             case "LoraConfig":
-                return Thing("lora", name, self.where(node), keywords, rest=keywords.get("**"))
+                return Thing("lora", name, self.where(node), keywords, extra_fields=keywords.get("**"))
             case "get_peft_config" if values and isinstance(first, Thing):
                 return self.peft_of(first)
             case "ArgumentParser":
@@ -243,8 +243,8 @@ class Calls(Parsers):
         if isinstance(inner, Import) and inner.path == "torch" and name in ("bfloat16", "float16", "float32", "half"):
             return name
         if isinstance(inner, Thing) and inner.kind == "config" and name not in inner.fields and name in DEFAULTS:
-            if inner.rest is not None or not isinstance(inner.of, (Import, type(None))):
-                return inner.rest or super().attribute(owner, name, node)
+            if inner.extra_fields is not None or not isinstance(inner.of, (Import, type(None))):
+                return inner.extra_fields or super().attribute(owner, name, node)
             return with_notes(DEFAULTS[name], [f"--{name}"] if inner.fields.get("parsed ") else [])
         if isinstance(inner, Thing) and inner.kind == "trainer" and name in inner.fields:
             return inner.fields[name]
@@ -340,22 +340,24 @@ class Calls(Parsers):
                     if "__post_init__" in base.fields or "__init__" in base.fields:
                         note = f"{base.name} sets fields in its own code (__init__ or __post_init__)"
                         thing.notes.append((base.where, note))
-        thing.rest = keywords.pop("**", None)
+        thing.extra_fields = keywords.pop("**", None)
         thing.fields |= {**dict(zip(("output_dir",), values, strict=False)), **keywords}
         if isinstance(node, ast.Call):
             thing.places |= {k: self.place_of(node, k) for k in keywords}
             if values:
                 thing.places["output_dir"] = self.where(node)
-        other = elsewhere(self.bases(cls) if isinstance(cls, Thing) else [cls])
-        if other and thing.rest is None:
-            thing.rest = Unknown(f"{name} is of {other}: its defaults may be other than TRL's", self.where(node))
+        library = elsewhere(self.bases(cls) if isinstance(cls, Thing) else [cls])
+        if library and thing.extra_fields is None:
+            thing.extra_fields = Unknown(
+                f"{name} is of {library}: its defaults may be other than TRL's", self.where(node)
+            )
         self.record(thing, node)
         return thing
 
     def trainer(self, cls: Any, name: str, values: list[Any], keywords: dict[str, Any], node: ast.Call) -> Thing:
         """Return a trainer, and record it."""
         fields = {**dict(zip(TRAINER, values, strict=False)), **keywords}
-        thing = Thing("trainer", name, self.where(node), fields, rest=keywords.get("**"), of=cls)
+        thing = Thing("trainer", name, self.where(node), fields, extra_fields=keywords.get("**"), of=cls)
         thing.places = {k: self.place_of(node, k) for k in fields}
         thing.notes = _trainer_notes(cls, name, self.bases(cls) if isinstance(cls, Thing) else [cls], self.where(node))
         self.record(thing, node)
@@ -410,10 +412,10 @@ class Calls(Parsers):
         source = keywords.get(
             "model_name", keywords.get("pretrained_model_name_or_path", values[0] if values else self.unknown(node))
         )
-        at = next((k for k in ("model_name", "pretrained_model_name_or_path") if k in keywords), "")
+        keyword = next((k for k in ("model_name", "pretrained_model_name_or_path") if k in keywords), "")
         model = Thing("model", owner, self.where(node), {"source": source, **keywords})
-        model.places = {**{k: self.place_of(node, k) for k in keywords}, "source": self.place_of(node, at)}
-        if node.args and not at:
+        model.places = {**{k: self.place_of(node, k) for k in keywords}, "source": self.place_of(node, keyword)}
+        if node.args and not keyword:
             model.places["source"] = self.where(node.args[0])
         return (model, self.unknown(node)) if owner.startswith("Fast") else model
 
@@ -457,15 +459,15 @@ def _trainer_notes(cls: Any, name: str, bases: Sequence[Any], where: str) -> lis
     for base in bases:
         if isinstance(base, Thing):
             methods = [k for k, v in base.fields.items() if isinstance(v, Function)]
-            which = f" ({', '.join(methods)})" if methods else ""
+            names = f" ({', '.join(methods)})" if methods else ""
             notes.append(
                 (
                     base.where,
-                    f"{base.name} is a trainer of its own, with methods of its own{which}: its loss may be another",
+                    f"{base.name} is a trainer of its own, with methods of its own{names}: its loss may be another",
                 )
             )
     if isinstance(cls, Unknown):
         notes.append((where, f"which trainer {name} is, is not known ({cls.reason}): its loss may be another"))
-    elif other := elsewhere(bases):
-        notes.append((where, f"{name} is of {other}, not of TRL: its loss may be another"))
+    elif library := elsewhere(bases):
+        notes.append((where, f"{name} is of {library}, not of TRL: its loss may be another"))
     return notes

@@ -62,12 +62,12 @@ class Expressions:
             items, notes = without_notes(value)
             fits = isinstance(items, (list, tuple)) and len(items) == len(target.elts)
             starred = any(isinstance(x, ast.Starred) for x in target.elts)
-            for number, one in enumerate(target.elts):
+            for number, element in enumerate(target.elts):
                 if fits and not starred:
-                    self.assign(one, with_notes(items[number], notes), where)
+                    self.assign(element, with_notes(items[number], notes), where)
                 else:
                     unknown = value if isinstance(value, Unknown) else self.unknown(target)
-                    self.assign(one.value if isinstance(one, ast.Starred) else one, unknown, where)
+                    self.assign(element.value if isinstance(element, ast.Starred) else element, unknown, where)
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value)
             if isinstance(owner, Unknown):  # of which all else stays unknown
@@ -159,11 +159,11 @@ class Expressions:
 
     def sequence(self, node: Any) -> Any:
         items: list[Any] = []
-        for one in node.elts:
-            value = self.value(one)
-            if isinstance(one, ast.Starred):
+        for element in node.elts:
+            value = self.value(element)
+            if isinstance(element, ast.Starred):
                 inner = without_notes(value)[0]
-                items += inner if isinstance(inner, (list, tuple)) else [self.unknown(one)]
+                items += inner if isinstance(inner, (list, tuple)) else [self.unknown(element)]
             else:
                 items.append(value)
         return tuple(items) if isinstance(node, ast.Tuple) else items
@@ -191,8 +191,8 @@ class Expressions:
         notes: list[str] = []
         for op, right_node in zip(node.ops, node.comparators, strict=True):
             right = self.value(right_node)
-            one = self.operation(type(op).__name__, [left, right], node)
-            value, why = without_notes(one)
+            outcome = self.operation(type(op).__name__, [left, right], node)
+            value, why = without_notes(outcome)
             if isinstance(value, Unknown):
                 return value
             notes += why
@@ -203,8 +203,8 @@ class Expressions:
         """`a and b`, `a or b`: the first value that decides."""
         notes: list[str] = []
         is_or, undecided, value = isinstance(node.op, ast.Or), None, None
-        for one in node.values:
-            value = self.value(one)
+        for operand in node.values:
+            value = self.value(operand)
             is_true = truth(value)
             notes += without_notes(value)[1]
             if is_true is None:
@@ -247,8 +247,8 @@ class Expressions:
         out = []
         number = self.new_frame()
         self.stack.append((*self.stack[-1], number))
-        for one in items:
-            self.assign(generator.target, with_notes(one, notes), self.where(node))
+        for item in items:
+            self.assign(generator.target, with_notes(item, notes), self.where(node))
             decisions = [truth(self.value(test)) for test in generator.ifs]
             if any(d is None for d in decisions):
                 out = self.unknown(node)

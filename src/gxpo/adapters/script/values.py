@@ -74,7 +74,7 @@ class Thing:
 
     kind    "config", "trainer", "model", "dataset", "class", "instance", "parser", "lora", "partial", "namespace"
     name    of its class;   fields: attributes or arguments;   places: where they were set;   of: class of an instance
-    rest    why further fields may be set, as by `**arguments`;   notes: what is to be said of it
+    notes   what is to be said of it;   extra_fields: why others may be set, as by `**arguments`
     """
 
     kind: str
@@ -83,7 +83,7 @@ class Thing:
     fields: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
     of: Any = None
-    rest: Unknown | None = None
+    extra_fields: Unknown | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)
     number: int = field(default_factory=lambda: next(_numbers))
 

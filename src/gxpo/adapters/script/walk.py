@@ -57,9 +57,9 @@ class Walk(Expressions):
                 signal = self.block(bodies[0 if condition else 1])
             else:
                 # a branch that may leave the block is followed by the rest of it, which the other one alone reaches
-                rest = statements[number + 1 :] if any(map(_leaves, bodies)) else ()
-                signal = self.branch(statement, [[*body, *rest] for body in bodies], condition)
-                if rest:
+                remaining = statements[number + 1 :] if any(map(_leaves, bodies)) else ()
+                signal = self.branch(statement, [[*body, *remaining] for body in bodies], condition)
+                if remaining:
                     return signal
             if signal is not None:
                 return signal
@@ -114,20 +114,22 @@ class Walk(Expressions):
             outcomes.append((self.state, memo, signal))
         self.state = base
         # a branch that ends the script is not the one that trains
-        going = [o for o in outcomes if o[2] is None or o[2][0] != "exit"]
-        if not going:
+        live_outcomes = [o for o in outcomes if o[2] is None or o[2][0] != "exit"]
+        if not live_outcomes:
             return ("exit", None)
         preferred = None
-        if isinstance(condition, Noted) and len(going) == len(outcomes):
+        if isinstance(condition, Noted) and len(live_outcomes) == len(outcomes):
             preferred = (0 if condition.value else 1, condition.notes)
         test = getattr(statement, "test", None)
         kind = type(statement).__name__.lower()
-        what = f"`{kind} {source_of(test)}`" if test is not None else f"`{kind}`"
-        join = Join(Unknown(f"it depends on {what} in {self.where(statement)}", self.where(statement)), preferred)
+        description = f"`{kind} {source_of(test)}`" if test is not None else f"`{kind}`"
+        join = Join(
+            Unknown(f"it depends on {description} in {self.where(statement)}", self.where(statement)), preferred
+        )
         # names of frames, records and environment are those that are set on the way that was taken
         names = {id(frame) for frame in base["frames"].values()} | {id(base["records"]), id(base["frames"])}
-        join.into(originals, [memo for _, memo, _ in going], names)
-        return self._joined_signal(join, [signal for _, _, signal in going])
+        join.into(originals, [memo for _, memo, _ in live_outcomes], names)
+        return self._joined_signal(join, [signal for _, _, signal in live_outcomes])
 
     def _joined_signal(self, join: Join, signals: Sequence[Signal]) -> Signal:
         kinds = {None if s is None else s[0] for s in signals}
@@ -157,7 +159,7 @@ class Walk(Expressions):
             case ast.AnnAssign() if node.value is not None:
                 self.assign(node.target, self.value(node.value), self.where(node))
             case ast.AugAssign():
-                old = self.value(_loaded(node.target))
+                old = self.value(_as_read(node.target))
                 value = self.operation(type(node.op).__name__, [old, self.value(node.value)], node)
                 self.assign(node.target, value, self.where(node))
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -207,8 +209,10 @@ class Walk(Expressions):
         """Return the function of a definition."""
         names = [source_of(d.func if isinstance(d, ast.Call) else d) for d in getattr(node, "decorator_list", ())]
         kind = next((n for n in names if n in ("property", "classmethod", "staticmethod")), "function")
-        others = tuple(f"@{n}" for n in names if n not in ("property", "classmethod", "staticmethod", "torch.no_grad"))
-        return Function(node, self.stack[-1], kind, others)
+        decorators = tuple(
+            f"@{n}" for n in names if n not in ("property", "classmethod", "staticmethod", "torch.no_grad")
+        )
+        return Function(node, self.stack[-1], kind, decorators)
 
     def class_of(self, node: ast.ClassDef) -> Thing:
         """Follow the body of a class, and return it with its attributes."""
@@ -279,14 +283,14 @@ class Walk(Expressions):
         names = [a.arg for a in (*spec.posonlyargs, *spec.args)]
         defaults = dict(zip(names[::-1], spec.defaults[::-1], strict=False))
         defaults |= {a.arg: d for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if d is not None}
-        rest = keywords.pop("**", None)
+        unknown_keywords = keywords.pop("**", None)
         for argument in (*names, *(a.arg for a in spec.kwonlyargs)):
             if argument in names and values:
                 frame[argument] = values.pop(0)
             elif argument in keywords:
                 frame[argument] = keywords.pop(argument)
-            elif isinstance(rest, Unknown):
-                frame[argument] = rest
+            elif isinstance(unknown_keywords, Unknown):
+                frame[argument] = unknown_keywords
             elif argument in defaults:
                 default = self.value(defaults[argument])
                 notes = [f"{argument} of {name}()"] if self.is_guess else function.notes
@@ -296,7 +300,9 @@ class Walk(Expressions):
         if spec.vararg:
             frame[spec.vararg.arg] = tuple(values)
         if spec.kwarg:
-            frame[spec.kwarg.arg] = keywords | ({"**": rest} if isinstance(rest, Unknown) else {})
+            frame[spec.kwarg.arg] = keywords | (
+                {"**": unknown_keywords} if isinstance(unknown_keywords, Unknown) else {}
+            )
             if self.is_guess:
                 frame[spec.kwarg.arg] = {
                     "**": Unknown(f"**{spec.kwarg.arg} is an argument of {name}()", self.where(node))
@@ -378,8 +384,8 @@ def _leaves(body: Sequence[ast.stmt]) -> bool:
     return False
 
 
-def _loaded(target: ast.expr) -> ast.expr:
+def _as_read(target: ast.expr) -> ast.expr:
     """Return the target of `x += 1` as an expression that is read."""
-    read = copy.copy(target)
-    read.ctx = ast.Load()  # type: ignore[attr-defined]  # of names, attributes and items alike
-    return read
+    expression = copy.copy(target)
+    expression.ctx = ast.Load()  # type: ignore[attr-defined]  # of names, attributes and items alike
+    return expression

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.adapters.shell.syntax import Command, Token, parse, tokens_of
-from gxpo.adapters.shell.values import Call, State, Text, Unknown, Value, joined, merged, merged_calls, to_text
+from gxpo.adapters.shell.values import Call, State, Text, Unknown, Value, joined_text, merged, merged_calls, to_text
 from gxpo.adapters.shell.words import Words
 from gxpo.base.errors import ConfigError
 
@@ -67,18 +67,18 @@ class Script(Words):
         return status
 
     def _and(self, command: Command, s: State) -> bool | None:
-        left, right = command.parts
-        status, go_on = self.run(left, s), command.kind == "and"
+        condition, body = command.parts
+        status, go_on = self.run(condition, s), command.kind == "and"
         if s.flow or status is (not go_on):
             return status
         if status is go_on:
-            return self._taken(left, right, s)
-        self._undecided(s, [lambda t: self.run(right, t), lambda t: None], self._depends(left))
+            return self._follow_branch(condition, body, s)
+        self._undecided(s, [lambda t: self.run(body, t), lambda t: None], self._depends(condition))
         return None
 
     _or = _and
 
-    def _taken(self, condition: Command | None, body: Command, s: State) -> bool | None:
+    def _follow_branch(self, condition: Command | None, body: Command, s: State) -> bool | None:
         """Follow a branch that is taken. One that ends the script with an error asks its caller for what is missing."""
         inner = s.copy()
         status = self.run(body, inner)
@@ -122,10 +122,10 @@ class Script(Words):
             if s.flow:
                 return status
             if status is True:
-                return self._taken(condition, body, s)
+                return self._follow_branch(condition, body, s)
             if status is None:
-                rest = replace(command, parts=command.parts[i + 1 :])
-                self._undecided(s, [lambda t, b=body: self.run(b, t), lambda t, r=rest: self.run(r, t)],
+                later_branches = replace(command, parts=command.parts[i + 1 :])
+                self._undecided(s, [lambda t, b=body: self.run(b, t), lambda t, r=later_branches: self.run(r, t)],
                                 self._depends(condition))  # fmt: skip
                 return None
         return True
@@ -138,9 +138,9 @@ class Script(Words):
             if True in matches:
                 return self.run(body, s)
             if None in matches:
-                rest = replace(command, parts=(word, branches[i + 1 :]))
+                later_branches = replace(command, parts=(word, branches[i + 1 :]))
                 why = f"{self.where(command.line)}: depends on {word.text}"
-                self._undecided(s, [lambda t, b=body: self.run(b, t), lambda t, r=rest: self.run(r, t)], why)
+                self._undecided(s, [lambda t, b=body: self.run(b, t), lambda t, r=later_branches: self.run(r, t)], why)
                 return None
         return True
 
@@ -162,9 +162,9 @@ class Script(Words):
             branch(result)
             results.append(result)
         # a branch that ends the script leaves nothing behind but its calls
-        live = [result for result in results if result.flow not in ("exit", "fail")] or results
-        first = live[0]
-        for other in live[1:]:
+        live_results = [result for result in results if result.flow not in ("exit", "fail")] or results
+        first = live_results[0]
+        for other in live_results[1:]:
             for name in {**first.variables, **other.variables}:
                 a, b = first.variables.get(name), other.variables.get(name)
                 first.variables[name] = a if a == b and a is not None else merged(a, b, why)
@@ -235,20 +235,20 @@ class Script(Words):
 
     def _summarise(self, s: State, condition: Command | None, body: Command, name: str, why: str) -> None:
         """Follow a loop that may run any number of times: what it sets is not known afterwards."""
-        changed = {name} - {""}
+        changed_names = {name} - {""}
         for _ in range(3):
             turn = s.copy()
-            turn.variables |= {n: Unknown(f"${n}", why) for n in changed}
+            turn.variables |= {n: Unknown(f"${n}", why) for n in changed_names}
             if condition is not None:
                 self.run(condition, turn)
             turn.flow = ""
             self.run(body, turn)
-            new = {n for n, value in turn.variables.items() if value != s.variables.get(n)}
-            if new <= changed:
+            new_names = {n for n, value in turn.variables.items() if value != s.variables.get(n)}
+            if new_names <= changed_names:
                 break
-            changed |= new
+            changed_names |= new_names
         s.calls += [replace(call, why=call.why or why) for call in turn.calls[len(s.calls) :]]
-        s.variables |= {n: Unknown(f"${n}", why) for n in changed}
+        s.variables |= {n: Unknown(f"${n}", why) for n in changed_names}
         s.arguments = s.arguments if turn.arguments == s.arguments else None
 
     # ------------------------------------------------------------ simple commands
@@ -277,20 +277,20 @@ class Script(Words):
 
     def _program(self, words: list[Text], assignments: list[Any], s: State, line: int) -> bool | None:
         """Follow a command by its name; None for one that is no concern here."""
-        name, rest = words[0], words[1:]
+        name, arguments = words[0], words[1:]
         if isinstance(name, str) and name in s.functions:
             before = {match[1]: s.variables.get(match[1]) for match, _ in assignments}
             for match, place in assignments:
                 self._assign(match, s, place)
-            status = self._call_function(name, rest, s, line)
+            status = self._call_function(name, arguments, s, line)
             s.variables = {n: v for n, v in (s.variables | before).items() if v is not None}
             return status
         if isinstance(name, str) and hasattr(self, f"_do_{name}"):
-            return getattr(self, f"_do_{name}")(rest, s, line)
+            return getattr(self, f"_do_{name}")(arguments, s, line)
         if name in ("[", "test", "source", "."):
-            return self._source(rest, s, line) if name in ("source", ".") else self._test_words(
-                [x for x in rest if x != "]" or name == "test"],
-                [to_text(x) for x in rest if x != "]" or name == "test"],
+            return self._source(arguments, s, line) if name in ("source", ".") else self._test_words(
+                [x for x in arguments if x != "]" or name == "test"],
+                [to_text(x) for x in arguments if x != "]" or name == "test"],
                 s, line)  # fmt: skip
         # another script, or commands in a text
         for i, word in enumerate(words[:-1]):
@@ -457,10 +457,10 @@ class Script(Words):
         else:
             value = self.text(raw, s, line, tilde=True)
             if plus and old is not None:
-                value = [*old[:-1], joined([old[-1], value])] if isinstance(old, list) and old else joined(
+                value = [*old[:-1], joined_text([old[-1], value])] if isinstance(old, list) and old else joined_text(
                     [old, value]) if isinstance(old, (str, Unknown)) else value  # fmt: skip
             elif plus:
-                value = joined([self._unset(name), value])
+                value = joined_text([self._unset(name), value])
         s.put(name, value)
 
     def _array(self, raw: str, s: State, line: int) -> Value:

@@ -105,31 +105,36 @@ def _closed(text: str, i: int, opener: str, closer: str, line: int, depth: int) 
 def tokens_of(text: str, line: int = 1) -> list[Token]:
     """Split a script into words and operators; comments, line continuations and here-documents are taken out."""
     tokens: list[Token] = []
-    waiting: list[int] = []  # here-documents whose text begins on the next line
-    i = 0
-    while i < len(text):
-        char = text[i]
-        if char in " \t\r" or text.startswith("\\\n", i):
+    here_documents: list[int] = []  # here-documents whose text begins on the next line
+    position = 0
+    while position < len(text):
+        char = text[position]
+        if char in " \t\r" or text.startswith("\\\n", position):
             line += char == "\\"
-            i += 2 if char == "\\" else 1
+            position += 2 if char == "\\" else 1
         elif char == "#":
-            i = len(text) if (stop := text.find("\n", i)) < 0 else stop
-        elif text.startswith("((", i) and text[(stop := _closed(text, i + 1, "(", ")", line, 0)) - 2 : stop] == "))":
-            tokens.append(Token(text[i:stop], line, False))
-            line += text.count("\n", i, stop)
-            i = stop
-        elif (match := _OPERATORS.match(text, i)) and text[i : i + 2] not in ("<(", ">("):
-            i = match.end()
+            position = len(text) if (stop := text.find("\n", position)) < 0 else stop
+        elif (
+            text.startswith("((", position)
+            and text[(stop := _closed(text, position + 1, "(", ")", line, 0)) - 2 : stop] == "))"
+        ):
+            tokens.append(Token(text[position:stop], line, False))
+            line += text.count("\n", position, stop)
+            position = stop
+        elif (match := _OPERATORS.match(text, position)) and text[position : position + 2] not in ("<(", ">("):
+            position = match.end()
             tokens.append(Token(match[0], line, False))
             if match[0] == "\n":
                 line += 1
-                for place in waiting:
-                    i, line, tokens[place] = _here_document(text, i, line, tokens[place], tokens[place - 1].text)
-                waiting = []
+                for place in here_documents:
+                    position, line, tokens[place] = _here_document(
+                        text, position, line, tokens[place], tokens[place - 1].text
+                    )
+                here_documents = []
         else:
-            i, word, lines = _word(text, i, line)
+            position, word, lines = _word(text, position, line)
             if tokens and tokens[-1].text.lstrip("0123456789") in ("<<", "<<-") and not tokens[-1].is_word:
-                waiting.append(len(tokens))
+                here_documents.append(len(tokens))
             tokens.append(Token(word, line))
             line += lines
     return tokens
@@ -189,8 +194,8 @@ class _Parser:
         return token.line if token else 1
 
     def error(self) -> ConfigError:
-        what = repr(self.next.text) if self.next else "the end"
-        return ConfigError(f"line {self.line}: {what} is not expected there: the script can't be read")
+        description = repr(self.next.text) if self.next else "the end"
+        return ConfigError(f"line {self.line}: {description} is not expected there: the script can't be read")
 
     def take(self) -> Token:
         token = self.next
@@ -199,16 +204,16 @@ class _Parser:
         self.place += 1
         return token
 
-    def at(self, *texts: str) -> bool:
+    def is_next(self, *texts: str) -> bool:
         return self.next is not None and self.next.text in texts
 
     def expect(self, text: str) -> None:
-        if not self.at(text):
+        if not self.is_next(text):
             raise self.error()
         self.place += 1
 
     def skip(self, *texts: str) -> None:
-        while self.at(*(texts or ("\n",))):
+        while self.is_next(*(texts or ("\n",))):
             self.place += 1
 
     def commands(self, closers: tuple[str, ...]) -> Command:
@@ -218,33 +223,33 @@ class _Parser:
             raise ConfigError(f"line {self.line}: commands are nested more than {DEEPEST} deep")
         line, out = self.line, []
         self.skip("\n", ";")
-        while self.next is not None and not (self.at(*closers) if closers else False):
+        while self.next is not None and not (self.is_next(*closers) if closers else False):
             out.append(self.and_or())
-            if self.next is not None and not self.at(";", "&", "\n", *closers):
+            if self.next is not None and not self.is_next(";", "&", "\n", *closers):
                 raise self.error()
-            if self.at("&"):
+            if self.is_next("&"):
                 out[-1] = Command("background", out[-1].line, (out[-1],))
             self.skip("\n", ";", "&")
         self.depth -= 1
         return Command("list", line, tuple(out))
 
     def and_or(self) -> Command:
-        left = self.pipeline()
-        while self.at("&&", "||"):
+        command = self.pipeline()
+        while self.is_next("&&", "||"):
             kind = "and" if self.take().text == "&&" else "or"
             self.skip()
-            left = Command(kind, left.line, (left, self.pipeline()))
-        return left
+            command = Command(kind, command.line, (command, self.pipeline()))
+        return command
 
     def pipeline(self) -> Command:
         line = self.line
-        if self.at("!"):
+        if self.is_next("!"):
             self.take()
             return Command("not", line, (self.pipeline(),))
-        if self.at("time"):
+        if self.is_next("time"):
             self.take()
         stages = [self.command()]
-        while self.at("|", "|&"):
+        while self.is_next("|", "|&"):
             self.take()
             self.skip()
             stages.append(self.command())
@@ -286,7 +291,7 @@ class _Parser:
         """Read `[[ ... ]]`."""
         self.take()
         words = []
-        while not self.at("]]"):
+        while not self.is_next("]]"):
             token = self.take()
             if token.text != "\n":
                 words.append(token)
@@ -294,10 +299,10 @@ class _Parser:
         return Command("test", line, (tuple(words),))
 
     def function(self, line: int) -> Command:
-        if self.at("function"):
+        if self.is_next("function"):
             self.take()
         name = self.take().text
-        if self.at("("):
+        if self.is_next("("):
             self.take()
             self.expect(")")
         self.skip()
@@ -329,10 +334,10 @@ class _Parser:
             return Command("cfor", line, (*[*texts, "", "", ""][:3], self.body()))
         name, words = self.take().text, None
         self.skip()
-        if self.at("in"):
+        if self.is_next("in"):
             self.take()
             words = []
-            while not self.at(";", "\n"):
+            while not self.is_next(";", "\n"):
                 words.append(self.take())
         self.skip("\n", ";")
         return Command(kind, line, (name, None if words is None else tuple(words), self.body()))
@@ -340,12 +345,12 @@ class _Parser:
     def branch(self, line: int) -> Command:
         """Read `if ...; then ...; elif ...; else ...; fi`."""
         branches: list[tuple[Command | None, Command]] = []
-        while self.at("if", "elif"):
+        while self.is_next("if", "elif"):
             self.take()
             condition = self.commands(("then",))
             self.expect("then")
             branches.append((condition, self.commands(("elif", "else", "fi"))))
-        if self.at("else"):
+        if self.is_next("else"):
             self.take()
             branches.append((None, self.commands(("fi",))))
         self.expect("fi")
@@ -359,16 +364,16 @@ class _Parser:
         self.expect("in")
         self.skip()
         branches = []
-        while not self.at("esac"):
-            if self.at("("):
+        while not self.is_next("esac"):
+            if self.is_next("("):
                 self.take()
             patterns = [self.take()]
-            while self.at("|"):
+            while self.is_next("|"):
                 self.take()
                 patterns.append(self.take())
             self.expect(")")
             branches.append((tuple(patterns), self.commands((";;", ";&", ";;&", "esac"))))
-            if self.at(";&", ";;&"):
+            if self.is_next(";&", ";;&"):
                 raise ConfigError(f"line {self.line}: {self.take().text} of case is not read")
             self.skip(";;", "\n")
         self.take()

@@ -39,7 +39,7 @@ def to_text(value: Value | None) -> str:
     return value.text if isinstance(value, Unknown) else value or "nothing"
 
 
-def joined(pieces: Sequence[Text]) -> Text:
+def joined_text(pieces: Sequence[Text]) -> Text:
     """Join the pieces of a word."""
     flat = [inner for p in pieces for inner in (p.pieces if isinstance(p, Unknown) and p.pieces else (p,))]
     open_places = [i for i, piece in enumerate(flat) if isinstance(piece, Unknown)]
@@ -135,13 +135,13 @@ class State:
 
 def merged_calls(calls: Sequence[Sequence[Call]], why: str) -> list[Call]:
     """Merge the calls of branches: as many in each are the same ones with other words, else each may be there."""
-    if len({len(one) for one in calls}) == 1:
-        out = list(calls[0])
+    if len({len(branch_calls) for branch_calls in calls}) == 1:
+        merged_branch = list(calls[0])
         for other in calls[1:]:
-            out = [a if a == b else Call(a.where, tuple(merged_words(a.words, b.words, why)), a.why or b.why)
-                   for a, b in zip(out, other, strict=True)]  # fmt: skip
-        return out
-    return [replace(call, why=call.why or why) for one in calls for call in one]
+            merged_branch = [a if a == b else Call(a.where, tuple(merged_words(a.words, b.words, why)), a.why or b.why)
+                   for a, b in zip(merged_branch, other, strict=True)]  # fmt: skip
+        return merged_branch
+    return [replace(call, why=call.why or why) for branch_calls in calls for call in branch_calls]
 
 
 def same(a: Text, b: Text) -> bool | None:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from gxpo.adapters.shell.arithmetic import Arithmetic
 from gxpo.adapters.shell.syntax import Command, Token, end_of, parse
-from gxpo.adapters.shell.values import CALLER, State, Text, Unknown, Value, joined, possible, same, spaced, to_text
+from gxpo.adapters.shell.values import CALLER, State, Text, Unknown, Value, joined_text, possible, same, spaced, to_text
 
 # What bash or every login sets, so that no default of a script is taken for it.
 _SYSTEM = ("BASH_SOURCE", "BASH_VERSION", "EUID", "HOME", "HOSTNAME", "LINENO", "LOGNAME", "OLDPWD", "OPTARG", "PATH",
@@ -33,16 +33,16 @@ class Words:
         if tilde and re.match(r"~(/|\Z)", raw):
             raw = '"$HOME"' + raw[1:]
         pieces = [piece for value, _ in self._pieces(raw, s, line) for piece in (
-            [" ".join(map(str, value)) if all(isinstance(x, str) for x in value) else joined(spaced(value))]
+            [" ".join(map(str, value)) if all(isinstance(x, str) for x in value) else joined_text(spaced(value))]
             if isinstance(value, list) else [value])]  # fmt: skip
-        return joined(pieces)
+        return joined_text(pieces)
 
     def words(self, raw: str, s: State, line: int) -> list[Text]:
         """Expand a word of a command to the words that it becomes."""
         unquoted = re.sub(r"'[^']*'|\"[^\"]*\"|\\.|\$\{[^}]*\}|\$\W", "", raw)
         if re.search(r"[*?]", unquoted) and "=" not in raw and "$(" not in raw:
             return [Unknown(raw, f"{self.where(line)}: {raw} stands for files")]
-        return [word for one in _braces(raw) for word in self._fields(one, s, line)]
+        return [word for alternative in _braces(raw) for word in self._fields(alternative, s, line)]
 
     def _fields(self, raw: str, s: State, line: int) -> list[Text]:
         if re.match(r"~(/|\Z)", raw):
@@ -75,7 +75,7 @@ class Words:
                 is_open = True
             if is_split and isinstance(value, str) and value[-1:].isspace():
                 is_open = False
-        return [joined(parts) for parts in fields]
+        return [joined_text(parts) for parts in fields]
 
     def _pieces(self, raw: str, s: State, line: int, quoted: bool = False) -> list[tuple[Text | list[Text], bool]]:
         """Cut a word into pieces: (its value, whether it is split at blanks)."""
@@ -156,7 +156,7 @@ class Words:
             value = self._lookup("#", s) if text in ("#", "#@", "#*") else None
             return value if isinstance(value, (str, Unknown)) else self._open(text, line)
         is_indirect, is_length, name, index = match.groups()
-        rest = text[match.end() :]
+        operation = text[match.end() :]
         value = self._lookup(name, s)
         if is_indirect:
             if not isinstance(value, str) or not re.fullmatch(r"\w+", value):
@@ -170,11 +170,15 @@ class Words:
         if (index == "[*]" or name == "*") and "IFS" in s.variables:
             return self._open(text, line)
         if index == "[*]" or (name == "*" and quoted):
-            value = value if value is None or isinstance(value, (str, Unknown)) else joined(spaced(value))
+            value = value if value is None or isinstance(value, (str, Unknown)) else joined_text(spaced(value))
         elif isinstance(value, list) and index is None and name != "@" and name != "*":
             value = value[0] if value else None
-        if rest[:1] in (":", "-", "=", "+", "?") and rest.lstrip(":")[:1] in ("-", "=", "+", "?") and rest[:2] != "::":
-            return self._default(name, value, rest, s, line)
+        if (
+            operation[:1] in (":", "-", "=", "+", "?")
+            and operation.lstrip(":")[:1] in ("-", "=", "+", "?")
+            and operation[:2] != "::"
+        ):
+            return self._default(name, value, operation, s, line)
         if value is None:
             # an empty list is no unknown one
             if name in s.variables and index in ("[@]", "[*]"):
@@ -182,12 +186,12 @@ class Words:
             if s.is_strict and not name.isdigit():  # so its caller sets it, and no default of a later line counts
                 s.put(name, self._unset(name))
             return self._unset(name)
-        if not rest:
+        if not operation:
             return value
         if isinstance(value, list):
-            return self._slice(value, rest, s, text, line) if rest[0] == ":" else [
-                self._edited(x, rest, s, text, line) for x in value]  # fmt: skip
-        return self._edited(value, rest, s, text, line)
+            return self._slice(value, operation, s, text, line) if operation[0] == ":" else [
+                self._edited(x, operation, s, text, line) for x in value]  # fmt: skip
+        return self._edited(value, operation, s, text, line)
 
     def _open(self, text: str, line: int) -> Unknown:
         return Unknown(f"${{{text}}}", f"{self.where(line)}: ${{{text}}} is known when the script runs")
@@ -221,57 +225,59 @@ class Words:
             return self._open(text, line)
         return str(len(value))
 
-    def _default(self, name: str, value: Text | list[Text] | None, rest: str, s: State, line: int) -> Text | list[Text]:
+    def _default(
+        self, name: str, value: Text | list[Text] | None, operation: str, s: State, line: int
+    ) -> Text | list[Text]:
         """Expand `${X:-text}` and its like; what the environment does not set has its default."""
-        operator, is_colon = rest.lstrip(":")[0], rest[0] == ":"
-        raw = rest[1 + is_colon :]
+        operator, is_colon = operation.lstrip(":")[0], operation[0] == ":"
+        raw = operation[1 + is_colon :]
         if value is None and not (name.isdigit() or name in s.variables):
             self.defaults[name] = None
         words = self._fields(raw, s, line) if re.match(r"[\"$]", raw) and "[@]" in raw else None
-        other = (words[0] if len(words) == 1 else words) if words is not None else self.text(raw, s, line, tilde=True)
+        default = (words[0] if len(words) == 1 else words) if words is not None else self.text(raw, s, line, tilde=True)
         if isinstance(value, Unknown):
             # of an argument that may be missing, the default is what the script has without it
             if (name.isdigit() and s.arguments is None) or operator == "?":
-                return Unknown(f"${name}", value.why) if operator == "?" or not isinstance(other, str) else Unknown(
-                    f"${name}", f"{value.why}; without it, {other or 'nothing'}")  # fmt: skip
-            if value.options and isinstance(other, str) and operator in "-=":
-                options = tuple(dict.fromkeys(option or (other if is_colon else "") for option in value.options))
+                return Unknown(f"${name}", value.why) if operator == "?" or not isinstance(default, str) else Unknown(
+                    f"${name}", f"{value.why}; without it, {default or 'nothing'}")  # fmt: skip
+            if value.options and isinstance(default, str) and operator in "-=":
+                options = tuple(dict.fromkeys(option or (default if is_colon else "") for option in value.options))
                 return options[0] if len(options) == 1 else Unknown(" or ".join(options), value.why, options=options)
             # a text with a certain part is not empty, and so it stands
             if value.start or value.end or not is_colon:
-                return other if operator == "+" else value
+                return default if operator == "+" else value
             return (
-                Unknown(to_text(other) if isinstance(other, (str, Unknown)) else f"${name}", value.why)
+                Unknown(to_text(default) if isinstance(default, (str, Unknown)) else f"${name}", value.why)
                 if operator == "+"
                 else value
             )
         is_set = value is not None and value != [] and not (is_colon and value == "")
         if operator == "+":
-            return other if is_set else ([] if isinstance(value, list) or words is not None else "")
+            return default if is_set else ([] if isinstance(value, list) or words is not None else "")
         if is_set and value is not None:
             return value
         if operator == "?":  # the script goes on only if its caller sets the name
             s.put(name, self._unset(name))
             return self._unset(name)
-        if operator == "=" and isinstance(other, (str, Unknown)):
-            s.put(name, other)
-        return other
+        if operator == "=" and isinstance(default, (str, Unknown)):
+            s.put(name, default)
+        return default
 
-    def _slice(self, value: list[Text], rest: str, s: State, text: str, line: int) -> Text | list[Text]:
-        numbers = [self._number(part, s) for part in rest[1:].split(":")]
+    def _slice(self, value: list[Text], operation: str, s: State, text: str, line: int) -> Text | list[Text]:
+        numbers = [self._number(part, s) for part in operation[1:].split(":")]
         if None in numbers or any(isinstance(x, Unknown) for x in value) or len(numbers) > 2:
             return self._open(text, line)
         first = int(numbers[0] or 0) - (text[0] in "@*")  # arguments count from 1
         return value[first:] if len(numbers) == 1 else value[first : first + int(numbers[1] or 0)]
 
-    def _edited(self, value: Text, rest: str, s: State, text: str, line: int) -> Text:
+    def _edited(self, value: Text, operation: str, s: State, text: str, line: int) -> Text:
         """Apply `%pattern`, `#pattern`, `/old/new`, `:offset:length`, `^^` or `,,` to a text."""
         if isinstance(value, Unknown) or len(value) > 4096:
             return self._open(text, line) if not isinstance(value, Unknown) else Unknown(f"${{{text}}}", value.why)
         operator = next(
-            (o for o in ("%%", "##", "//", "^^", ",,", "%", "#", "/", "^", ",", ":") if rest.startswith(o)), ""
+            (o for o in ("%%", "##", "//", "^^", ",,", "%", "#", "/", "^", ",", ":") if operation.startswith(o)), ""
         )
-        operand = rest[len(operator) :]
+        operand = operation[len(operator) :]
         if operator in ("^^", ",,", "^", ",") and not operand:
             change = str.upper if operator[0] == "^" else str.lower
             return change(value) if len(operator) == 2 else change(value[:1]) + value[1:]
@@ -415,16 +421,16 @@ class Words:
 
 def _pure(words: list[str]) -> str | None:
     """Compute a command that has no effect and reads nothing; None if it is not among these."""
-    name, rest = words[0], words[1:]
-    if name == "basename" and len(rest) in (1, 2) and rest[0].strip("/"):
-        base = rest[0].rstrip("/").rpartition("/")[2]
-        return base.removesuffix(rest[1]) if len(rest) == 2 and base != rest[1] else base
-    if name == "dirname" and len(rest) == 1 and "/" in rest[0].rstrip("/"):
-        return rest[0].rstrip("/").rpartition("/")[0].rstrip("/") or "/"
-    if name == "echo" and not (rest and rest[0].startswith("-")):
-        return " ".join(rest).strip("\n")
-    if name == "printf" and len(rest) == 2 and rest[0] in ("%s", "%s\\n"):
-        return rest[1].strip("\n")
+    name, arguments = words[0], words[1:]
+    if name == "basename" and len(arguments) in (1, 2) and arguments[0].strip("/"):
+        base = arguments[0].rstrip("/").rpartition("/")[2]
+        return base.removesuffix(arguments[1]) if len(arguments) == 2 and base != arguments[1] else base
+    if name == "dirname" and len(arguments) == 1 and "/" in arguments[0].rstrip("/"):
+        return arguments[0].rstrip("/").rpartition("/")[0].rstrip("/") or "/"
+    if name == "echo" and not (arguments and arguments[0].startswith("-")):
+        return " ".join(arguments).strip("\n")
+    if name == "printf" and len(arguments) == 2 and arguments[0] in ("%s", "%s\\n"):
+        return arguments[1].strip("\n")
     return None
 
 
@@ -440,9 +446,9 @@ def _braces(raw: str) -> list[str]:
                 first, last = int(numbers[1]), int(numbers[2])
                 texts = [str(n) for n in range(first, last + (1 if first <= last else -1), 1 if first <= last else -1)]
             if len(texts) > 1 or numbers:
-                rest = _braces(raw[i + inner.end() :])
-                if len(texts) * len(rest) > 1000:
+                tails = _braces(raw[i + inner.end() :])
+                if len(texts) * len(tails) > 1000:
                     return [raw]
-                return [raw[:i] + text + tail for text in texts for tail in rest]
+                return [raw[:i] + text + tail for text in texts for tail in tails]
         i = stop
     return [raw]

@@ -55,15 +55,15 @@ def decoupled_sum(
 
 
 @torch.no_grad()
-def batch_normalized(value: Tensor, moved: Tensor, where: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
+def batch_normalized(value: Tensor, has_spread_R: Tensor, where: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
     """Normalise over the trajectories of the batch: (value - mean) / (std + eps), [R] float64.
 
-    moved  [R] bool: the others (of groups that are equal in every reward) enter the statistics and are given exactly 0
-    where  [R] bool: trajectories that enter the statistics
+    has_spread_R  [R] bool: the others (of groups that are equal in every reward) enter the statistics and get exactly 0
+    where         [R] bool: trajectories that enter the statistics
     """
-    batch = torch.zeros(value.shape, dtype=torch.int64)
-    out = grouped.normalize(value, batch, where, ddof=ddof, eps=eps)
-    return torch.where(moved, out, torch.zeros_like(out))
+    one_batch = torch.zeros(value.shape, dtype=torch.int64)
+    out = grouped.normalize(value, one_batch, where, ddof=ddof, eps=eps)
+    return torch.where(has_spread_R, out, torch.zeros_like(out))
 
 
 def _rewards(forest: Forest, weights: Mapping[str, float] | None) -> tuple[tuple[str, ...], Tensor, Tensor]:

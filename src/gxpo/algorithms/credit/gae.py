@@ -28,7 +28,7 @@ def gae(
     reward: Tensor,
     value: Tensor,
     trajectory: Tensor,
-    counted: Tensor,
+    is_counted: Tensor,
     discount: float | Tensor = 1.0,
     lam: float | Tensor = 1.0,
     cut: Tensor | None = None,
@@ -38,7 +38,7 @@ def gae(
     reward      [n] paid on the row: an entry of P, or a turn
     value       [n] value of the state in which the row's token, or turn, is chosen
     trajectory  [n], rows by trajectory, then time
-    counted     [n] bool: the rows that are transitions; the others are given 0 and their values are never read
+    is_counted  [n] bool: the rows that are transitions; the others are given 0 and their values are never read
     discount    of the transition out of each row, one for all or [n]
     lam         lambda, likewise
     cut         [n] bool (default: none): rows of trajectories that were cut off. What follows their last row is given
@@ -59,31 +59,31 @@ def gae(
     [0.19, 0.1, 0.0]
     """
     # Observation tokens between two turns are no rows: the value after a turn is that of the next turn's first token.
-    following = next_in(trajectory, counted)
-    value = torch.where(counted, value.to(torch.float64), 0.0)
+    next_row = next_in(trajectory, is_counted)
+    value = torch.where(is_counted, value.to(torch.float64), 0.0)
     # Extended GAE: a cut trajectory goes on with the value that its last state had, not with 0.
     at_end = None if cut is None else torch.where(cut, value, 0.0)
-    delta = td_residual(reward, value, following, discount, at_end)
-    return torch.where(counted, linear_recursion(delta, discount * lam, following), 0.0)
+    delta = td_residual(reward, value, next_row, discount, at_end)
+    return torch.where(is_counted, linear_recursion(delta, discount * lam, next_row), 0.0)
 
 
 @torch.no_grad()
 def bilevel_gae(
     turn_return: Tensor,
-    last: Tensor,
+    last_entry_S: Tensor,
     value: Tensor,
     turn: Tensor,
-    counted: Tensor,
+    is_counted_P: Tensor,
     discount: float = 1.0,
     lam: float = 1.0,
 ) -> Tensor:
     """Second pass of bi-level GAE: `gae` inside each turn, whose last token is paid the turn's lambda-return.
 
-    turn_return  [S] A + V of each turn from a first pass over turns, with V at the turn's first token or its last
-    last         [S] its last counted entry, -1 none
-    value        [P] of the state in which each token is chosen
-    turn         [P] the step of each entry
-    counted      [P] bool
+    turn_return   [S] A + V of each turn from a first pass over turns, with V at the turn's first token or its last
+    last_entry_S  [S] its last counted entry, -1 none
+    value         [P] of the state in which each token is chosen
+    turn          [P] the step of each entry
+    is_counted_P  [P] bool
 
     Nothing is bootstrapped across turns but through `turn_return`. Where the first pass had V at the last token, that
     token's advantage is the turn's; with lam 1 both are the same, turn_return discounted to the token, less its value.
@@ -92,35 +92,37 @@ def bilevel_gae(
     """
     # The turn's lambda-return is all that the second pass is paid, at the turn's last token.
     reward = torch.zeros(value.shape, dtype=torch.float64)
-    reward[last[last >= 0]] = turn_return[last >= 0]
-    return gae(reward, value, turn, counted, discount, lam)
+    reward[last_entry_S[last_entry_S >= 0]] = turn_return[last_entry_S >= 0]
+    return gae(reward, value, turn, is_counted_P, discount, lam)
 
 
 @torch.no_grad()
-def on_tokens(payment: Tensor, step_trajectory: Tensor, path_step: Tensor, counted: Tensor) -> Tensor:
+def on_tokens(payment: Tensor, step_trajectory: Tensor, path_step: Tensor, is_counted_P: Tensor) -> Tensor:
     """Step rewards placed on each step's last counted token, [P] float64.
 
-    payment [S]; step_trajectory [S]; path_step [P]; counted [P] bool. A step without a counted entry is paid on the
-    last one before it in its trajectory; where there is none, nothing that is counted led to the payment, and nothing
-    receives it.
+    payment [S]; step_trajectory [S]; path_step [P]; is_counted_P [P] bool. A step without a counted entry is paid on
+    the last one before it in its trajectory; where there is none, nothing that is counted led to the payment, and
+    nothing receives it.
     """
-    last = ends(path_step, counted, len(payment))[1]
+    last_entry_S = ends(path_step, is_counted_P, len(payment))[1]
     # A step without a token of its own is paid on the last one before it, if that is of the same trajectory.
-    if len(last):
-        last = last.cummax(0).values
-    owner = step_trajectory[path_step[last.clamp_min(0)]] if len(path_step) else torch.full_like(last, -1)
-    is_due = (last >= 0) & (owner == step_trajectory)
-    return torch.zeros(counted.shape, dtype=torch.float64).index_add_(
-        0, last[is_due], payment.to(torch.float64)[is_due]
+    if len(last_entry_S):
+        last_entry_S = last_entry_S.cummax(0).values
+    owner = (
+        step_trajectory[path_step[last_entry_S.clamp_min(0)]] if len(path_step) else torch.full_like(last_entry_S, -1)
+    )
+    is_due = (last_entry_S >= 0) & (owner == step_trajectory)
+    return torch.zeros(is_counted_P.shape, dtype=torch.float64).index_add_(
+        0, last_entry_S[is_due], payment.to(torch.float64)[is_due]
     )
 
 
-def ends(path_step: Tensor, counted: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+def ends(path_step: Tensor, is_counted_P: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """First and last counted token of each step, [S] and [S] int64; -1 without one."""
-    entries = counted.nonzero().squeeze(1)
-    last = torch.full((steps,), -1).scatter_reduce_(0, path_step[entries], entries, "amax")
-    first = torch.full((steps,), len(path_step)).scatter_reduce_(0, path_step[entries], entries, "amin")
-    return torch.where(last >= 0, first, -1), last
+    entries = is_counted_P.nonzero().squeeze(1)
+    last_S = torch.full((steps,), -1).scatter_reduce_(0, path_step[entries], entries, "amax")
+    first_S = torch.full((steps,), len(path_step)).scatter_reduce_(0, path_step[entries], entries, "amin")
+    return torch.where(last_S >= 0, first_S, -1), last_S
 
 
 def step_rewards(forest: Forest, unfinished: Tensor | None = None) -> Tensor:
@@ -304,9 +306,9 @@ class Gae(CreditPart):
         """Discount of the transition out of each token: one number, or [P] where a turn's last token has another."""
         if self.turn_discount is None:
             return self.discount
-        last = ends(forest.path_step, forest.path_trainable, forest.n_steps)[1]
+        last_entry_S = ends(forest.path_step, forest.path_trainable, forest.n_steps)[1]
         out = torch.full((forest.n_entries,), self.discount, dtype=torch.float64)
-        out[last[last >= 0]] = self.turn_discount
+        out[last_entry_S[last_entry_S >= 0]] = self.turn_discount
         return out
 
     def _unfinished(self, forest: Forest) -> Tensor:
@@ -336,24 +338,26 @@ class Gae(CreditPart):
         """[P] advantages and lambda-returns."""
         is_counted_P, unfinished = forest.path_trainable, self._unfinished(forest)
         value = self._value(forest, signals, is_counted_P)
-        reward, step = payments(forest, self._step_payment(forest, signals, unfinished)), forest.path_step
+        reward, step_P = payments(forest, self._step_payment(forest, signals, unfinished)), forest.path_step
         # One pass over tokens; the discount out of a turn's last token may differ.
         if self.level == "token":
             cut_P = forest.to_path(unfinished, "R")
             advantage = gae(reward, value, forest.path_trajectory, is_counted_P, self._discounts(forest), lam, cut_P)
             return advantage, advantage + value
         # First pass, over turns: one value a turn, read at its anchor, and all that the turn was paid.
-        first, last = ends(step, is_counted_P, forest.n_steps)
-        anchor, owner = (first if self.anchor == "first" else last), forest.step_trajectory
+        first_entry_S, last_entry_S = ends(step_P, is_counted_P, forest.n_steps)
+        anchor, owner = (first_entry_S if self.anchor == "first" else last_entry_S), forest.step_trajectory
         has_anchor_S = anchor >= 0
         turn_value_S = torch.zeros(forest.n_steps, dtype=torch.float64)
         turn_value_S[has_anchor_S] = value[anchor[has_anchor_S]]
-        turn_payment_S = on_steps(reward, step, forest.n_steps)
+        turn_payment_S = on_steps(reward, step_P, forest.n_steps)
         turn_advantage_S = gae(
             turn_payment_S, turn_value_S, owner, has_anchor_S, self._discount_between_turns, lam, unfinished[owner]
         )
         if self.level == "turn":
-            return torch.where(is_counted_P, turn_advantage_S[step], 0.0), (turn_advantage_S + turn_value_S)[step]
+            return torch.where(is_counted_P, turn_advantage_S[step_P], 0.0), (turn_advantage_S + turn_value_S)[step_P]
         # Second pass, over the tokens inside each turn.
-        advantage = bilevel_gae(turn_advantage_S + turn_value_S, last, value, step, is_counted_P, self.discount, lam)
+        advantage = bilevel_gae(
+            turn_advantage_S + turn_value_S, last_entry_S, value, step_P, is_counted_P, self.discount, lam
+        )
         return advantage, advantage + value

@@ -111,19 +111,19 @@ def differs_from_before(token: Tensor, step: Tensor, chain: Tensor) -> Tensor:
     step   [m] of each, ascending
     chain  [S] the trajectory of each step
     """
-    begin = begins_of(step, len(chain))
-    count = begin.diff()
+    begin_S = begins_of(step, len(chain))
+    count_S = begin_S.diff()
     # Compared are neighbouring turns of one trajectory that both mark tokens, the first turn of all never.
-    has_both_S = count > 0
-    has_both_S[1:] &= (count[:-1] > 0) & (chain[1:] == chain[:-1])
+    has_both_S = count_S > 0
+    has_both_S[1:] &= (count_S[:-1] > 0) & (chain[1:] == chain[:-1])
     has_both_S[:1] = False
     # Tokens are compared place by place with those of the turn before; a partner past its end is caught by the
     # counts below.
-    partner = begin[(step - 1).clamp_min(0)] + torch.arange(len(step)) - begin[step]
+    partner = begin_S[(step - 1).clamp_min(0)] + torch.arange(len(step)) - begin_S[step]
     differs = (token != token[partner.clamp(0, max(len(token) - 1, 0))]).to(torch.float64) if len(token) else token
-    changed = on_steps(differs.to(torch.float64), step, len(chain)) > 0
-    changed[1:] |= count[1:] != count[:-1]
-    return has_both_S & changed
+    differs_S = on_steps(differs.to(torch.float64), step, len(chain)) > 0
+    differs_S[1:] |= count_S[1:] != count_S[:-1]
+    return has_both_S & differs_S
 
 
 @part("hierarchical_gae", stage="credit")
@@ -251,8 +251,8 @@ class _Turns(NamedTuple):
             raise GxpoError("these rollouts have no labels of switch, sub-goal and action: set segment=spans")
         is_counted_P, step = forest.path_trainable, forest.path_step
         # Turns without trainable tokens decide nothing and are no rows.
-        first, last = ends(step, is_counted_P, forest.n_steps)
-        rows = (last >= 0).nonzero().squeeze(1)
+        first_entry_S, last_entry_S = ends(step, is_counted_P, forest.n_steps)
+        rows = (last_entry_S >= 0).nonzero().squeeze(1)
         turn_of_step = torch.full((forest.n_steps,), -1).index_copy_(0, rows, torch.arange(len(rows)))
         entries = is_counted_P.nonzero().squeeze(1)
         turn_m, label_m = (
@@ -280,11 +280,15 @@ class _Turns(NamedTuple):
         # The low value is read once the sub-goal is written, or else after the tag, or at the turn's first token.
         read_token = torch.where(after_goal >= 0, after_goal, after_switch)
         low = (
-            torch.where(read_token >= 0, entries[read_token.clamp_min(0)], first[rows]) if len(entries) else first[rows]
+            torch.where(read_token >= 0, entries[read_token.clamp_min(0)], first_entry_S[rows])
+            if len(entries)
+            else first_entry_S[rows]
         )
         keeps, marked = ~has(SWITCH), label_m == SUBGOAL
         token, chain = forest.token[forest.path_token[entries]], forest.step_trajectory[rows]
         is_inconsistent = keeps & differs_from_before(token[marked], turn_m[marked], chain)
         # The first turn of a trajectory begins an option in any case.
         starts = option_starts(~keeps, chain)
-        return cls(rows, first[rows], low, starts, keeps, is_inconsistent, entries, turn_m, label_m, ~has(ACTION))
+        return cls(
+            rows, first_entry_S[rows], low, starts, keeps, is_inconsistent, entries, turn_m, label_m, ~has(ACTION)
+        )

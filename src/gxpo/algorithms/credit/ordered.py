@@ -120,15 +120,15 @@ class Prefixes(NamedTuple):
 def prefixes_of(forest: Forest) -> Prefixes:
     """Prefix of every trajectory; all of it where there are no trainable tokens."""
     n_trajectories_R, entries = forest.n_trajectories, torch.arange(forest.n_entries)
-    begins = begins_of(forest.path_trajectory, n_trajectories_R)
+    begin_R = begins_of(forest.path_trajectory, n_trajectories_R)
     trained_entry_P = torch.where(forest.path_trainable, entries, forest.n_entries)
     # A trajectory without trained tokens is a prefix as a whole.
-    first = begins[1:].scatter_reduce(0, forest.path_trajectory, trained_entry_P, "amin")
-    length = first - begins[:-1]
+    first_trained_R = begin_R[1:].scatter_reduce(0, forest.path_trajectory, trained_entry_P, "amin")
+    length = first_trained_R - begin_R[:-1]
     pieces = pieces_of(forest)
     # The parent of a prefix ends where its last piece begins.
-    last = pieces.piece[(first - 1).clamp_min(0)] if len(entries) else first
-    parent = torch.where(length > 0, pieces.first[last] - begins[:-1], 0) if len(entries) else length
+    last_piece = pieces.piece[(first_trained_R - 1).clamp_min(0)] if len(entries) else first_trained_R
+    parent = torch.where(length > 0, pieces.first[last_piece] - begin_R[:-1], 0) if len(entries) else length
     return Prefixes(length, parent)
 
 
@@ -158,10 +158,10 @@ def pairs_of(forest: Forest, prefixes: Prefixes) -> Pairs:
     def shares_first(size: Tensor) -> Tensor:
         """Return [m] bool: the first `size` tokens of both are the same stored ones."""
         # Stored tokens are shared only with all that comes before them, so that one equal token proves an equal prefix.
-        last = (size - 1).clamp_min(0)
+        last_offset = (size - 1).clamp_min(0)
         is_within_both = size <= torch.minimum(prefixes.length[one], prefixes.length[other])
         top = max(forest.n_entries - 1, 0)
-        a, b = ((begins[r] + last).clamp_max(top) for r in (one, other))
+        a, b = ((begins[r] + last_offset).clamp_max(top) for r in (one, other))
         return is_within_both & ((size == 0) | (forest.path_token[a] == forest.path_token[b]))
 
     extends = shares_first(prefixes.length[one])

@@ -12,24 +12,24 @@ from torch import Tensor
 from gxpo.forest.columns import with_end
 
 
-def next_in(chain: Tensor, counted: Tensor | None = None) -> Tensor:
+def next_in(chain: Tensor, is_counted: Tensor | None = None) -> Tensor:
     """Next row of each row in its chain, [n] int64; -1 for the last.
 
-    chain    [n] chain of each row, in order of time within a chain (P by trajectory, S by trajectory)
-    counted  [n] bool (default: all): rows that are in their chain; the others have -1
+    chain       [n] chain of each row, in order of time within a chain (P by trajectory, S by trajectory)
+    is_counted  [n] bool (default: all): rows that are in their chain; the others have -1
 
     >>> next_in(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([True, False, True, True, True])).tolist()
     [2, -1, -1, 4, -1]
     """
-    following = torch.full(chain.shape, -1, dtype=torch.int64)
-    rows = torch.arange(len(chain)) if counted is None else counted.nonzero().squeeze(1)
+    next_row = torch.full(chain.shape, -1, dtype=torch.int64)
+    rows = torch.arange(len(chain)) if is_counted is None else is_counted.nonzero().squeeze(1)
     owner = chain[rows]
     # P and S come sorted by trajectory, so that the sort is rarely needed.
     if bool((owner[1:] < owner[:-1]).any()):
         order = torch.argsort(owner, stable=True)
         rows, owner = rows[order], owner[order]
-    following[rows[:-1]] = torch.where(owner[1:] == owner[:-1], rows[1:], -1)
-    return following
+    next_row[rows[:-1]] = torch.where(owner[1:] == owner[:-1], rows[1:], -1)
+    return next_row
 
 
 def td_residual(

@@ -78,7 +78,7 @@ class TwinCritic(CreditPart):
     def targets(self, forest: Forest, signals: Signals, step: int) -> dict[str, Tensor]:
         q1, q2, v1, v2, rows, first, last = self._read(forest, signals)
         reward = on_steps(payments(forest), forest.path_step, forest.n_steps)[rows]
-        following = next_in(forest.step_trajectory[rows])
+        next_row = next_in(forest.step_trajectory[rows])
         # Twin heads fitted to the same trajectories would stay alike: each learns from its own half.
         in_second_half = torch.tensor([_half_of(name) == 1 for name in forest.id])[forest.step_trajectory[rows]]
 
@@ -89,7 +89,7 @@ class TwinCritic(CreditPart):
         target_by_name = {}
         for i, q, v, in_half in (("1", q1, v1, ~in_second_half), ("2", q2, v2, in_second_half)):
             # r + discount V(next): the residual plus the value that it subtracts.
-            target_of_q = td_residual(reward, v, following, self.discount) + v
+            target_of_q = td_residual(reward, v, next_row, self.discount) + v
             target_by_name[f"value_target@q{i}"] = column(last[in_half], target_of_q[in_half])
             target_by_name[f"value_target@v{i}"] = column(first[in_half], q[in_half])
         # The baseline is fitted at every token to its turn's advantage.
@@ -101,14 +101,14 @@ class TwinCritic(CreditPart):
 
     def _read(self, forest: Forest, signals: Signals) -> tuple[Tensor, ...]:
         """Values q1, q2, v1, v2 of the turns with trainable tokens; these turns, their first and last such entries."""
-        first, last = ends(forest.path_step, forest.path_trainable, forest.n_steps)
-        rows = (last >= 0).nonzero().squeeze(1)
+        first_entry_S, last_entry_S = ends(forest.path_step, forest.path_trainable, forest.n_steps)
+        rows = (last_entry_S >= 0).nonzero().squeeze(1)
         values = []
         # V before the action, Q after all of it but the last token, which mostly only ends it.
-        for name, entry_S in (("q1", last), ("q2", last), ("v1", first), ("v2", first)):
+        for name, entry_S in (("q1", last_entry_S), ("q2", last_entry_S), ("v1", first_entry_S), ("v2", first_entry_S)):
             is_read_P = torch.zeros(forest.n_entries, dtype=torch.bool).index_fill_(0, entry_S[rows], True)
             values.append(value_of(signals, f"value@{name}", is_read_P)[entry_S[rows]])
-        return *values, rows, first[rows], last[rows]
+        return *values, rows, first_entry_S[rows], last_entry_S[rows]
 
 
 def _half_of(name: str) -> int:

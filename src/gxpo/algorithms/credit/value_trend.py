@@ -60,8 +60,8 @@ def trend_return(
     change = value_at_begin[stretches.following[inner]] - value_at_begin[inner]
     reward_P = torch.zeros(value.shape, dtype=torch.float64)
     # A stretch's reward is paid on its last entry, so that its own tokens have it in their return.
-    last = stretches.begin[stretches.following[inner]] - 1  # the stretch's last entry
-    reward_P[last] = trend(change, trajectory[last], decay, lookahead, tolerance)
+    last_entry = stretches.begin[stretches.following[inner]] - 1  # the stretch's last entry
+    reward_P[last_entry] = trend(change, trajectory[last_entry], decay, lookahead, tolerance)
     return linear_recursion(reward_P, 1.0, next_in(trajectory))
 
 

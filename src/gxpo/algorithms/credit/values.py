@@ -207,12 +207,12 @@ def tree_shaped_scores(score: Tensor, parent: Tensor, sibling: Tensor, gain: flo
     """
     score = score.to(torch.float64)
     is_known = score.isfinite()
-    others = grouped.leave_one_out(torch.where(is_known, score, 0.0), sibling, is_known)
+    sibling_mean = grouped.leave_one_out(torch.where(is_known, score, 0.0), sibling, is_known)
     has_others = grouped.count(sibling, is_known) > 1
-    above = score[parent.clamp_min(0)]
-    has_parent = (parent >= 0) & above.isfinite()
-    both = (1 - balance) * above + balance * others
-    baseline = torch.where(has_parent & has_others, both, torch.where(has_parent, above, others))
+    parent_score = score[parent.clamp_min(0)]
+    has_parent = (parent >= 0) & parent_score.isfinite()
+    both = (1 - balance) * parent_score + balance * sibling_mean
+    baseline = torch.where(has_parent & has_others, both, torch.where(has_parent, parent_score, sibling_mean))
     return torch.where(has_parent | has_others, score + gain * (score - baseline), score)
 
 

@@ -23,16 +23,16 @@ MOST_ENUMERATED = 8  # tokens of an answer of which all subsets are read
 
 def _views(answer: Answer, hidden: np.ndarray, weight: np.ndarray) -> tuple[Tensor, Tensor]:
     """Views that hide part of the answer and nothing of the prompt; those that read nothing are left out."""
-    used = weight.any(1)
-    prompt = np.zeros((int(used.sum()), answer.prompt), dtype=bool)
-    return torch.from_numpy(np.concatenate([prompt, hidden[used]], 1)), torch.from_numpy(weight[used])
+    has_weight = weight.any(1)
+    prompt = np.zeros((int(has_weight.sum()), answer.prompt), dtype=bool)
+    return torch.from_numpy(np.concatenate([prompt, hidden[has_weight]], 1)), torch.from_numpy(weight[has_weight])
 
 
 def _subset(answer: Answer, random: np.random.Generator, count: int) -> np.ndarray:
     """A uniform set of `count` of the answer's tokens, [n] bool."""
-    chosen = np.zeros(answer.length, dtype=bool)
-    chosen[random.permutation(answer.length)[:count]] = True
-    return chosen
+    is_in_subset = np.zeros(answer.length, dtype=bool)
+    is_in_subset[random.permutation(answer.length)[:count]] = True
+    return is_in_subset
 
 
 @part("one_step", stage="likelihood")
@@ -98,10 +98,10 @@ class Elbo(Likelihood):
         if self.antithetic:
             pairs = self.points * self.masks // 2
             for m in random.integers(0, n + 1, size=pairs):
-                chosen = _subset(answer, random, int(m))
-                hidden += [chosen, ~chosen]
+                is_hidden = _subset(answer, random, int(m))
+                hidden += [is_hidden, ~is_hidden]
                 # each count of 1..n comes up with probability 2 / (n + 1) in a pair
-                weight += [(n + 1) / (2 * pairs * max(1, int(x.sum()))) for x in (chosen, ~chosen)]
+                weight += [(n + 1) / (2 * pairs * max(1, int(x.sum()))) for x in (is_hidden, ~is_hidden)]
         else:
             for m, w in self._counts(n, random):
                 hidden += [_subset(answer, random, m) for _ in range(self.masks)]
@@ -126,10 +126,10 @@ class Elbo(Likelihood):
                 f"likelihood.rule=exact reads all sets of an answer's tokens, up to {MOST_ENUMERATED} of them, and one "
                 f"has {n}: lower sampling.max_new_tokens, or set likelihood.rule=uniform"
             )
-        sets = [chosen for m in range(1, n + 1) for chosen in combinations(range(n), m)]
+        sets = [subset for m in range(1, n + 1) for subset in combinations(range(n), m)]
         hidden = np.zeros((len(sets), n), dtype=bool)
-        for row, chosen in zip(hidden, sets, strict=True):
-            row[list(chosen)] = True
+        for row, subset in zip(hidden, sets, strict=True):
+            row[list(subset)] = True
         return _views(answer, hidden, hidden * np.asarray([1 / (len(s) * comb(n, len(s))) for s in sets])[:, None])
 
 
@@ -161,8 +161,8 @@ class Coupled(Likelihood):
     def views(self, answer: Answer) -> tuple[Tensor, Tensor]:
         random, n = answer.random(), answer.length
         t = random.uniform(self.low, self.high)
-        chosen = random.random(n) < t
-        hidden = np.stack([np.ones(n, dtype=bool), chosen, ~chosen])
+        is_hidden = random.random(n) < t
+        hidden = np.stack([np.ones(n, dtype=bool), is_hidden, ~is_hidden])
         return _views(answer, hidden, hidden * np.asarray([1.0, 1 / t, 1 / (1 - t)])[:, None] * self.scale / 3)
 
 

@@ -112,21 +112,21 @@ def evaluate(
 @torch.no_grad()
 def coefficients(
     trajectory: Tensor,
-    counted: Tensor,
+    is_counted_P: Tensor,
     mode: str,
     horizon: float | None = None,
     token: Tensor | None = None,
 ) -> Tensor:
     """Per-token coefficients c [P] float64 of the aggregated loss sum_p c_p l_p; 0 for tokens that are not counted.
 
-    trajectory  [P] which trajectory each entry belongs to
-    counted     [P] bool, the trainable entries; a trajectory without any is not counted
-    mode        "token_mean"     sum l / number of entries
-                "sequence_mean"  mean over trajectories of the mean over their entries      (GRPO)
-                "sequence_sum"   mean over trajectories of their sum / `horizon`            (Dr. GRPO)
-    horizon     the constant of `sequence_sum`: the longest trainable length a trajectory can have
-    token       [P] stored token of each entry, to count a shared token once: its term is the mean of its m entries'
-                terms; it counts once in `token_mean` and 1/m in each of its m trajectories' means or sums
+    trajectory    [P] which trajectory each entry belongs to
+    is_counted_P  [P] bool, the trainable entries; a trajectory without any is not counted
+    mode          "token_mean"     sum l / number of entries
+                  "sequence_mean"  mean over trajectories of the mean over their entries      (GRPO)
+                  "sequence_sum"   mean over trajectories of their sum / `horizon`            (Dr. GRPO)
+    horizon       the constant of `sequence_sum`: the longest trainable length a trajectory can have
+    token         [P] stored token of each entry, to count a shared token once: its term is the mean of its m entries'
+                  terms; it counts once in `token_mean` and 1/m in each of its m trajectories' means or sums
 
     The numerator's mask is the denominator's. Weights multiply the losses and change no denominator; padding and
     micro-batches do not exist here. Raises GxpoError where `sequence_sum` has no horizon.
@@ -138,7 +138,7 @@ def coefficients(
             f"objective.horizon is {horizon}, and objective.aggregate 'sequence_sum' divides by it: set it to the "
             "longest trainable length a trajectory can have, in tokens"
         )
-    share_P = counted.to(torch.float64)
+    share_P = is_counted_P.to(torch.float64)
     if token is not None:
         # a token stored once and used by m trajectories is 1/m of a token in each of them
         share_P = share_P / _sum_by_id(share_P, token)[token].clamp_min(1)
@@ -282,13 +282,13 @@ class PolicyGradient(TermPart):
             object.__setattr__(self, "ratio", _RATIOS[self.ratio]())
         # a shared token, and one without a ratio, have no meaning in a ratio over several tokens
         narrow = isinstance(self.ratio, Token) and self.surrogate.couples == "token"
-        for what, on in (
+        for setting, is_on in (
             ("dedup_shared_tokens", self.dedup_shared_tokens),
             ("on_unknown_behaviour 'shaped'", self.on_unknown_behaviour == "shaped"),
         ):
-            if on and not narrow:
+            if is_on and not narrow:
                 raise ConfigError(
-                    f"objective.{what} works with objective.ratio 'token' only, and surrogates that look at single "
+                    f"objective.{setting} works with objective.ratio 'token' only, and surrogates that look at single "
                     "tokens: set one of the two"
                 )
         object.__setattr__(self, "couples", max(self._level.couples, self.surrogate.couples, key=COUPLES.index))

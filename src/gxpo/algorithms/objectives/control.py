@@ -149,7 +149,7 @@ def _ends(to: float, shape: str, **_: float) -> str | None:
 @checked_by(_ends)
 def schedule(
     start: float,
-    done: float,
+    progress: float,
     *,
     to: Width = 0.04,
     shape: Literal["linear", "cosine", "exponential", "dip"] = "linear",
@@ -167,11 +167,11 @@ def schedule(
     """
     if shape == "exponential" and start == 0:
         raise ConfigError("control: an exponential schedule can't start at 0: set control.shape=cosine")
-    return dip(start, to, done, turn) if shape == "dip" else SHAPES[shape](start, to, done)
+    return dip(start, to, progress, turn) if shape == "dip" else SHAPES[shape](start, to, progress)
 
 
 @part("two_phase_decay", stage="control")
-def two_phase_decay(start: float, done: float, *, fall: Annotated[float, Interval(ge=0, le=1)] = 0.2) -> float:
+def two_phase_decay(start: float, progress: float, *, fall: Annotated[float, Interval(ge=0, le=1)] = 0.2) -> float:
     """Two-phase decay of the coefficient, w(p): slow in the first half of `total_steps`, fast in the second.
 
     p is the progress inside the half.
@@ -181,14 +181,14 @@ def two_phase_decay(start: float, done: float, *, fall: Annotated[float, Interva
     w falls from 1 to 1 - 0.865 fall, jumps to 1 - fall at the middle, and ends at 0.05 (1 - fall).
     Source: EPO's code (arXiv 2509.22576), with fall 0.2 and 150 epochs, of the penalty's coefficient.
     """
-    twice = 2.0 * done
-    if twice < 1:
-        return start * (1 - fall * (1 - math.exp(-2 * twice)))
-    return start * (1 - fall) * math.exp(-3 * (twice - 1))
+    phases = 2.0 * progress
+    if phases < 1:
+        return start * (1 - fall * (1 - math.exp(-2 * phases)))
+    return start * (1 - fall) * math.exp(-3 * (phases - 1))
 
 
 @part("annealed", stage="control")
-def annealed(start: float, done: float, *, least: Share = 0.05) -> float:
+def annealed(start: float, progress: float, *, least: Share = 0.05) -> float:
     """Coefficient over a linearly decaying step size: coef / t_k, t_k = max(1 - k / total_steps, least).
 
     least        where t stops, above 0
@@ -196,7 +196,7 @@ def annealed(start: float, done: float, *, least: Share = 0.05) -> float:
 
     Step 1 has the coefficient that the term was configured with. Source: MDPO, arXiv 2005.09814 (t_k = 1 - k / K).
     """
-    return start / max(1.0 - done, least)
+    return start / max(1.0 - progress, least)
 
 
 @part("by_accuracy", stage="control")
@@ -237,14 +237,14 @@ class _Walk(_Remembering):
 
     from_zero = True
 
-    def _rest(self) -> None:
+    def _reset(self) -> None:
         self._memory.update(total=0.0, lowest=0.0)
 
     def _move(self, by: float) -> None:
         self._memory["total"] += by
         self._memory["lowest"] = min(self._memory["lowest"], self._memory["total"])
 
-    def _at(self, start: float) -> float:
+    def _level(self, start: float) -> float:
         return self._memory["total"] + max(start, -self._memory["lowest"])
 
 
@@ -272,7 +272,7 @@ class EntropyTarget(_Walk):
     def __post_init__(self) -> None:
         if self.least > self.most:
             raise ConfigError(f"control.least is {self.least} and control.most {self.most}; the first is not above")
-        self._rest()
+        self._reset()
         self._memory["below"] = 0.0 if self.waits else 1.0
         if self._is_bounded:
             self._memory.update(low=self.least, high=self.most)
@@ -283,7 +283,7 @@ class EntropyTarget(_Walk):
 
     def level(self, start: float) -> float:
         if not self._is_bounded:
-            return self._at(start)
+            return self._level(start)
         return min(max(start + self._memory["total"], self._memory["low"]), self._memory["high"])
 
     def coefficient(self, start: float) -> float:
@@ -318,10 +318,10 @@ class DualBudget(_Walk):
     follows = "kl"
 
     def __post_init__(self) -> None:
-        self._rest()
+        self._reset()
 
     def coefficient(self, start: float) -> float:
-        return self._at(start)
+        return self._level(start)
 
     def adjust(self, figures: Mapping[str, float]) -> dict[str, float]:
         if "kl" in figures:

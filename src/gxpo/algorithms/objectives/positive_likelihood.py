@@ -37,12 +37,12 @@ class PositiveLikelihood(TermPart):
         self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor, signals: Signals, step: int
     ) -> Evaluated:
         # tokens of trajectories of weight 0 stay in the denominator: a weight changes none
-        counted = forest.path_trainable & (credit > self.threshold)
-        scale = self.coef / max(1, int(counted.sum())) * forest.to_path(forest.weight, "R")
+        is_counted_P = forest.path_trainable & (credit > self.threshold)
+        scale_P = self.coef / max(1, int(is_counted_P.sum())) * forest.to_path(forest.weight, "R")
         entries = self.active(forest, credit, weight).nonzero().squeeze(1)
         nll = -policy.logprob[entries]
         figures = {"positive_nll": float(nll.detach().mean())} if entries.numel() else {}
-        return (scale[entries].to(nll) * nll).sum(), figures
+        return (scale_P[entries].to(nll) * nll).sum(), figures
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
         """Trainable tokens of advantage above the threshold, in trajectories of non-zero `forest.weight`."""

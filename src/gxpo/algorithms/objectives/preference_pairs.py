@@ -229,8 +229,8 @@ class PreferencePairs(LabelTerm):
     def __post_init__(self) -> None:
         # an option of another form, or of a mode that is off, would be ignored in silence
         defaults = {f.name: f.default for f in fields(self)}
-        changed = {name for name in defaults if getattr(self, name) != defaults[name]}
-        for name in sorted(changed & {"label_smoothing", "margin", "bias", "gap_margin", "clip"}):
+        changed_options = {name for name in defaults if getattr(self, name) != defaults[name]}
+        for name in sorted(changed_options & {"label_smoothing", "margin", "bias", "gap_margin", "clip"}):
             option = "margin" if name == "gap_margin" else name
             if option not in options_of(self.form):
                 forms = ", ".join(repr(form) for form in FORMS if option in options_of(form))
@@ -243,13 +243,13 @@ class PreferencePairs(LabelTerm):
             raise ConfigError(
                 "objective.form 'odds' reads mean log-probs: set objective.reference=none, objective.length_mean=true"
             )
-        for name, what, where in (
+        for name, owner, has_owner in (
             ("gamma", "over", self.over == "turns"),
             ("failure_weight", "pairs=none", self.pairs == "none"),
             ("unpaired_against", "unpaired", self._scores_unpaired),
         ):
-            if name in changed and not where:
-                raise ConfigError(f"objective.{name} does nothing here: it belongs to objective.{what}")
+            if name in changed_options and not has_owner:
+                raise ConfigError(f"objective.{name} does nothing here: it belongs to objective.{owner}")
         # facts that follow from the settings: what the loss reads, and how wide its statistics are
         object.__setattr__(self, "learns_from_equal_groups", self._scores_unpaired)
         object.__setattr__(self, "how", "mean" if self.length_mean else "sum")
@@ -298,8 +298,8 @@ class PreferencePairs(LabelTerm):
 
     def _decided_by_verdict(self, forest: Forest, left: Tensor, right: Tensor) -> Tensor:
         """Pairs whose order is decided by the verdict, [n] bool."""
-        won, lost = forest.success[left], forest.success[right]
-        return self.verdict_first & won.isfinite() & lost.isfinite() & (won != lost)
+        left_success, right_success = forest.success[left], forest.success[right]
+        return self.verdict_first & left_success.isfinite() & right_success.isfinite() & (left_success != right_success)
 
     def reads(self, forest: Forest) -> Tensor:
         better, worse = self._sides(forest)
@@ -321,12 +321,12 @@ class PreferencePairs(LabelTerm):
 
     def _comparisons(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> Comparisons:
         """Compare the scores of every pair, and those of trajectories without a pair with an anchor."""
-        score, run, entries, *_ = self.scores(forest, policy, credit, weight)
+        score, in_loss_R, entries, *_ = self.scores(forest, policy, credit, weight)
         length_R = torch.bincount(forest.path_trajectory[entries], minlength=forest.n_trajectories).clamp_min(1)
         if self.length_offset:
             score = score + self.length_offset / length_R
         group, compared_R, (better, worse) = forest.ids("group", axis="R"), forest.compared, self._sides(forest)
-        left, right = self._pairs(forest, better & run, worse & run)
+        left, right = self._pairs(forest, better & in_loss_R, worse & in_loss_R)
 
         def one_side(x: Tensor, rows: Tensor, other_rows: Tensor) -> Tensor:
             """Values of one side; constant where the other is not compared, which moves itself alone."""
@@ -345,7 +345,7 @@ class PreferencePairs(LabelTerm):
             # outcomes of a success and a failure need not be in the verdict's order: no factor there
             factor = factor * torch.where(self._decided_by_verdict(forest, left, right), torch.ones_like(gap), gap)
         beta = torch.full_like(factor, self.beta)
-        unpaired_rows = (self._unpaired(forest, better) & run).nonzero().squeeze(1)
+        unpaired_rows = (self._unpaired(forest, better) & in_loss_R).nonzero().squeeze(1)
         # verdicts are read only where a setting needs them: pairs by outcome do without
         if self.success_weight != 1 or self.success_slope != 1 or unpaired_rows.numel():
             success_R, _ = self.sides(forest)

@@ -67,7 +67,7 @@ def classification(
     total = score.new_zeros((), dtype=torch.float64)
     for sign, side in ((1.0, negative), (-1.0, positive)):
         x = sign * score / tau
-        sums = log_sum_exp(x, group, side & stats, one=True)
+        sums = log_sum_exp(x, group, side & stats, plus_one=True)
         total = total + over_groups(sums, group, both) + softplus((x - sums.detach())[both & side & ~stats]).sum()
     return total / n_groups(group, positive | negative)
 

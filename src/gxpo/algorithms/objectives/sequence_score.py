@@ -39,16 +39,16 @@ def per_trajectory(x: Tensor, trajectory: Tensor, n: int, how: str = "mean") -> 
     return total if how == "sum" else total / torch.bincount(trajectory, minlength=n).clamp_min(1)
 
 
-def log_sum_exp(x: Tensor, ids: Tensor, where: Tensor, *, one: bool = False) -> Tensor:
-    """Log-sum-exp over the counting members of each row's group, [n] float64; with `one`: log(1 + that sum).
+def log_sum_exp(x: Tensor, ids: Tensor, where: Tensor, *, plus_one: bool = False) -> Tensor:
+    """Log-sum-exp over the counting members of each row's group, [n] float64; with `plus_one`: log(1 + that sum).
 
     0 for groups without a counting member.
     """
     # measured from the largest member (or from 1's exponent 0), which is a constant: its derivatives cancel
     top = grouped.max(x.detach(), ids, where)
-    top = top.clamp_min(0) if one else top
+    top = top.clamp_min(0) if plus_one else top
     total = grouped.sum(torch.where(where, x - top, torch.zeros_like(top)).exp(), ids, where)
-    total = total + (-top).exp() if one else total
+    total = total + (-top).exp() if plus_one else total
     return top + torch.where(total > 0, total, torch.ones_like(total)).log()
 
 

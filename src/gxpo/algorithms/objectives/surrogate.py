@@ -296,8 +296,8 @@ class SurrogateFunction(FunctionPart, Surrogate):
         output = self.function(x, **self.options)
         if not isinstance(output, tuple):
             return super().clipped(x)
-        what = f"the second value of surrogate {self.function.__name__}"
-        return expect(output[1], x.ratio.shape, what, self.function, "entry of x")
+        label = f"the second value of surrogate {self.function.__name__}"
+        return expect(output[1], x.ratio.shape, label, self.function, "entry of x")
 
 
 @part("unclipped", stage="surrogate")

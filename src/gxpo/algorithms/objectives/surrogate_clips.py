@@ -82,13 +82,13 @@ def entropy_score(entropy: Tensor, quantile: float = 0.8) -> Tensor:
     a standard deviation before would change nothing.)
     """
     log = entropy.to(torch.float64).clamp_min(1e-8).log()
-    one = torch.zeros(log.shape, dtype=torch.int64)
+    one_group = torch.zeros(log.shape, dtype=torch.int64)
     # the nearest member, not an interpolation, so that one token at least is exactly at the quantile
-    gap = log - grouped.quantile(log, one, quantile, interpolation="nearest")
+    gap = log - grouped.quantile(log, one_group, quantile, interpolation="nearest")
     gap = torch.where(gap.abs() <= 1e-12 * log.abs(), 0.0, gap)
     # each side is scaled by its own extreme: both -1 and 1 are reached, however skewed the entropies are
-    top, low = grouped.max(gap, one).clamp_min(0), -grouped.min(gap, one).clamp_max(0)
-    size = torch.where(gap > 0, top, low)
+    top, bottom = grouped.max(gap, one_group).clamp_min(0), -grouped.min(gap, one_group).clamp_max(0)
+    size = torch.where(gap > 0, top, bottom)
     return gap / torch.where(size > 0, size, 1.0)
 
 

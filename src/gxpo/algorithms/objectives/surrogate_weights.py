@@ -69,8 +69,8 @@ def binary_kl(below: Tensor, logprob: Tensor, eps: float = 1e-8) -> Tensor:
     >>> binary_kl(x, torch.tensor([0.5, 1.0, 1.0, 0.25], dtype=torch.float64).log()).round(decimals=6).tolist()
     [0.0, 8.517193, 0.0, 1.386294]
     """
-    others, other_prob = -below.expm1(), -logprob.expm1()
-    return below.exp() * (below - logprob) + others * ((others + eps).log() - (other_prob + eps).log())
+    other_prob_q, other_prob_p = -below.expm1(), -logprob.expm1()
+    return below.exp() * (below - logprob) + other_prob_q * ((other_prob_q + eps).log() - (other_prob_p + eps).log())
 
 
 @part("divergence_mask", stage="surrogate")

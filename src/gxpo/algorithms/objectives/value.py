@@ -146,8 +146,8 @@ class ValueRegression(TermPart):
         """Trainable tokens of trajectories of non-zero `forest.weight`; with the signals, those that have a target."""
         if self.coef == 0:
             return torch.zeros_like(forest.path_trainable)
-        counted = forest.path_trainable if signals is None else self._targets(forest, signals)[1]
-        return counted & (forest.to_path(forest.weight, "R") != 0)
+        is_counted_P = forest.path_trainable if signals is None else self._targets(forest, signals)[1]
+        return is_counted_P & (forest.to_path(forest.weight, "R") != 0)
 
     @torch.no_grad()
     def _figures(self, value: Tensor, target: Tensor) -> dict[str, float]:

@@ -127,9 +127,9 @@ class Segmenter(Part, ABC):
             return None
         if tools.learner is None:
             raise ValueError(f"{type(self).__name__} needs the policy's entropies: give SegmentTools a learner")
-        stored = torch.zeros(forest.n_tokens, dtype=torch.float64)
-        stored[forest.path_token] = tools.learner.outputs(forest, ("entropy",))["entropy"]
-        return stored.tolist()
+        entropy_T = torch.zeros(forest.n_tokens, dtype=torch.float64)
+        entropy_T[forest.path_token] = tools.learner.outputs(forest, ("entropy",))["entropy"]
+        return entropy_T.tolist()
 
 
 class Cuts(FunctionPart, Segmenter):

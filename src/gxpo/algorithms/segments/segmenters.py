@@ -127,15 +127,15 @@ class Pattern(Segmenter):
         _compiled("regex", self.regex)
 
     def begins(self, action: Action) -> list[int]:
-        out, last = [], None
+        entries, last_offset = [], None
         for match in re.finditer(self.regex, action.text):
             offset = match.start()
             # Matches too early or too near to the last one that counted are skipped (VSRM).
-            if offset < self.first or (last is not None and offset - last < self.apart):
+            if offset < self.first or (last_offset is not None and offset - last_offset < self.apart):
                 continue
-            last = offset
-            out += list(action.holding(offset, offset + 1))[:1]
-        return out
+            last_offset = offset
+            entries += list(action.holding(offset, offset + 1))[:1]
+        return entries
 
 
 @part("spans", stage="segment")

@@ -61,20 +61,20 @@ def boundaries(forest: Forest, unit: Tensor, silent: Tensor | None) -> tuple[Ten
     """
     n = int(unit.max()) + 1 if len(unit) else 0
     is_in_unit, entry = unit >= 0, torch.arange(len(unit))
-    first = torch.full((n,), len(unit)).scatter_reduce_(0, unit[is_in_unit], entry[is_in_unit], "amin")
-    last = torch.full((n,), -1).scatter_reduce_(0, unit[is_in_unit], entry[is_in_unit], "amax")
+    first_entry = torch.full((n,), len(unit)).scatter_reduce_(0, unit[is_in_unit], entry[is_in_unit], "amin")
+    last_entry = torch.full((n,), -1).scatter_reduce_(0, unit[is_in_unit], entry[is_in_unit], "amax")
     token_above = forest.pack().predecessor
-    before = token_above[forest.path_token[first]]
-    last_token = forest.path_token[last]
+    before = token_above[forest.path_token[first_entry]]
+    last_token = forest.path_token[last_entry]
     # The environment's answer to a turn belongs to it: its end is where the next one begins.
     after = before.clone()
     if silent is not None:
         after = torch.where(torch.isin(forest.token[last_token], silent), token_above[last_token], last_token)
     # Units in time: ids are dense, but not in the order of the path.
-    order = torch.argsort(first)
-    has_next = forest.path_trajectory[first[order]].diff() == 0
+    order = torch.argsort(first_entry)
+    has_next = forest.path_trajectory[first_entry[order]].diff() == 0
     after[order[:-1][has_next]] = before[order[1:][has_next]]
-    return first, before, after
+    return first_entry, before, after
 
 
 def probes(forest: Forest, after_token: Tensor, continuations: Sequence[Sequence[int]], policy: Tensor) -> Forest:
@@ -117,13 +117,13 @@ def probes(forest: Forest, after_token: Tensor, continuations: Sequence[Sequence
     continuation_forest = Forest.from_completions(
         [()], [list(continuations)], ids=[str(i) for i in range(len(continuations))]
     )
-    joined = Forest.concat([context, continuation_forest])
+    probe_forest = Forest.concat([context, continuation_forest])
     piece_of_token = repeated(torch.arange(n), context.first_token.diff())
-    parent, author = joined.parent.clone(), joined.policy.clone()
+    parent, author = probe_forest.parent.clone(), probe_forest.policy.clone()
     above = piece_of_token[after_token.clamp_min(0)] if len(piece_of_token) else torch.full_like(after_token, -1)
     parent[n:] = torch.where(after_token >= 0, above, -1)
     author[n:] = policy
-    return joined.replace(parent=parent, policy=author)
+    return probe_forest.replace(parent=parent, policy=author)
 
 
 @part("answer_belief", stage="signal")

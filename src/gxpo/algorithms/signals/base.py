@@ -35,7 +35,7 @@ class SignalTools:
     blank_id  a neutral token, in place of a masked one
     encode    text -> token ids, as it stands, without a template; the names of special tokens stay text
     answers   the reference answer to each trajectory's task as a text; None where there is none
-    asked     token ids of a task, by its id, under a template: {prompt} is its text, of a chat the user's last message,
+    reword    token ids of a task, by its id, under a template: {prompt} is its text, of a chat the user's last message,
               other names are filled in from the mapping; None where the task's prompt can't be rewritten
     external  a frozen learner: the model of that name of the section `teacher`, lent in `bind`
     picture_grid  rows and columns of the features that the policy makes of a picture, by its reference; None where it
@@ -49,7 +49,7 @@ class SignalTools:
     seed: int = 0
     encode: Callable[[str], Sequence[int]] = _not_lent
     answers: Callable[[Forest], Sequence[str | None]] = _not_lent
-    asked: Callable[[str, str, Mapping[str, str]], Sequence[int] | None] = _not_lent
+    reword: Callable[[str, str, Mapping[str, str]], Sequence[int] | None] = _not_lent
     external: Callable[[str], Any] = _not_lent
     picture_grid: Callable[[str], tuple[int, int]] | None = None
 

@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def joint_features(own: Tensor, others: Tensor, episode: Tensor) -> Tensor:
+def joint_features(own_features: Tensor, other_features: Tensor, episode: Tensor) -> Tensor:
     """Features of an agent and the mean of those of the others of its episode, [R, D + E] float64; 0 without others.
 
-    own, others  [R, D] and [R, E]: what the critic knows of an agent itself, and of another
-    episode      [R] index
+    own_features    [R, D] of each agent itself
+    other_features  [R, E] of an agent as the others see it
+    episode         [R] index
 
     >>> joint_features(torch.eye(2), torch.eye(2), torch.tensor([0, 0])).tolist()
     [[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]]
     """
-    own, others = own.to(torch.float64), others.to(torch.float64)
+    own_features, other_features = own_features.to(torch.float64), other_features.to(torch.float64)
     n_episodes = int(episode.max()) + 1 if len(episode) else 0
-    total = torch.zeros(n_episodes, others.shape[1], dtype=torch.float64).index_add_(0, episode, others)
+    total = torch.zeros(n_episodes, other_features.shape[1], dtype=torch.float64).index_add_(0, episode, other_features)
     n_others = torch.bincount(episode, minlength=n_episodes)[episode] - 1
-    return torch.cat([own, (total[episode] - others) / n_others.clamp_min(1)[:, None]], 1)
+    return torch.cat([own_features, (total[episode] - other_features) / n_others.clamp_min(1)[:, None]], 1)
 
 
 @part("central_value", stage="signal")
@@ -60,17 +61,19 @@ class CentralValue(RidgeProbe):
         first_entry = begins_of(forest.path_trajectory, forest.n_trajectories)[:-1]
         # the hidden state that the first action's first token is chosen from stands at the token before it
         before = hidden[(forest.path_token[first_entry.clamp_max(max(forest.n_entries - 1, 0))] - 1).clamp_min(0)]
-        others = self._mean_of_actions(forest, hidden) if self.acts else before
-        names = [info.get("episode", name) for info, name in zip(forest.info, forest.id, strict=True)]
-        index = {name: i for i, name in enumerate(dict.fromkeys(names))}
-        features = joint_features(before, others, torch.tensor([index[name] for name in names]))
-        takes, fitted = forest.scored & forest.compared, self.fit()
-        outcome = torch.where(takes, forest.outcome, 0.0)
-        baseline = (outcome.sum() / takes.sum().clamp_min(1)).expand(forest.n_trajectories)
+        other_features = self._mean_of_actions(forest, hidden) if self.acts else before
+        episode_names = [info.get("episode", name) for info, name in zip(forest.info, forest.id, strict=True)]
+        index_by_episode = {name: i for i, name in enumerate(dict.fromkeys(episode_names))}
+        features = joint_features(
+            before, other_features, torch.tensor([index_by_episode[name] for name in episode_names])
+        )
+        is_counted_R, probe = forest.scored & forest.compared, self.fit()
+        outcome = torch.where(is_counted_R, forest.outcome, 0.0)
+        baseline = (outcome.sum() / is_counted_R.sum().clamp_min(1)).expand(forest.n_trajectories)
         # held in the range of outcomes that it was fitted on: a linear probe extrapolates without bounds
-        if fitted is not None:
+        if probe is not None:
             target = self.memory["target"]
-            baseline = (features @ fitted[0] + fitted[1]).clamp(target.min(), target.max())
+            baseline = (features @ probe[0] + probe[1]).clamp(target.min(), target.max())
         self.latest.clear()
         self.latest.update(features=features, baseline=baseline)
         return {"baseline": baseline}

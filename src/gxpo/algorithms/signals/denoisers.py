@@ -86,26 +86,26 @@ class RewardBuffer(SignalPart):
         object.__setattr__(self, "memory", TaskMemory(window=self.window))
 
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
-        takes = forest.scored & forest.compared
-        fresh: dict[str, list[float]] = {}
-        for row in takes.nonzero().squeeze(1).tolist():
-            fresh.setdefault(forest.task[row], []).append(float(forest.outcome[row]))
+        is_counted_R = forest.scored & forest.compared
+        new_outcomes: dict[str, list[float]] = {}
+        for row in is_counted_R.nonzero().squeeze(1).tolist():
+            new_outcomes.setdefault(forest.task[row], []).append(float(forest.outcome[row]))
         mean, std = grouped.mean_and_std(
-            forest.outcome, torch.zeros(forest.n_trajectories, dtype=torch.int64), takes, ddof=0
+            forest.outcome, torch.zeros(forest.n_trajectories, dtype=torch.int64), is_counted_R, ddof=0
         )
         out = torch.stack([mean, std], 1)
         for row, task in enumerate(forest.task):
-            stored = torch.tensor([*self.memory.rows.get(task, []), *fresh.get(task, [])], dtype=torch.float64)
-            if len(stored) >= self.least:
-                newest = stored[-self.window :]
-                out[row] = torch.stack([newest.mean(), newest.std(correction=0)])
+            outcomes = torch.tensor([*self.memory.rows.get(task, []), *new_outcomes.get(task, [])], dtype=torch.float64)
+            if len(outcomes) >= self.least:
+                window = outcomes[-self.window :]
+                out[row] = torch.stack([window.mean(), window.std(correction=0)])
         return {"baseline": out[:, 0], "spread": out[:, 1]}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
-        fresh: dict[str, list[float]] = {}
+        new_outcomes: dict[str, list[float]] = {}
         for row in (forest.scored & forest.compared).nonzero().squeeze(1).tolist():
-            fresh.setdefault(forest.task[row], []).append(float(forest.outcome[row]))
-        self.memory.add(fresh)
+            new_outcomes.setdefault(forest.task[row], []).append(float(forest.outcome[row]))
+        self.memory.add(new_outcomes)
         return {}
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,18 +22,20 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def implicit_reward(logprob: Tensor, old: Tensor, counted: Tensor, owner: Tensor, n: int, beta: float) -> Tensor:
-    """Implicit process reward r_k = beta * sum over the counted tokens of row k of (logprob - old), [n] float64.
+def implicit_reward(
+    logprob: Tensor, old_logprob: Tensor, is_counted_P: Tensor, owner_P: Tensor, n: int, beta: float
+) -> Tensor:
+    """Implicit process reward [n] float64: beta times the sum of (logprob - old_logprob) over the row's counted tokens.
 
-    logprob  [P] of the reward model
-    old      [P] of the policy at the start of the step
-    counted  [P] bool
-    owner    [P] index of the row (a step, a trajectory) that an entry belongs to; `n` rows
+    logprob       [P] of the reward model
+    old_logprob   [P] of the policy at the start of the step
+    is_counted_P  [P] bool
+    owner_P       [P] index of the row (a step, a trajectory) that an entry belongs to; `n` rows
 
     The rewards of a trajectory's steps add up to beta * log(reward model / old policy) of the whole of it.
     """
-    gap = torch.where(counted, logprob.to(torch.float64) - old.to(torch.float64), 0.0)
-    return beta * torch.zeros(n, dtype=torch.float64).index_add_(0, owner, gap)
+    gap = torch.where(is_counted_P, logprob.to(torch.float64) - old_logprob.to(torch.float64), 0.0)
+    return beta * torch.zeros(n, dtype=torch.float64).index_add_(0, owner_P, gap)
 
 
 def preferences(outcome: Tensor, group: Tensor, where: Tensor, alike: str = "group") -> tuple[Tensor, Tensor, Tensor]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def span_features(
-    hidden: Tensor, first: Tensor, last: Tensor, trajectory: Tensor, piece: Tensor
+    hidden: Tensor, first_entry: Tensor, last_entry: Tensor, trajectory: Tensor, piece: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Probe features: [K, 2 H] of each step, [K, 2 H] of it merged with the step before, and [K] bool: it has a step
     before it in its trajectory (else the second equals the first).
@@ -32,15 +32,19 @@ def span_features(
     Mean hidden state of the stretch, and the hidden state of its last token.
     """
     states = hidden.to(torch.float64)
-    total = torch.zeros(len(first), states.shape[1], dtype=torch.float64).index_add_(0, piece, states)
-    size = (last - first + 1).to(torch.float64)[:, None]
-    ends = states[last]
-    has_previous = torch.zeros(len(first), dtype=torch.bool)
+    total_state = torch.zeros(len(first_entry), states.shape[1], dtype=torch.float64).index_add_(0, piece, states)
+    size = (last_entry - first_entry + 1).to(torch.float64)[:, None]
+    last_state = states[last_entry]
+    has_previous = torch.zeros(len(first_entry), dtype=torch.bool)
     has_previous[1:] = trajectory[1:] == trajectory[:-1]
     # Pieces are in the order of time: the one before is the row above, if it is of the same trajectory.
-    merged_sum = total + torch.where(has_previous[:, None], total.roll(1, 0), 0.0)
+    merged_sum = total_state + torch.where(has_previous[:, None], total_state.roll(1, 0), 0.0)
     merged_size = size + torch.where(has_previous[:, None], size.roll(1, 0), 0.0)
-    return torch.cat([total / size, ends], 1), torch.cat([merged_sum / merged_size, ends], 1), has_previous
+    return (
+        torch.cat([total_state / size, last_state], 1),
+        torch.cat([merged_sum / merged_size, last_state], 1),
+        has_previous,
+    )
 
 
 @torch.no_grad()
@@ -102,13 +106,13 @@ class MergedSteps(RidgeProbe):
         return {"piece_reward": reward[pieces.piece]}
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:
-        last, latest_rows = pieces_of(forest).last, self.latest
+        last_entry, latest_rows = pieces_of(forest).last, self.latest
         owner = forest.path_trajectory
         is_counted_P, token_P = (forest.scored & forest.compared)[owner], forest.ids("group", "token", axis="P")
-        label = step_labels(torch.where(is_counted_P, forest.outcome[owner], 0.0), token_P, is_counted_P)[last]
+        label = step_labels(torch.where(is_counted_P, forest.outcome[owner], 0.0), token_P, is_counted_P)[last_entry]
         # A step that several trajectories share is one example: the first of its last token's entries stands for it.
         row = torch.arange(len(owner), dtype=torch.float64)
-        is_labelled = (is_counted_P & (grouped.min(row, token_P, is_counted_P) == row))[last]
+        is_labelled = (is_counted_P & (grouped.min(row, token_P, is_counted_P) == row))[last_entry]
         figures = {"steps_rows": float(self.rows), "steps_used": float(latest_rows["used"])}
         if bool(is_labelled.any()):
             figures["steps_error"] = float((latest_rows["reward"] - label)[is_labelled].square().mean())

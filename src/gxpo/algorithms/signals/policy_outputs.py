@@ -167,7 +167,7 @@ class HintReliance(SignalPart):
     def compute(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, Tensor]:
         forest.need_ids("a policy that reads answers under another prompt")
         reliance_R = torch.full((forest.n_trajectories,), torch.nan, dtype=torch.float64)
-        prompts = {task: tools.asked(task, "{prompt}", {}) for task in dict.fromkeys(forest.task)}
+        prompts = {task: tools.reword(task, "{prompt}", {}) for task in dict.fromkeys(forest.task)}
         rows = [
             r
             for r, (info, task) in enumerate(zip(forest.info, forest.task, strict=True))

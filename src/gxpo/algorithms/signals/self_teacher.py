@@ -57,18 +57,18 @@ def with_peer_shown(
     """
     from gxpo.forest.forest import ACTION, Forest
 
-    last = torch.unique(peer)
-    prompt_of_peer = [None] * len(last) if prompts is None else prompts
+    distinct_peers = torch.unique(peer)
+    prompt_of_peer = [None] * len(distinct_peers) if prompts is None else prompts
     opening_tokens = [
         forest.context(int(forest.last_action[p])) if ids is None else list(ids)
-        for p, ids in zip(last.tolist(), prompt_of_peer, strict=True)
+        for p, ids in zip(distinct_peers.tolist(), prompt_of_peer, strict=True)
     ]
     # Each opening is stored once, as a trajectory of its own, whose one action token is dropped below.
     openings = Forest.from_completions(opening_tokens, [[[0]] for _ in opening_tokens])
-    order = [rows[peer == p] for p in last.tolist()]
-    pieces = [forest.select(rows_of_peer) for rows_of_peer in order]
-    joined = Forest.concat([openings, *pieces])
-    parent, prompt, node_offset = joined.parent.clone(), joined.prompt_node.clone(), openings.n_nodes
+    rows_by_peer = [rows[peer == p] for p in distinct_peers.tolist()]
+    pieces = [forest.select(rows_of_peer) for rows_of_peer in rows_by_peer]
+    joint_forest = Forest.concat([openings, *pieces])
+    parent, prompt, node_offset = joint_forest.parent.clone(), joint_forest.prompt_node.clone(), openings.n_nodes
     # Roots of a piece are hung below its peer's opening; under a new prompt its first actions are, so that the
     # old prompt is left out.
     for piece, opening, ids in zip(pieces, openings.prompt_node.tolist(), prompt_of_peer, strict=True):
@@ -79,8 +79,8 @@ def with_peer_shown(
         parent[node_offset + is_reparented.nonzero().squeeze(1)] = opening
         node_offset += piece.n_nodes
     # The openings' own trajectories come first and are no rollouts.
-    kept_rows = torch.arange(len(opening_tokens), joined.n_trajectories)
-    return joined.replace(parent=parent, prompt_node=prompt).select(kept_rows), torch.cat(order)
+    kept_rows = torch.arange(len(opening_tokens), joint_forest.n_trajectories)
+    return joint_forest.replace(parent=parent, prompt_node=prompt).select(kept_rows), torch.cat(rows_by_peer)
 
 
 @part("self_teacher", stage="signal")
@@ -169,17 +169,17 @@ class SelfTeacher(OwnModel):
     def _prompts(self, forest: Forest, rows: Tensor, peer: Tensor, tools: SignalTools) -> list[Sequence[int] | None]:
         """Prompts that show each of the sorted peers; None where the peer's rollout goes before the prompt instead."""
         prompts: list[Sequence[int] | None] = []
-        for p in torch.unique(peer).tolist():
-            task_prompt = tools.asked(forest.task[p], "{prompt}", {}) if self.template else None
-            last = forest.last_action[rows[peer == p]]
+        for peer_row in torch.unique(peer).tolist():
+            task_prompt = tools.reword(forest.task[peer_row], "{prompt}", {}) if self.template else None
+            last_action = forest.last_action[rows[peer == peer_row]]
             # A prompt can only be rewritten where it is all that the rollout was written under.
-            contexts = [forest.context(node) for node in forest.parent[last[last >= 0]].tolist()]
+            contexts = [forest.context(node) for node in forest.parent[last_action[last_action >= 0]].tolist()]
             if task_prompt is None or any(ids != list(task_prompt) for ids in contexts):
                 prompts.append(None)
                 continue
-            text = tools.decode(forest.token[forest.path_token[forest.path_of(p)]].tolist())
+            text = tools.decode(forest.token[forest.path_token[forest.path_of(peer_row)]].tolist())
             solution = re.sub(self.hide, "", text, flags=re.DOTALL) if self.hide else text
-            prompts.append(tools.asked(forest.task[p], self.template, {"solution": solution}))
+            prompts.append(tools.reword(forest.task[peer_row], self.template, {"solution": solution}))
         return prompts
 
     def learn(self, forest: Forest, signals: Signals, tools: SignalTools) -> dict[str, float]:

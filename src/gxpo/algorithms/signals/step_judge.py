@@ -261,9 +261,9 @@ def _attempts(
     begins = torch.searchsorted(owner, torch.arange(forest.n_trajectories + 1)).tolist()
     steps, previous = row_step.tolist(), forest.step_previous.tolist()
     attempts, row_slices = [], []
-    for r, scored in enumerate(forest.scored.tolist()):
+    for r, is_scored in enumerate(forest.scored.tolist()):
         rows = range(begins[r], begins[r + 1])
-        if not scored or not rows:
+        if not is_scored or not rows:
             continue
         text = forest.prompt_text[r]
         task = decode(forest.context(int(forest.prompt_node[r]))) if text is None else text

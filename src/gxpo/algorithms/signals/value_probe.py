@@ -74,10 +74,10 @@ def _token_before(forest: Forest) -> Tensor:
     is_empty = end == begin
     # Empty nodes hold no token: the way up goes on to the next one that does.
     nearest_full = last_before(forest.parent, is_empty)  # where the way up from an empty node comes to one with tokens
-    last = torch.where(is_empty[nearest_full], -1, end[nearest_full] - 1)
+    last_token_N = torch.where(is_empty[nearest_full], -1, end[nearest_full] - 1)
     node = forest.token_node
     parent_node = forest.parent[node]
-    inherited = torch.where(parent_node >= 0, last[parent_node.clamp_min(0)], -1)
+    inherited = torch.where(parent_node >= 0, last_token_N[parent_node.clamp_min(0)], -1)
     index = torch.arange(forest.n_tokens)
     return torch.where(index > begin[node], index - 1, inherited)
 

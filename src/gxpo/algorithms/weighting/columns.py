@@ -53,7 +53,7 @@ class Columns(named_columns.Columns):
         """Column or score by name, on the axis."""
         # scores shadow columns: a function that reads `size` gets the score of that name
         if name in functions.functions_in(SCORES):
-            return self.scored(functions.functions_in(SCORES)[name], axis)
+            return self.score_values(functions.functions_in(SCORES)[name], axis)
         if name == "columns":
             return self
         if name == "step":
@@ -75,7 +75,7 @@ class Columns(named_columns.Columns):
             return self.mean(self.credit[self.entries]) if axis == "R" else self.credit[self.entries]
         return super().of(name, axis)
 
-    def scored(self, score: Any, axis: str, options: Mapping[str, Any] | None = None) -> Tensor:
+    def score_values(self, score: Any, axis: str, options: Mapping[str, Any] | None = None) -> Tensor:
         """Evaluate a score (a function, or the name of a column) on the axis, with the options that it takes."""
         if not callable(score):
             return self.of(score, axis)
@@ -86,7 +86,7 @@ class Columns(named_columns.Columns):
         return self.lifted(value, axis) if score_axis == "R" else self.mean(value) if axis == "R" else value
 
 
-class Scored(Formula, WeightPart):
+class ScoreWeight(Formula, WeightPart):
     """Base class of weights that are a function of a score; `functions` names the score and the function."""
 
     @property

@@ -38,11 +38,11 @@ def within(gain: Tensor, shift: Tensor, where: Tensor, reject: float = 0.08) -> 
     Each bound is a quantile that at most reject / 3 of the members of `where` lie beyond; `low` is never above 0, so
     that no token is dropped for a small gain. All are kept where `where` is empty.
     """
-    one = torch.zeros(gain.shape, dtype=torch.int64)
+    one_group = torch.zeros(gain.shape, dtype=torch.int64)
     if not bool(where.any()):
         return torch.ones_like(where)
     # three bounds share the quota of rejected tokens
     q = 1 - reject / 3
-    low = (-grouped.quantile(-gain, one, q, where, "inverted_cdf")).clamp_max(0.0)
-    high, most = (grouped.quantile(x, one, q, where, "inverted_cdf") for x in (gain, shift))
+    low = (-grouped.quantile(-gain, one_group, q, where, "inverted_cdf")).clamp_max(0.0)
+    high, most = (grouped.quantile(x, one_group, q, where, "inverted_cdf") for x in (gain, shift))
     return (low <= gain) & (gain <= high) & (shift <= most)

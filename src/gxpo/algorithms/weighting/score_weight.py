@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from gxpo.algorithms.weighting.columns import SCORES, Columns, Scored
+from gxpo.algorithms.weighting.columns import SCORES, Columns, ScoreWeight
 from gxpo.parts.functions import expect
 from gxpo.parts.registry import part
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @part("token_weight", stage="weight")
 @dataclass(frozen=True)
-class TokenWeight(Scored):
+class TokenWeight(ScoreWeight):
     """Token or trajectory weight by a score: w = keep(score) within a scope, a 0/1 mask or a factor.
 
     by       the score: a signal ("entropy", ...), a column ("credit", "outcome", "version", ...), "mean_NAME" (a token
@@ -55,7 +55,7 @@ class TokenWeight(Scored):
         # tokens that are not trained keep the weight 1: the columns hold trained ones alone
         columns = Columns(forest, credit, signals, self.scope, step, self.sign == "nonzero")
         axis = "R" if self.unit == "trajectory" else "P"
-        score = columns.scored(self.by, axis, self.options)
+        score = columns.score_values(self.by, axis, self.options)
         weight = self.apply(self.keep, columns.arguments_of(self.keep, axis, score))
         unit = "trajectory" if axis == "R" else "trained token"
         weight = expect(weight, score.shape, "keep of token_weight", self.keep, unit).to(torch.float64)
@@ -68,7 +68,7 @@ class TokenWeight(Scored):
 
 @part("group_weight", stage="weight")
 @dataclass(frozen=True)
-class GroupWeight(Scored):
+class GroupWeight(ScoreWeight):
     """Group weight w = curve(statistic of the group), the same for every token of its trajectories.
 
     statistic  a score of groups in `weighting.scores` by name ("success_rate", "mean_outcome", ...), or a function
@@ -97,7 +97,7 @@ class GroupWeight(Scored):
         first_row_G = torch.zeros(int(group_R.max()) + 1 if len(group_R) else 0, dtype=torch.int64)
         # group values are the same for all members: read them at a group's first one
         first_row_G[group_R.flip(0)] = torch.arange(len(group_R)).flip(0)
-        statistic_R = columns.scored(self.statistic, "R", self.options)
+        statistic_R = columns.score_values(self.statistic, "R", self.options)
         weight = self.apply(
             self.curve, [part[first_row_G] for part in columns.arguments_of(self.curve, "R", statistic_R)]
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gxpo.parts.protocols import Signals
 
 
-def moved_weights(
+def updated_weights(
     weights: Mapping[str, float],
     scores: Mapping[str, float],
     best: Mapping[str, float],
@@ -39,28 +39,28 @@ def moved_weights(
     >>> {k: round(w, 4) for k, w in moved_weights({"a": 1.0, "b": 2.0}, {"a": 0.95, "b": 0.4}, {"b": 0.4}).items()}
     {'a': 1.0, 'b': 2.2}
     """
-    moved = dict(weights)
+    weight_by_kind = dict(weights)
     lowest = min(scores, key=lambda kind: scores[kind]) if len(scores) > 1 else None
     for kind, score in scores.items():
-        w = moved.get(kind, 1.0)
+        weight = weight_by_kind.get(kind, 1.0)
         if score >= mastered:
-            moved[kind] = 1.0 + decay * (w - 1.0)
+            weight_by_kind[kind] = 1.0 + decay * (weight - 1.0)
         elif score < best.get(kind, score) - tolerance or kind == lowest:
-            moved[kind] = min(boost * w, most)
+            weight_by_kind[kind] = min(boost * weight, most)
         else:
-            moved[kind] = w
-    least = min(moved.values(), default=1.0)
-    return {kind: w / least for kind, w in moved.items()}
+            weight_by_kind[kind] = weight
+    least = min(weight_by_kind.values(), default=1.0)
+    return {kind: weight / least for kind, weight in weight_by_kind.items()}
 
 
 @part("task_progress", stage="weight")
 @dataclass(frozen=True)
 class TaskProgress(WeightPart):
-    """Weight of each kind of task by its progress: `moved_weights` of the mean score of its rollouts in each step.
+    """Weight of each kind of task by its progress: `updated_weights` of the mean score of its rollouts in each step.
 
     kinds  components of the reward, one for each kind of task, from 0 to 1: a rollout is of the first kind whose
            component it has. Rollouts without any have weight 1
-    boost, decay, mastered, tolerance, most  see `moved_weights`
+    boost, decay, mastered, tolerance, most  see `updated_weights`
 
     A weight moves after the step, so the first step has 1 everywhere. In the checkpoint: a weight and the best score of
     each kind. A weight is not undone by standardising, as a factor of the reward is.
@@ -104,7 +104,7 @@ class TaskProgress(WeightPart):
                 scores.setdefault(kind, []).append(float(forest.components[r, forest.component_names.index(kind)]))
         means = {kind: sum(values) / len(values) for kind, values in scores.items()}
         options = {name: getattr(self, name) for name in ("boost", "decay", "mastered", "tolerance", "most")}
-        self.memory["weights"] = moved_weights(self.memory["weights"], means, self.memory["best"], **options)
+        self.memory["weights"] = updated_weights(self.memory["weights"], means, self.memory["best"], **options)
         best = self.memory["best"]
         self.memory["best"] = best | {kind: max(score, best.get(kind, score)) for kind, score in means.items()}
 

@@ -215,12 +215,12 @@ def top_scaled(
     By "dependency" on what the policy was shown. The paper scales the credit: with a surrogate that is linear in it, as
     clips are, weighting the loss is the same. Source: VPPO, arXiv 2510.09285, and its code.
     """
-    one, length = torch.zeros_like(trajectory), grouped.count(trajectory)
+    one_group, length = torch.zeros_like(trajectory), grouped.count(trajectory)
     mean = grouped.mean(x, trajectory)
-    low, high, flat = (f(mean, one, compared) for f in (grouped.min, grouped.max, grouped.degenerate))
+    low, high, flat = (f(mean, one_group, compared) for f in (grouped.min, grouped.max, grouped.degenerate))
     unit = ((mean - low) / torch.where(flat, 1.0, high - low)).clamp(0.0, 1.0)
     # each trajectory counts once in the mean, whatever its length
-    mean_unit = grouped.mean(unit, one, compared, weight=1.0 / length)
+    mean_unit = grouped.mean(unit, one_group, compared, weight=1.0 / length)
     scale = torch.where(flat, 1.0, least + (1 - least) * unit / torch.where(flat, 1.0, mean_unit))
     is_kept = largest(x, trajectory, (share * length - 1e-9).ceil(), torch.ones_like(compared))
     return is_kept * scale

@@ -23,8 +23,8 @@ CHART_STYLE = (
     + "}"
 )
 LEFT, RIGHT, TOP, BOTTOM = 52, 20, 44, 36
-MARKED = 60  # a series of at most so many points has a dot, with its value as a tooltip, at each
-DRAWN = 800  # points of a longer series are thinned out to about as many
+MAX_MARKERS = 60  # a series of at most so many points has a dot, with its value as a tooltip, at each
+MAX_POINTS = 800  # points of a longer series are thinned out to about as many
 LETTER = 6.2  # widest usual letter of the legend, pixels
 
 
@@ -93,7 +93,9 @@ def svg_chart(
             out.append(f'<polyline class="l s{colour}{" d" if name in dashed else ""}" points="{line}"/>')
         # a point between two gaps is on no line: it is seen by its dot alone, however long the series
         isolated_points = {run[0] for run in _runs(points) if len(run) == 1}
-        marks = [p for p in points if all(map(math.isfinite, p)) and (len(points) <= MARKED or p in isolated_points)]
+        marks = [
+            p for p in points if all(map(math.isfinite, p)) and (len(points) <= MAX_MARKERS or p in isolated_points)
+        ]
         for point in marks:
             cx, cy = place(*point).split(",")
             tip = escape(f"{name}, {x_label} {point[0]:g}: {point[1]:.4g}")
@@ -134,10 +136,10 @@ def _runs(points: Iterable[tuple[float, ...]]) -> list[list[tuple[float, ...]]]:
 
 def _thin(points: Sequence[Point]) -> list[Point]:
     """Lowest and highest of each stretch of neighbours, in order: fewer points, the same outline."""
-    if len(points) <= DRAWN:
+    if len(points) <= MAX_POINTS:
         return list(points)
     # two points for each stretch, the lowest and the highest: a peak must not vanish by thinning
-    size = math.ceil(2 * len(points) / DRAWN)
+    size = math.ceil(2 * len(points) / MAX_POINTS)
     out: list[Point] = []
     for begin in range(0, len(points), size):
         part = [p for p in points[begin : begin + size] if math.isfinite(p[1])]

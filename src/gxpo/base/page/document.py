@@ -154,9 +154,9 @@ def page(title: str, body: str, script: str = "", style: str = "") -> str:
         raise ValueError("a page's script may hold neither </script nor <!--; give what came from a run by data()")
     # the policy names the script by its hash, so that a script that came in with a run's texts never runs
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    allowed = f"'sha256-{digest}'" if script else "'none'"
+    script_source = f"'sha256-{digest}'" if script else "'none'"
     policy = (
-        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; "
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {script_source}; base-uri 'none'; "
         "form-action 'none'"
     )
     return str(MACROS.page(title, policy, STYLE + style, text(body), script))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.base.errors import ConfigError, GxpoError
-from gxpo.base.processes import LOADING, Ended, Process, loaded
+from gxpo.base.processes import LOADING, Ended, Process, start_process
 from gxpo.base.usercode import Unusable
 from gxpo.environments.envs.checked import checked_about, checked_answer
 from gxpo.environments.envs.host import Host
@@ -181,7 +181,7 @@ class InWorker:
         retried: set[str] = set()
         failed_sends = 0
         while self._worker is None:
-            worker = loaded(lambda: Worker(self.source))
+            worker = start_process(lambda: Worker(self.source))
             self._drops.clear()
             try:
                 if self._restore(worker, retried):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gxpo.base.errors import GxpoError
-from gxpo.base.processes import Ended, loaded
+from gxpo.base.processes import Ended, start_process
 from gxpo.environments.envs.checked import checked_answer
 from gxpo.environments.envs.episodes import FRUITLESS, Answer, Item, Log, Worker, log, reproducible_part
 from gxpo.environments.envs.sources import EnvSource
@@ -129,7 +129,7 @@ class Together:
     # ------------------------------------------------------------ to and from the process
     def _ready(self) -> Worker:
         if self._worker is None:
-            self._worker = loaded(lambda: Worker(self.source))
+            self._worker = start_process(lambda: Worker(self.source))
         return self._worker
 
     def _end_process(self) -> None:

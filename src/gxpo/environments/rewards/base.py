@@ -33,7 +33,7 @@ class GroupReward(Protocol):
     name        the component a plain tensor becomes, and its name in messages
     gives       names of its components, where they are known beforehand
     reports     those of them that are recorded and not counted, unless they are given a weight by name
-    answered    it compares with the tasks' answers, so all must have one
+    needs_answer  it compares with the tasks' answers, so all must have one
     failures()  failures since the last call, a (kind, message) a trajectory; without it, every trajectory without a
                 number counts as "nonsense"
     at(step)    called before the rollouts of a step are scored

@@ -73,8 +73,10 @@ def valid(text: str, parts: Sequence[str] = HEADINGS, step: str = STEP) -> float
     heads = list(re.finditer(step, text))
     if not heads or not all(re.search(part, text) for part in parts):
         return 0.0
-    last = re.search(parts[-1], text)
-    at_end = re.search(f"(?:{parts[-1]})\\s*\\Z", text) or (last is not None and last.start() >= heads[-1].end())
+    last_part = re.search(parts[-1], text)
+    at_end = re.search(f"(?:{parts[-1]})\\s*\\Z", text) or (
+        last_part is not None and last_part.start() >= heads[-1].end()
+    )
     return float(bool(at_end) and [int(head[1]) for head in heads] == list(range(1, len(heads) + 1)))
 
 
@@ -218,12 +220,12 @@ class Numeric:
 
     def gap(self, text: str, answer: Any) -> float:
         """Relative error of the number in a text; inf without one, nan without a number in the answer."""
-        expected, answered = number_in(answer), number_in(extract(text, self._read) or "")
+        expected, actual = number_in(answer), number_in(extract(text, self._read) or "")
         if expected is None or answer is None:
             return math.nan
-        if answered is None:
+        if actual is None:
             return math.inf
-        return abs(expected - answered) / abs(expected) if expected else (0.0 if answered == 0 else math.inf)
+        return abs(expected - actual) / abs(expected) if expected else (0.0 if actual == 0 else math.inf)
 
     def __call__(self, forest: Forest, texts: Sequence[str], tasks: Sequence[Task]) -> dict[str, Tensor]:
         gaps = [self.gap(text, task.answer) for text, task in zip(texts, tasks, strict=True)]

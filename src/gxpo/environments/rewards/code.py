@@ -53,7 +53,7 @@ def names_of(statements: tuple[str, ...]) -> Names:
 
     ValueError where they only define things, so that any program would pass.
     """
-    trees = [tree for text in statements if (tree := _parsed(text)) is not None]
+    trees = [tree for text in statements if (tree := _parse_statement(text)) is not None]
     if trees and all(isinstance(x, DEFINITIONS) or _is_text(x) for tree in trees for x in tree.body):
         raise ValueError("its tests define functions and call none: any program would pass")
     # A name that is used only as in `math.sqrt` may be a module; one that also stands by itself is not.
@@ -61,26 +61,28 @@ def names_of(statements: tuple[str, ...]) -> Names:
     attribute_bases = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     bare_names = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in attribute_bases}
     # Scopes by symtable: a name that a function of the tests binds is local to it, unless declared global.
-    used, defined = set[str](), set[str]()
+    used_names, defined_names = set[str](), set[str]()
     for text in statements:
         for table in _tables(text):
             for symbol in table.get_symbols():
                 at_top = table.get_type() == "module" or symbol.is_declared_global()
                 if at_top and (symbol.is_assigned() or symbol.is_imported()):
-                    defined.add(symbol.get_name())
+                    defined_names.add(symbol.get_name())
                 elif symbol.is_global() or table.get_type() == "module":
-                    used.add(symbol.get_name())
-    free = used - defined
-    modules = {name: ALIASES.get(name, name) for name in free - bare_names if _is_module(name)}
-    program = {name for name in free if not hasattr(builtins, name)} - modules.keys()
+                    used_names.add(symbol.get_name())
+    free_names = used_names - defined_names
+    modules = {name: ALIASES.get(name, name) for name in free_names - bare_names if _is_module(name)}
+    program = {name for name in free_names if not hasattr(builtins, name)} - modules.keys()
     # No name is left where the program redefines a built-in, as `sum`: then the one function that is called is meant.
     if not program:
-        called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-        program = called & free if len(called & free) == 1 else set()
+        called_names = {
+            node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        program = called_names & free_names if len(called_names & free_names) == 1 else set()
     return Names(sorted(program), modules)
 
 
-def _parsed(text: str) -> ast.Module | None:
+def _parse_statement(text: str) -> ast.Module | None:
     """Parse a statement; None where this Python can't, as the sandbox's may."""
     try:
         return ast.parse(text)

@@ -41,9 +41,9 @@ class Docker:
                 "set scoring.options.code.sandbox to local"
             )
         # An image that is missing would fail with every program of the step.
-        done = _run_docker(["docker", "image", "inspect", "--format", "{{.Id}}", self.image], 30.0)
-        if done is None or done.returncode:
-            reply = "it does not answer" if done is None else done.stderr.decode("utf-8", "replace").strip()[-200:]
+        result = _run_docker(["docker", "image", "inspect", "--format", "{{.Id}}", self.image], 30.0)
+        if result is None or result.returncode:
+            reply = "it does not answer" if result is None else result.stderr.decode("utf-8", "replace").strip()[-200:]
             missing = "No such image" in reply or "no such image" in reply
             remedy = f"`docker pull {self.image}`" if missing else "start the docker daemon, or let this user reach it"
             raise ConfigError(f"sandbox 'docker' can't run {self.image} ({reply}): {remedy}")

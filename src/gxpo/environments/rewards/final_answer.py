@@ -58,8 +58,8 @@ class FinalAnswers:
     def is_well_formed(self) -> bool:
         """True for exactly one element that comes after all boxes or, without elements, exactly one box."""
         elements = [place for place in self.places if place.is_element]
-        counted = elements or self.places
-        return not self.is_broken and len(counted) == 1 and self.places[-1] is counted[0] and bool(counted[0].text)
+        answers = elements or self.places
+        return not self.is_broken and len(answers) == 1 and self.places[-1] is answers[0] and bool(answers[0].text)
 
 
 def find_answers(completion: str) -> FinalAnswers:
@@ -68,23 +68,25 @@ def find_answers(completion: str) -> FinalAnswers:
     >>> find_answers(r"<think>\boxed{1}</think> <answer>it is \boxed{\frac{1}{2}}</answer>").answer
     '\\frac{1}{2}'
     """
-    rest = completion[max((completion.rfind(tag) + len(tag) for tag in THOUGHT_ENDS if tag in completion), default=0) :]
-    spans = ELEMENT.finditer(rest) if OPENING in rest else ()
+    answer_text = completion[
+        max((completion.rfind(tag) + len(tag) for tag in THOUGHT_ENDS if tag in completion), default=0) :
+    ]
+    spans = ELEMENT.finditer(answer_text) if OPENING in answer_text else ()
     elements = [Place(_inside(m[1]), m.start(), m.end(), True) for m in spans]
-    boxes, is_open = _boxes(rest)
+    boxes, is_open = _boxes(answer_text)
     places = sorted([*elements, *_outside(boxes, elements)], key=lambda place: place.start)
-    tags = (rest.count(OPENING), rest.count(CLOSING))
+    tags = (answer_text.count(OPENING), answer_text.count(CLOSING))
     is_broken = is_open or any(n != len(elements) for n in tags)
-    return FinalAnswers(tuple(places), rest, is_broken)
+    return FinalAnswers(tuple(places), answer_text, is_broken)
 
 
-def _outside(places: list[Place], others: list[Place]) -> list[Place]:
+def _outside(places: list[Place], outer_spans: list[Place]) -> list[Place]:
     """Places that begin in none of the others; both are in order."""
     outer_places, number = [], 0
     for place in places:
-        while number < len(others) and others[number].end <= place.start:
+        while number < len(outer_spans) and outer_spans[number].end <= place.start:
             number += 1
-        if number == len(others) or place.start < others[number].start:
+        if number == len(outer_spans) or place.start < outer_spans[number].start:
             outer_places.append(place)
     return outer_places
 
@@ -98,7 +100,7 @@ def _inside(text: str) -> str:
 def _boxes(text: str) -> tuple[list[Place], bool]:
     """Outermost closed boxes in order, and True where one is not closed."""
     # Everything before the first box is skipped: most texts have none.
-    first = min((at for command in COMMANDS if (at := text.find(command)) >= 0), default=-1)
+    first = min((index for command in COMMANDS if (index := text.find(command)) >= 0), default=-1)
     if first < 0:
         return [], False
     closed_boxes: list[Place] = []

@@ -37,7 +37,7 @@ class Function:
     grouped  it is called once with all rollouts of a step: a `base.GroupReward`; it runs in process
     reports  components of a grouped one that are recorded and not counted
     verdict  where it is grouped: it gives a number for each rollout, as a function of one rollout does
-    answered it can't do without a task's answer
+    needs_answer  it can't do without a task's answer
     raw      where it is grouped: it declares `texts_raw`
     """
 
@@ -51,7 +51,7 @@ class Function:
     grouped: bool = False
     reports: tuple[str, ...] = ()
     verdict: bool = False
-    answered: bool = False
+    needs_answer: bool = False
     raw: bool = False
 
     @property
@@ -75,20 +75,20 @@ def names_file(text: str) -> bool:
     return ":" in text or text.endswith(".py") or "/" in text
 
 
-def source_of(text: str, what: str = "reward ", example: str = "my_rewards.py:exact") -> dict[str, Any]:
+def source_of(text: str, prefix: str = "reward ", example: str = "my_rewards.py:exact") -> dict[str, Any]:
     """Source for `usercode.from_file`: file, content and function name of `path/to/my_rewards.py:exact`."""
     path, name = split(text)
     if path == "python":
         raise ConfigError(
-            f"{what}{text!r} is a Python object of the script that began the run: give it again, as in "
+            f"{prefix}{text!r} is a Python object of the script that began the run: give it again, as in "
             "gxpo.resume(RUN, reward=...), or start the run with a function of a file"
         )
     if not path or root_of(name) is None:
         example = f"{text}:FUNCTION" if text.endswith(".py") else example
-        raise ConfigError(f"{what}{text!r}: name a function in the file, as in {example}")
+        raise ConfigError(f"{prefix}{text!r}: name a function in the file, as in {example}")
     file = Path(path).expanduser()
     if not file.is_file():
-        raise ConfigError(f"{what}{text!r}: there is no file {path} (looked in {Path.cwd()})")
+        raise ConfigError(f"{prefix}{text!r}: there is no file {path} (looked in {Path.cwd()})")
     # The resolved path, and the content as it is now: workers that start later load the same.
     file = file.resolve()
     return {"file": str(file), "folder": str(file.parent), "code": file.read_bytes(), "name": name}
@@ -106,7 +106,7 @@ def load(text: str) -> Callable[..., Any]:
 def grouped(call: Callable[..., Any], label: str, name: str | None = None) -> Function:
     """Wrap a group-level reward, with the facts that its attributes state."""
     component = name or getattr(call, "name", None) or getattr(call, "__name__", None) or type(call).__name__
-    attributes = {"gives": getattr(call, "gives", None), "answered": getattr(call, "answered", False)}
+    attributes = {"gives": getattr(call, "gives", None), "needs_answer": getattr(call, "needs_answer", False)}
     attributes["raw"] = _declares(call, "texts_raw")
     return Function(
         str(component), label, call=call, grouped=True, reports=tuple(getattr(call, "reports", ())), **attributes
@@ -135,11 +135,11 @@ def from_file(text: str) -> Function:
     remote = {**source, "label": text, "is_scorer": False}
     declaration = _plain_signature(source["code"], source["name"])
     if declaration is not None:
-        names, keywords, answered = declaration
+        names, keywords, needs_answer = declaration
         if names[:3] == STEP:
             return grouped(load(text), text, name)
         if not takes_batch(names, text, has_keywords=keywords):
-            return Function(name, text, remote, answered=answered)
+            return Function(name, text, remote, needs_answer=needs_answer)
     # Any other object has to be loaded here to know its parameters. A name that the file can't define is left to the
     # worker, whose error says what is wrong.
     if not _may_define(source["code"], root_of(source["name"]) or ""):
@@ -156,7 +156,7 @@ def from_file(text: str) -> Function:
             local_function,
             name=name if local_function.verdict and not is_rubric(reward_object) else local_function.name,
         )
-    return Function(name, text, remote, answered=local_function.answered)
+    return Function(name, text, remote, needs_answer=local_function.needs_answer)
 
 
 def _component_name(expression: str) -> str:
@@ -242,13 +242,13 @@ def from_callable(function: Any, text: str = "") -> Function:
     # A lambda has no name that a component could have.
     name = name if name.isidentifier() else "reward"
     try:
-        declared = inspect.signature(function).parameters
+        declared_parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        declared = {}  # what can't be read is reported below
-    if tuple(declared)[:3] == STEP:
+        declared_parameters = {}  # what can't be read is reported below
+    if tuple(declared_parameters)[:3] == STEP:
         return grouped(function, label, getattr(function, "name", None))
-    keywords = any(p.kind is p.VAR_KEYWORD for p in declared.values())
-    parameter_names = [n for n, p in declared.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    keywords = any(p.kind is p.VAR_KEYWORD for p in declared_parameters.values())
+    parameter_names = [n for n, p in declared_parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     if takes_batch(parameter_names, label, has_keywords=keywords):
         return Function(name, label, call=Batch(function, label), grouped=True, verdict=True)
     label = text or f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', name)}"
@@ -256,23 +256,23 @@ def from_callable(function: Any, text: str = "") -> Function:
         argument_names = parameters(function)
     except Unusable as error:
         raise ConfigError(f"reward {label}: {error}{_factory_hint(text, parameter_names)}") from error
-    if not argument_names and declared:
+    if not argument_names and declared_parameters:
         raise ConfigError(
-            f"reward {label}: its parameters ({', '.join(map(str, declared.values()))}) do not say what it scores: "
-            "name completions (a batch, it returns a list) or completion (one rollout, it returns a number)"
+            f"reward {label}: its parameters ({', '.join(map(str, declared_parameters.values()))}) do not say what it "
+            "scores: name completions (a batch, it returns a list) or completion (one rollout, it returns a number)"
             f"{_factory_hint(text, parameter_names)}"
         )
     # A parameter `answer` without a default means that tasks need one.
-    answered = "answer" in declared and declared["answer"].default is inspect.Parameter.empty
+    needs_answer = "answer" in declared_parameters and declared_parameters["answer"].default is inspect.Parameter.empty
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         async_reward = AsyncEach(function, label, name, argument_names)
-        return Function(name, label, call=async_reward, grouped=True, verdict=True, answered=answered)
+        return Function(name, label, call=async_reward, grouped=True, verdict=True, needs_answer=needs_answer)
     # What a fresh interpreter can import goes to the workers; the rest runs here, where nothing ends a hang.
-    pickled = importable(function)
-    if pickled is None:
-        return Function(name, label, call=function, argument_names=argument_names, answered=answered)
-    source = {"pickle": pickled, "label": label, "is_scorer": False}
-    return Function(name, label, source, argument_names=argument_names, answered=answered)
+    pickle_text = importable(function)
+    if pickle_text is None:
+        return Function(name, label, call=function, argument_names=argument_names, needs_answer=needs_answer)
+    source = {"pickle": pickle_text, "label": label, "is_scorer": False}
+    return Function(name, label, source, argument_names=argument_names, needs_answer=needs_answer)
 
 
 def _factory_hint(text: str, parameter_names: Sequence[str]) -> str:

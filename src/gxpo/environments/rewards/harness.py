@@ -136,15 +136,15 @@ class Tester:
 
     def ask(self, verb: str, *operands: Any) -> Any:
         """Send a request to the program; return its answer or raise its exception. Its output is printed here."""
-        kind, *rest, printed = self.line.ask(verb, *operands)
+        kind, *content, printed = self.line.ask(verb, *operands)
         if printed:
             sys.stdout.write(printed)
         if kind == "raised":
-            raise self._error(*rest)
-        value, *changed = rest
+            raise self._error(*content)
+        value, *copies = content
         # A function that returns nothing may have changed its arguments in place: the tester has copies of them.
         if verb == "call" and value is None:
-            for mine, theirs in zip((*operands[1], *operands[2].values()), *changed, strict=True):
+            for mine, theirs in zip((*operands[1], *operands[2].values()), *copies, strict=True):
                 update(mine, theirs)
         return value
 
@@ -212,15 +212,15 @@ def builtin_error(name: str) -> type[Exception] | None:
     return kind if fits else None
 
 
-def update(mine: Any, changed: Any) -> None:
+def update(mine: Any, copy_value: Any) -> None:
     """Apply the program's changes of its copy to an argument; only after calls that return nothing."""
-    if type(mine) is not type(changed):
+    if type(mine) is not type(copy_value):
         return
     if type(mine) in (list, bytearray):
-        mine[:] = changed
+        mine[:] = copy_value
     elif type(mine) in (dict, set):
         mine.clear()
-        mine.update(changed)
+        mine.update(copy_value)
 
 
 def run_tests(inbox: int, outbox: int, verdict_fd: int) -> None:
@@ -316,10 +316,10 @@ class Function:
         self.guest, self.number = guest, number
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        kind, *rest, _ = self.guest.line.ask("call", self.number, args, keywords)
+        kind, *content, _ = self.guest.line.ask("call", self.number, args, keywords)
         if kind == "raised":
-            raise (builtin_error(rest[0][0]) or RuntimeError)(*rest[1])
-        return rest[0]
+            raise (builtin_error(content[0][0]) or RuntimeError)(*content[1])
+        return content[0]
 
 
 def run_guest(inbox: int, outbox: int, directory: str) -> None:

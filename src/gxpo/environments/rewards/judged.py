@@ -198,12 +198,15 @@ class Pairwise(JudgedReward):
         merges_texts = self.compare not in ("all", "first") and self.contestants == "texts"
         groups, head_of = _groups(forest), list(range(len(texts)))  # row that stands for a row
         if merges_texts:
-            groups = [(_distinct(rows, texts, head_of), others) for rows, others in groups]
+            groups = [(_distinct(rows, texts, head_of), uncompared_rows) for rows, uncompared_rows in groups]
         shares_by_match: dict[tuple[int, int], float | Failure] = {}  # of rows
         meets_first_only = self.compare in ("first", "anchor")
         # Attempts that are not compared play each contestant, outside of the tournament, in its first round.
         due_matches = [
-            (i, j) for rows, others in groups for i in others for j in (rows[:1] if meets_first_only else rows)
+            (i, j)
+            for rows, uncompared_rows in groups
+            for i in uncompared_rows
+            for j in (rows[:1] if meets_first_only else rows)
         ]
         rounds: list[list[dict[tuple[int, int], float]]] = [[] for _ in groups]
         # A round of all groups is one batch of questions; a group whose tournament is over has no further matches.
@@ -218,15 +221,15 @@ class Pairwise(JudgedReward):
             if not any(pairings_by_group):
                 break
             due_matches = []
-            for (rows, _), played, pairs in zip(groups, rounds, pairings_by_group, strict=True):
+            for (rows, _), results, pairs in zip(groups, rounds, pairings_by_group, strict=True):
                 if pairs:
-                    played.append({(i, j): _share(shares_by_match[rows[i], rows[j]]) for i, j in pairs})
+                    results.append({(i, j): _share(shares_by_match[rows[i], rows[j]]) for i, j in pairs})
         # Contestants are paid by the tournament, the others by the mean share of their matches.
         value = [math.nan] * len(texts)
-        for (rows, others), played in zip(groups, rounds, strict=True):
-            for r, paid in zip(rows, tournament.rewards(self.compare, len(rows), played), strict=True):
-                value[r] = paid
-            for r in others:
+        for (rows, uncompared_rows), results in zip(groups, rounds, strict=True):
+            for r, payment in zip(rows, tournament.rewards(self.compare, len(rows), results), strict=True):
+                value[r] = payment
+            for r in uncompared_rows:
                 shares = [x for (i, _), x in shares_by_match.items() if i == r and isinstance(x, float)]
                 value[r] = sum(shares) / len(shares) if shares else math.nan
         repeated_heads = {head for r, head in enumerate(head_of) if head != r}

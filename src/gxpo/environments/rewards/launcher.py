@@ -32,7 +32,7 @@ ATTEMPTS = (
 )
 ISOLATION: tuple[str, ...] = ("network", "processes", "files", "reads", "number", "space")
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
-RDONLY, RECURSIVE, HERE, MOUNT_SETATTR = 1, 0x8000, -100, 442
+RDONLY, RECURSIVE, AT_FDCWD, MOUNT_SETATTR = 1, 0x8000, -100, 442
 NO_NEW_PRIVILEGES, SUBREAPER, DROP_BOUND, DIE_WITH_PARENT, DUMPABLE, KEEP, AMBIENT = 38, 36, 24, 1, 4, 8, 47
 READ_ALL, OVERRIDE = 2, 1  # capabilities: to read what root could read, where the interpreter is root's alone
 COUNTS_BY_NAMESPACE = (5, 14)  # Linux from here on counts a user's processes in each user namespace by itself
@@ -89,18 +89,18 @@ class Mapper:
     """Helper process outside of the user namespace that maps several users into it, as root."""
 
     def __init__(self, users: set[int], groups: set[int]) -> None:
-        waiting, self.line = os.pipe()
+        request_pipe, self.line = os.pipe()
         self.outside = os.fork()
         if self.outside == 0:
             os.close(self.line)
-            if os.read(waiting, 1):
+            if os.read(request_pipe, 1):
                 for name, ids in (("gid_map", groups), ("uid_map", users)):
                     _write(f"/proc/{os.getppid()}/{name}", "".join(f"{i} {i} 1\n" for i in sorted(ids)))
             os._exit(0)
-        os.close(waiting)
+        os.close(request_pipe)
 
-    def map(self, needed: bool) -> None:
-        os.write(self.line, b"x" if needed else b"")
+    def map(self, is_needed: bool) -> None:
+        os.write(self.line, b"x" if is_needed else b"")
         os.close(self.line)
         os.waitpid(self.outside, 0)
 
@@ -130,7 +130,7 @@ def mount_read_only(libc: Any, directory: str, user: int, disk: int, entries: in
     def change(path: bytes, recursive: int, add: int, clear: int) -> bool:
         attributes = Attributes(add, clear, 0, 0)
         size = ctypes.c_size_t(ctypes.sizeof(attributes))
-        return libc.syscall(MOUNT_SETATTR, HERE, path, recursive, ctypes.byref(attributes), size) == 0
+        return libc.syscall(MOUNT_SETATTR, AT_FDCWD, path, recursive, ctypes.byref(attributes), size) == 0
 
     place = os.fsencode(directory)
     # Mounts are private first, or they would spread to the host.
@@ -239,15 +239,15 @@ def switch_user(libc: Any, user: int) -> None:
         return libc.capset(capability_header, (ctypes.c_uint32 * 6)(*[capabilities] * 3)) == 0
 
     # An interpreter that only root may read can't be started by a stranger: then one capability to read is kept.
-    needed: tuple[int, ...] = ()
+    capabilities_kept: tuple[int, ...] = ()
     if user != os.getuid():
         libc.prctl(KEEP, 1, 0, 0, 0)
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
         if not (os.access(sys.executable, os.R_OK | os.X_OK) and os.access(os.__file__, os.R_OK)):
-            needed = (READ_ALL, OVERRIDE)
-    for capability in needed:
+            capabilities_kept = (READ_ALL, OVERRIDE)
+    for capability in capabilities_kept:
         if keep(1 << capability):
             libc.prctl(AMBIENT, 2, capability, 0, 0)
             break

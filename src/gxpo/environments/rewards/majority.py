@@ -211,10 +211,10 @@ class MajorityVote:
                 pairs = zip(rows, questions, strict=True)
                 blind_tasks = [dataclasses.replace(tasks[r], answer=answer, info={}) for r, (_, answer, _) in pairs]
                 verdict = self._verify(forest.select(rows), [str(texts[r]) for r in rows], blind_tasks)
-                for (group, answer, other), right in zip(questions, (verdict >= 1).tolist(), strict=True):
-                    if right and other is not None:
-                        cluster_of[group, other] = answer
-                        del undecided[group][other]
+                for (group, answer, own_answer), right in zip(questions, (verdict >= 1).tolist(), strict=True):
+                    if right and own_answer is not None:
+                        cluster_of[group, own_answer] = answer
+                        del undecided[group][own_answer]
         return [None if a is None else cluster_of[group, a] for group, a in zip(forest.group, answers, strict=True)]
 
     def _verify_by_label(

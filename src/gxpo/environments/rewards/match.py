@@ -157,7 +157,7 @@ class Comparison:
             raise ConfigError(f"{key}.pay=pass needs a gate")
 
     @property
-    def answered(self) -> bool:
+    def needs_answer(self) -> bool:
         """True if tasks must have an answer."""
         free = (*REFERENCE_FREE, *(("json_schema",) if "schema" in self.options else ()))
         return self.reference == "answer" and self.metric.__name__ not in free
@@ -307,9 +307,9 @@ class Match(ComparisonReward):
         )
 
     @property
-    def answered(self) -> bool:
+    def needs_answer(self) -> bool:
         """True if every task must have an answer."""
-        return all(comparison.answered for comparison in self.comparisons.values())
+        return all(comparison.needs_answer for comparison in self.comparisons.values())
 
     def check_tasks(self, source: TaskSource) -> None:
         """ConfigError for an invalid JSON Schema of the configuration or of a task."""

@@ -23,11 +23,11 @@ NUMERAL_LENGTH = 200  # characters
 MAX_EXPONENT = 400  # exponent of ten
 BLANK = r"\\[,;:! ]|\\thinspace\s?|~|\{,\}|[\u00a0\u2009\u202f]"  # no reader of mathematics takes these for a separator
 SEPARATED = re.compile(rf"(?<=\d)(?<!(?<!\d)0)(?:{BLANK}|\\!,|,\\!)(?=\d{{3}}(?!\d))")
-WHOLE = rf"[1-9]\d{{0,2}}(?P<mark>{BLANK}|\\!,|,\\!|[, ])\d{{3}}(?:(?P=mark)\d{{3}})*|\d+"
+WHOLE_NUMBER = rf"[1-9]\d{{0,2}}(?P<mark>{BLANK}|\\!,|,\\!|[, ])\d{{3}}(?:(?P=mark)\d{{3}})*|\d+"
 DIGITS = re.compile(r"-?\d+(?:\.\d+)?")
 POWER = r"10\s*\^\s*(?:\{\s*(?P<braced>[-+]?\d+)\s*\}|(?P<bare>-?\d+))"
 NUMERAL = re.compile(
-    rf"(?P<sign>[-+]?)\s*(?:(?P<whole>{WHOLE})?(?P<part>\.\d+)?(?:[eE](?P<e>[-+]?\d+)"
+    rf"(?P<sign>[-+]?)\s*(?:(?P<whole>{WHOLE_NUMBER})?(?P<part>\.\d+)?(?:[eE](?P<e>[-+]?\d+)"
     rf"|(?(whole)|(?(part)|(?!)))\s*(?:\\times|\\cdot|[*x\u00d7\u00b7])\s*{POWER})?"
     r"|10\s*\^\s*(?:\{\s*(?P<alone>[-+]?\d+)\s*\}|(?P<naked>-?\d+)))"
 )
@@ -117,7 +117,7 @@ def correct(completion: str, answer: Any) -> dict[str, float]:
     expected = numeral(text)
     try:
         text = plain(text)
-        gold = _parsed(text if any(mark in text for mark in MARKS) else f"${text}$")
+        gold = _parse(text if any(mark in text for mark in MARKS) else f"${text}$")
     except TooLarge as error:
         raise ValueError(f"the answer {str(answer)[:50]!r} can't be read: {error}") from None
     # An answer that can't be read would make every completion wrong.
@@ -136,12 +136,12 @@ def correct(completion: str, answer: Any) -> dict[str, float]:
             return {"correct": 0.0}
     try:
         expressions = (
-            _parsed(unseparated(extraction.rest)) if extraction.answer is None else _answer(plain(extraction.answer))
+            _parse(unseparated(extraction.rest)) if extraction.answer is None else _answer(plain(extraction.answer))
         )
     except TooLarge as error:
         raise OverLimit(f"an expression that is not worth parsing: {error}") from None
     # Equal forms are right however large they are: they need no evaluation.
-    if any(one == other for one in gold for other in expressions):
+    if any(gold_expression == expression for gold_expression in gold for expression in expressions):
         return {"correct": 1.0}
     # math-verify evaluates both sides, so expressions that would make huge numbers are refused before.
     try:
@@ -158,13 +158,13 @@ def _answer(text: str) -> list[Any]:
     readings = [text, f"\\boxed{{{text}}}"] if any(mark in text for mark in MARKS) else [f"\\boxed{{{text}}}", text]
     expressions: list[Any] = []
     for reading in readings:
-        expressions = _parsed(reading) or expressions
+        expressions = _parse(reading) or expressions
         if any(not isinstance(expression, str) for expression in expressions):
             break
     return expressions
 
 
-def _parsed(text: str) -> list[Any]:
+def _parse(text: str) -> list[Any]:
     """Parse a text: its expressions, unevaluated, and the text of the first; `TooLarge` beyond a limit."""
     _limit_parser()
     from math_verify import parse

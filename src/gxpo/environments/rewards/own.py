@@ -17,8 +17,8 @@ Parts = Mapping[str, Callable[[Forest], Any]]  # by NAME of reward.STAGE.NAME
 
 def keys(shapes: Parts, steps: Parts, adds: Parts) -> tuple[str, ...]:
     """Configuration keys of these parts: the value of `Forest.shaped_by` after `apply`."""
-    staged = {"shape": shapes, "step": steps, "add": adds}
-    return tuple(f"reward.{stage}.{name}" for stage, parts in staged.items() for name in parts)
+    parts_by_stage = {"shape": shapes, "step": steps, "add": adds}
+    return tuple(f"reward.{stage}.{name}" for stage, parts in parts_by_stage.items() for name in parts)
 
 
 def missing(forest: Forest, shapes: Parts, steps: Parts, adds: Parts) -> tuple[str, ...]:
@@ -69,8 +69,8 @@ def apply(forest: Forest, shapes: Parts, steps: Parts, adds: Parts) -> Forest:
             component_R[_check_new_component(name, forest)] = value_R = _checked_R(value_label, part, value_R, forest)
             outcome_R = outcome_R + value_R
     # The task's own values stay in the forest, beside the keys that say what has been applied.
-    scored = forest.with_rewards(outcome_R, components=component_R)
-    return scored.replace(
+    rewarded_forest = forest.with_rewards(outcome_R, components=component_R)
+    return rewarded_forest.replace(
         step_reward=reward_S,
         shaped_by=keys(shapes, steps, adds),
         unshaped_outcome=forest.task_outcome,
@@ -78,14 +78,14 @@ def apply(forest: Forest, shapes: Parts, steps: Parts, adds: Parts) -> Forest:
     )
 
 
-def _call_part(what: str, part: Callable[[Forest], Any], forest: Forest) -> Any:
-    with naming(what, part):
+def _call_part(label: str, part: Callable[[Forest], Any], forest: Forest) -> Any:
+    with naming(label, part):
         return part(forest)
 
 
-def _checked_R(what: str, part: Any, value: Any, forest: Forest) -> Tensor:
+def _checked_R(label: str, part: Any, value: Any, forest: Forest) -> Tensor:
     """Values of a part, checked to be [R], in float64."""
-    return expect(value, (forest.n_trajectories,), what, part, "trajectory").to(torch.float64)
+    return expect(value, (forest.n_trajectories,), label, part, "trajectory").to(torch.float64)
 
 
 def _with_step_reward(reward_S: Tensor, added_S: Tensor) -> Tensor:

@@ -101,8 +101,8 @@ def lexicographic(scores: Scores, groups: Sequence[int], margin: float) -> list[
     margins = [margin * statistics.stdev(c) if len(c) > 1 else 0.0 for c in columns]
     out = [math.nan] * len(scores)
     for r in scored_rows:
-        others = [s for s in scored_rows if groups[s] == groups[r] and s != r]
-        shares = [(1 + beats(scores[r], scores[s], margins)) / 2 for s in others]
+        other_rows = [s for s in scored_rows if groups[s] == groups[r] and s != r]
+        shares = [(1 + beats(scores[r], scores[s], margins)) / 2 for s in other_rows]
         out[r] = sum(shares) / len(shares) if shares else math.nan
     return out
 

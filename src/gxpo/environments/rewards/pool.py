@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gxpo.base.errors import ConfigError, GxpoError
-from gxpo.base.processes import LOADING, STARVED, Ended, Process, loaded
+from gxpo.base.processes import LOADING, STARVED, Ended, Process, start_process
 from gxpo.base.usercode import one_line
 from gxpo.environments.rewards.worker import Reply, reply_of
 
@@ -82,20 +82,20 @@ class Workers:
                     begin = chunks.popleft()
                 except IndexError:
                     return
-                for at, reply in enumerate(self._run_chunk(slot, calls[begin : begin + CHUNK]), begin):
-                    replies[at] = reply
+                for index, reply in enumerate(self._run_chunk(slot, calls[begin : begin + CHUNK]), begin):
+                    replies[index] = reply
 
         if len(self._workers) == 1:
             work(0)
         else:
             with ThreadPoolExecutor(len(self._workers)) as threads:
-                for done in [threads.submit(work, slot) for slot in range(len(self._workers))]:
-                    done.result()
+                for future in [threads.submit(work, slot) for slot in range(len(self._workers))]:
+                    future.result()
         return replies
 
     def _start_worker(self) -> _Worker:
         """Start a worker that has loaded all functions."""
-        return loaded(lambda: _Worker(self.sources))
+        return start_process(lambda: _Worker(self.sources))
 
     def _run_chunk(self, slot: int, calls: Sequence[Call]) -> list[Reply]:
         """Run a chunk of calls on the worker of a slot, on a new one after each item that ends it."""

@@ -345,7 +345,7 @@ class _Run:
 def _report_lines(report: bytes | bytearray) -> dict[str, str]:
     """Lines of the launcher's report, by their first word."""
     lines = bytes(report).decode("utf-8", "replace").splitlines()
-    return {word: rest for word, _, rest in (line.partition(" ") for line in lines)}
+    return {word: content for word, _, content in (line.partition(" ") for line in lines)}
 
 
 def _read(number: int) -> bytes:

@@ -104,7 +104,7 @@ class RewardSet:
         timeout: float = 5.0,
         workers: int = 1,
         options: Mapping[str, Mapping[str, Any]] | None = None,
-        given: Sequence[str] = (),
+        rollout_components: Sequence[str] = (),
     ) -> RewardSet:
         """Build from the configuration; any mistake that can be found before sampling is a ConfigError here.
 
@@ -117,7 +117,7 @@ class RewardSet:
         timeout  seconds for one item
         workers  processes that share the items
         options  of "numeric", "majority_vote", "code" and "judge", by name
-        given    components that rollouts bring with them, beside those of the source
+        rollout_components  components that rollouts bring with them, beside those of the source
         """
         if not timeout > 0 or workers < 1:
             raise ConfigError(
@@ -138,9 +138,9 @@ class RewardSet:
                     "ends it if it hangs; put it into a file, as my_rewards.py:FUNCTION, to give it a time limit",
                     stacklevel=2,
                 )
-        rollout_components = (*getattr(source, "components", ()), *given)
+        all_components = (*getattr(source, "components", ()), *rollout_components)
         reward_set = cls(
-            rewards, component_weights, rollout_components=rollout_components, timeout=timeout, workers=workers
+            rewards, component_weights, rollout_components=all_components, timeout=timeout, workers=workers
         )
         # Both checks call verifiers, so they come after the workers have started, and end them where they refuse.
         try:
@@ -251,7 +251,9 @@ class RewardSet:
     def __enter__(self) -> RewardSet:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # ------------------------------------------------------------ running
@@ -483,12 +485,12 @@ def _weighted_sum(
 
 
 def _arguments(
-    argument_names: Sequence[str] | None, task: Task, text: str, *rest: Any
+    argument_names: Sequence[str] | None, task: Task, text: str, *context: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of a function with these parameters; None: of a task's scorer."""
     if argument_names is None:
         return (text, task), {}
-    arguments = keyword_arguments(task, text, *rest)
+    arguments = keyword_arguments(task, text, *context)
     return (), {name: arguments[name] for name in argument_names}
 
 

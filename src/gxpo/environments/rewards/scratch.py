@@ -28,12 +28,12 @@ class Leftovers:
             warnings.warn(
                 f"{len(errors)} files or directories of a program in {directory} can't be removed ({errors[0]}): "
                 "remove them by hand; further ones are counted without a warning in "
-                "gxpo.environments.rewards.scratch.LEFT.count",
+                "gxpo.environments.rewards.scratch.LEFTOVERS.count",
                 stacklevel=2,
             )
 
 
-LEFT = Leftovers()
+LEFTOVERS = Leftovers()
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ def fresh_directory(files: Mapping[str, str], *, readable: bool = False) -> Iter
         yield directory
     finally:
         if errors := remove(directory):
-            LEFT.add(directory, errors)
+            LEFTOVERS.add(directory, errors)
 
 
 def remove(directory: str) -> list[str]:
@@ -101,23 +101,23 @@ def _open_directory(name: str, parent_fd: int | None = None) -> int:
 
 def _empty(directory: int, top: int, errors: list[str]) -> list[str]:
     """Unlink the files of `place` and move its directories to `top`, whose names for them are returned."""
-    moved = []
+    new_names = []
     for name in os.listdir(directory):
         # Through descriptors and never through paths, which may be longer than the system allows.
         try:
             if not stat.S_ISDIR(os.lstat(name, dir_fd=directory).st_mode):
                 os.unlink(name, dir_fd=directory)
                 continue
-            moved_name = secrets.token_hex(16)
+            new_name = secrets.token_hex(16)
             try:
-                os.rename(name, moved_name, src_dir_fd=directory, dst_dir_fd=top)
+                os.rename(name, new_name, src_dir_fd=directory, dst_dir_fd=top)
             except PermissionError:  # its own mode: ".." is in it
                 os.chmod(name, 0o700, dir_fd=directory)
-                os.rename(name, moved_name, src_dir_fd=directory, dst_dir_fd=top)
-            moved.append(moved_name)
+                os.rename(name, new_name, src_dir_fd=directory, dst_dir_fd=top)
+            new_names.append(new_name)
         except OSError as error:
             errors.append(str(error))
-    return moved
+    return new_names
 
 
 def exceeds(directory: str, disk: int, entries: int) -> bool:

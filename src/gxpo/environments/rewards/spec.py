@@ -96,7 +96,7 @@ def reward_of(key: str | Callable[..., Any], options: dict[str, Any]) -> Functio
         source = functions.source_of(f"{Path(__file__).with_name('math.py')}:correct")
         # Math only computes: a limit on processor time is fair on a loaded machine.
         source |= {"folder": None, "label": "math", "is_scorer": False, "rehearsal": rehearsal, "computes": True}
-        return Function("math", "math", source, gives=("correct",), answered=True)
+        return Function("math", "math", source, gives=("correct",), needs_answer=True)
     return functions.from_file(key) if functions.names_file(key) else None
 
 
@@ -166,7 +166,7 @@ def check_answers(rewards: Iterable[Entry], source: TaskSource, *, is_configured
     is_configured  the configuration names a reward; False: it is the task's default
     """
     rewards = list(rewards)
-    comparing = [r for r in rewards if r.function.answered]
+    comparing = [r for r in rewards if r.function.needs_answer]
     # A label-free reward stands in for answers that are missing.
     if not comparing or any(r.function.label_free for r in rewards):
         return

@@ -28,13 +28,17 @@ def family_format(outcome: Tensor, turns: Turns, *, accuracy: float = 0.9, gate:
     """
     formats = []
     for attempt in turns:
-        lead = [t.reward for t in attempt if t.agent == attempt[0].agent]
-        others = [t.reward for t in attempt if t.agent != attempt[0].agent]
-        formats.append(0.5 * lead[-1] + (0.5 * sum(others) / len(others) if others else 0.0) if lead else 0.0)
-    form = torch.tensor(formats, dtype=torch.float64).nan_to_num(0.0)
+        lead_rewards = [t.reward for t in attempt if t.agent == attempt[0].agent]
+        other_rewards = [t.reward for t in attempt if t.agent != attempt[0].agent]
+        formats.append(
+            0.5 * lead_rewards[-1] + (0.5 * sum(other_rewards) / len(other_rewards) if other_rewards else 0.0)
+            if lead_rewards
+            else 0.0
+        )
+    format_R = torch.tensor(formats, dtype=torch.float64).nan_to_num(0.0)
     if gate:
-        form = torch.where(outcome >= 1, form, 0.0)
-    return accuracy * outcome.to(torch.float64) + (1 - accuracy) * form
+        format_R = torch.where(outcome >= 1, format_R, 0.0)
+    return accuracy * outcome.to(torch.float64) + (1 - accuracy) * format_R
 
 
 def called_or_right(outcome: Tensor, turns: Turns, *, bonus: float = 0.1, helpers: Sequence[str] = ()) -> Tensor:

@@ -35,8 +35,8 @@ def otc(calls: Tensor, fewest: Tensor, *, smooth: Annotated[float, Gt(0)] = 1.0)
     tensor([1.0000, 0.8660, 0.7071], dtype=torch.float64)
     """
     m, n = calls.to(torch.float64), fewest.to(torch.float64)
-    needed = torch.sin(math.pi * m / torch.where(m + n > 0, m + n, 1.0))
-    return torch.where(n > 0, needed, torch.cos(math.pi * m / (2 * m + smooth)))
+    sine = torch.sin(math.pi * m / torch.where(m + n > 0, m + n, 1.0))
+    return torch.where(n > 0, sine, torch.cos(math.pi * m / (2 * m + smooth)))
 
 
 def linear(calls: Tensor, fewest: Tensor, *, cost: Annotated[float, Ge(0)] = 0.1) -> Tensor:
@@ -101,7 +101,7 @@ class ToolCalls(Formula, RewardPart):
     def fewest_calls(self, forest: Forest, calls: Tensor, right: Tensor) -> Tensor:
         """Fewest calls known to suffice for each trajectory's task, [R] float64; its own number where none is known."""
         if self.reference == "task":
-            return torch.tensor([_needed(info) for info in forest.info], dtype=torch.float64)
+            return torch.tensor([_needed_calls(info) for info in forest.info], dtype=torch.float64)
         group, counts_R = forest.ids("group", axis="R"), right & forest.compared
         group_min_R = torch.where(grouped.count(group, counts_R) > 0, grouped.min(calls, group, counts_R), calls)
         if self.reference == "group_min":
@@ -133,15 +133,15 @@ class ToolCalls(Formula, RewardPart):
         return self.reference == "running_min"
 
 
-def _needed(info: Mapping[str, Any]) -> float:
+def _needed_calls(info: Mapping[str, Any]) -> float:
     """Number of calls that a task's info states: `needed_calls`, or the number of `gold_calls`."""
-    needed = info.get("needed_calls", info.get("gold_calls"))
-    if needed is None:
+    calls = info.get("needed_calls", info.get("gold_calls"))
+    if calls is None:
         raise GxpoError(
             "tool_calls.reference=task: a rollout's info has neither needed_calls nor gold_calls: choose a task that "
             "states them, as toolqa, or reference=group_min"
         )
-    return float(needed) if isinstance(needed, (int, float)) else float(len(needed))
+    return float(calls) if isinstance(calls, (int, float)) else float(len(calls))
 
 
 @part("tool_result", stage="reward")

@@ -49,12 +49,12 @@ def rewards(compare: str, n: int, rounds: Sequence[Round]) -> list[float]:
     shares = _shares(n, rounds)
     if compare in ("all", "first"):
         return [float(sum(s) / len(s)) if s else math.nan for s in shares]
-    scored = [i for i in range(n) if shares[i]]
+    scored_rows = [i for i in range(n) if shares[i]]
     _, keys_of, payments = KINDS[compare]
     keys = keys_of(n, rounds)
     reward_by_attempt = [math.nan] * n
-    for i, paid in zip(scored, payments([keys[i] for i in scored]), strict=True):
-        reward_by_attempt[i] = paid
+    for i, payment in zip(scored_rows, payments([keys[i] for i in scored_rows]), strict=True):
+        reward_by_attempt[i] = payment
     return reward_by_attempt
 
 
@@ -73,8 +73,8 @@ def matches(compare: str, n: int) -> int:
 
 def paid_by_mid_rank(keys: Sequence[Key]) -> list[float]:
     """Payments 1 - rank / (n - 1), equal keys sharing the mean of their ranks; 1/2 for a single one."""
-    last = len(keys) - 1
-    return [1.0 - rank / last if last else 0.5 for rank in mid_ranks(keys)]
+    largest_rank = len(keys) - 1
+    return [1.0 - rank / largest_rank if largest_rank else 0.5 for rank in mid_ranks(keys)]
 
 
 def paid_by_least_rank(keys: Sequence[Key]) -> list[float]:
@@ -84,8 +84,8 @@ def paid_by_least_rank(keys: Sequence[Key]) -> list[float]:
     [1.0, 0.0, 1.0, 0.33333333333333337]
     """
     ranks = [sum(k > key for k in keys) for key in keys]
-    last = max(ranks, default=0)
-    return [1.0 - rank / last if last else 0.5 for rank in ranks]
+    largest_rank = max(ranks, default=0)
+    return [1.0 - rank / largest_rank if largest_rank else 0.5 for rank in ranks]
 
 
 def mid_ranks(keys: Sequence[Key]) -> list[float]:

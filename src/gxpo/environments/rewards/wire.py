@@ -185,11 +185,11 @@ class Line:
         try:
             self._send(data)
             while True:
-                kind, theirs, *rest = self._receive()
+                kind, their_number, *content = self._receive()
                 if kind == "?":
-                    self._reply(theirs, rest)
-                elif kind == "!" and theirs == number:
-                    return rest
+                    self._reply(their_number, content)
+                elif kind == "!" and their_number == number:
+                    return content
                 else:
                     raise Forged("an answer to another question")
         except BaseException:

@@ -30,11 +30,11 @@ def numbers_in(value: Any) -> list[float]:
     return [x for x in numbers if math.isfinite(x)]
 
 
-def numbers_of(answer: str, count: Sequence[int], what: str) -> list[float]:
+def numbers_of(answer: str, count: Sequence[int], label: str) -> list[float]:
     """Numbers of an answer, as many as `count` allows; else Unreadable, so that listing many earns nothing."""
     numbers = numbers_in(answer)
     if len(numbers) not in count:
-        raise Unreadable(f"{len(numbers)} numbers where {what} has {' or '.join(map(str, count))}")
+        raise Unreadable(f"{len(numbers)} numbers where {label} has {' or '.join(map(str, count))}")
     return numbers
 
 
@@ -59,10 +59,10 @@ def interval_iou(answer: str, reference: Any, *, ordered: bool = False) -> float
         return math.nan
     if ordered and a[0] > a[1]:
         return 0.0
-    left, right = _ordered(*a), _ordered(*b)
-    common = _overlap(left, right)
-    union = left[1] - left[0] + right[1] - right[0] - common
-    return common / union if union > 0 else float(left == right)
+    interval, reference_interval = _ordered(*a), _ordered(*b)
+    common = _overlap(interval, reference_interval)
+    union = interval[1] - interval[0] + reference_interval[1] - reference_interval[0] - common
+    return common / union if union > 0 else float(interval == reference_interval)
 
 
 def in_pixels(numbers: Sequence[float], frame: Frame, size: Size, asker: str) -> list[float]:

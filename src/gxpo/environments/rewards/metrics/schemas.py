@@ -31,10 +31,10 @@ def check_schema(schema: Any) -> None:
         for value in TRIALS:
             validator.is_valid(value)
     except (library.SchemaError, RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
-        what = getattr(error, "message", None) or str(error)
+        message = getattr(error, "message", None) or str(error)
         if isinstance(error, RecursionError):
-            what = "it is nested too deeply, or a reference leads back to itself"
-        raise ConfigError(f"no JSON Schema: {what}") from error
+            message = "it is nested too deeply, or a reference leads back to itself"
+        raise ConfigError(f"no JSON Schema: {message}") from error
 
 
 def is_schema(schema: Any) -> bool:
@@ -120,10 +120,10 @@ def _resolve_references(validator: Any, schema: Any) -> None:
     specification = drafts.specification_with(validator.META_SCHEMA["$schema"], default=drafts.DRAFT202012)
     root = specification.create_resource(schema)
     registry = need("jsonschema_specifications", "rewards").REGISTRY
-    waiting, visited = [(registry.resolver_with_root(root), root)], set[int]()
+    queue, visited = [(registry.resolver_with_root(root), root)], set[int]()
     # References may lead in circles, so each part of the schema is visited once; published drafts are sound.
-    while waiting:
-        resolver, resource = waiting.pop()
+    while queue:
+        resolver, resource = queue.pop()
         contents = resource.contents
         if not isinstance(contents, Mapping) or id(contents) in visited:
             continue
@@ -140,6 +140,6 @@ def _resolve_references(validator: Any, schema: Any) -> None:
                     "retrieved: put what it means into $defs"
                 ) from error
             if not reference.startswith(PUBLISHED):
-                waiting.append((target.resolver, specification.create_resource(target.contents)))
+                queue.append((target.resolver, specification.create_resource(target.contents)))
         for part in resource.subresources():
-            waiting.append((resolver.in_subresource(part), part))
+            queue.append((resolver.in_subresource(part), part))

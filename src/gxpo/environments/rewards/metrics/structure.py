@@ -18,7 +18,7 @@ WEIGHTS: Mapping[str, float] = {"parse": 0.2, "keys": 0.3, "types": 0.2, "values
 ABSENT = object()
 
 
-def parsed(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """Parse a text as JSON, or its one fenced block; Unreadable where that fails."""
     try:
         return json.loads(unfenced(text), parse_float=_finite, parse_constant=_no_number)
@@ -136,7 +136,7 @@ def json_schema(
         if name not in WEIGHTS:
             raise ConfigError(f"json_schema: weights has no {name!r}{did_you_mean(name, WEIGHTS)}")
     # The requested keys are the schema's, else those of the reference.
-    document, schema = parsed(answer), read(schema)
+    document, schema = parse_json(answer), read(schema)
     reference_document = json.loads(reference) if isinstance(reference, str) else reference
     values = leaves(reference_document) if isinstance(reference_document, Mapping) and reference_document else {}
     spec_by_path = _declared(schema) if isinstance(schema, Mapping) else values

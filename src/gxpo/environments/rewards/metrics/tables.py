@@ -155,10 +155,10 @@ def _specified(body: str) -> str:
     return body[begin:]
 
 
-def _after_blanks(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
+def _after_blanks(text: str, index: int) -> int:
+    while index < len(text) and text[index].isspace():
+        index += 1
+    return index
 
 
 def _latex_cells(row: str) -> list[Node]:
