@@ -8,8 +8,9 @@ import torch
 from gxpo.forest.forest import Forest
 from gxpo.models.chat import PlainChat
 from gxpo.parts.protocols import Completion, Sampling, Task
+from gxpo.training.completion_bytes import pack, unpack
 from gxpo.training.models import character_tokenizer
-from gxpo.training.session import Session, pack, unpack
+from gxpo.training.session import Session
 
 
 class Lengths:

@@ -32,6 +32,7 @@ class TrainerSession:
 
     envs = None
     system: str | None = None
+    takes_options = False
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from gxpo.base.errors import GxpoError, NoVerdicts
 from gxpo.forest.grouped import begins_of, dense, distinct, place_in, repeated, runs_of
+from gxpo.forest.token_bias import TokenBias
 
 NAN = float("nan")
 PROMPT, OBSERVATION, ACTION = 0, 1, 2
@@ -155,6 +156,7 @@ class Columns:
     unshaped_step_reward: Tensor = None  # type: ignore[assignment]  # [S]
     media: dict[int, tuple[str, ...]] = field(default_factory=dict)  # node -> references
     extras: dict[str, Tensor] = field(default_factory=dict)  # leading dimension T
+    biases: dict[int, TokenBias] = field(default_factory=dict)  # by hash, which extras["bias"] holds for each token
 
     def __post_init__(self) -> None:
         # lists left out get a row each; then every column must have the rows of its axis

@@ -167,6 +167,7 @@ def concat(forests: Sequence[Self]) -> Self:
     out["shaped_by"] = forests[0].shaped_by if len({f.shaped_by for f in forests}) == 1 else ()
     out["id"] = _distinct(out["id"])
     out["media"] = {n + at: m for f, at in zip(forests, offsets["N"], strict=False) for n, m in f.media.items()}
+    out["biases"] = {key: bias for f in forests for key, bias in f.biases.items()}
     out["extras"] = {}
     for name in _merge(f.extras for f in forests):
         blocks = [(at, f.extras[name]) for f, at in zip(forests, offsets["T"], strict=False) if name in f.extras]

@@ -216,12 +216,17 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draws:
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
     scaled = scaled if sampling.temperature == 1 else scaled / sampling.temperature
     if sampling.top_k == 0 and sampling.top_p == 1:
-        column, logprob = _inverse_cdf(scaled, uniform)
+        column, logprob = inverse_cdf(scaled, uniform)
         return Draws(column, logprob, None)
     support = support_of(scaled, sampling.top_k, sampling.top_p)
+    return Draws(*draw_within(scaled, support, uniform), support)
+
+
+def draw_within(scaled: Tensor, support: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw from softmax(scaled [n, V]) within a support [n, K], padded with -1; return tokens and log-probs."""
     support_logits = scaled.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
-    column, logprob = _inverse_cdf(support_logits, uniform)
-    return Draws(support.gather(1, column[:, None]).squeeze(1), logprob, support)
+    column, logprob = inverse_cdf(support_logits, uniform)
+    return support.gather(1, column[:, None]).squeeze(1), logprob
 
 
 def support_of(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -242,7 +247,7 @@ def support_of(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
     return ids.masked_fill(ids == size, -1)
 
 
-def _inverse_cdf(scaled: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def inverse_cdf(scaled: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Draw columns from softmax(scaled) [n, V] by inverse CDF; return them with their log-probabilities (float64).
 
     Probabilities are summed in float64, by blocks of columns first, so that only one block of a row is searched.
@@ -306,6 +311,13 @@ class Batch(Protocol):
     def columns(self, row: int, prompt: int, tokens: int) -> list[tuple[Tensor, Tensor]]: ...
 
 
+class RowDraws(Protocol):
+    """Protocol of draws that differ by sample: `gxpo.sampling.engines.optional_draws`."""
+
+    def draw(self, logits: Tensor, uniform: Tensor, samples: Tensor, running: Tensor) -> Draws: ...
+    def accept(self, tokens: Tensor, samples: Tensor, running: Tensor) -> Tensor: ...
+
+
 OnDone = Callable[[int, int, Batch, "list[int]"], None]  # sample, its row in the batch, the batch, the action's tokens
 
 
@@ -339,6 +351,7 @@ class Actions:
             if support is not None:
                 row_support = support[i, :size]
                 row_support = row_support[:, : int((row_support >= 0).sum(1).max())].copy()
+                row_support = row_support if row_support.shape[1] else None  # its request cut nothing
             samples.append(
                 Completion(
                     tokens=self.tokens[i, :size].tolist(),
@@ -368,13 +381,15 @@ def decode(
     stopping: Stopping,
     on_done: OnDone,
     interrupted: Callable[[], bool] | None = None,
+    row_draws: RowDraws | None = None,
 ) -> Actions:
     """Sample until every row is done or out of uniforms; streams [n, longest] float64.
 
     `on_done` is called once for every sample, when it is done and before its row leaves the batch. The cache then holds
     at least all but the last token of its action. `interrupted` is called whenever tokens have been read; if it returns
     True, decoding ends and the rows still running count as interrupted. Tokens are read one by one on a CPU and
-    `TOKENS_AT_ONCE` together on another device, which the host waits for each time.
+    `TOKENS_AT_ONCE` together on another device, which the host waits for each time. `row_draws` draws instead of
+    `draw`, one token at a time, since it needs each token for the next.
     """
     (n, longest), device = streams.shape, state.logits.device
     uniform = torch.from_numpy(streams.T.copy()).to(device).unbind()
@@ -382,11 +397,15 @@ def decode(
     # which sample each row of the batch is, on the device: None, all of them, until some have been removed
     rows: Tensor | None = None
     samples, running, step = torch.arange(n), torch.ones(n, dtype=torch.bool), 0
-    at_once = 1 if device.type == "cpu" else TOKENS_AT_ONCE
+    at_once = 1 if device.type == "cpu" or row_draws is not None else TOKENS_AT_ONCE
     unread: list[Draws] = []
     for draw_step in range(longest):
         # Finished rows are sampled along until they are removed; `length` keeps what they draw out of their actions.
-        draws = draw(state.logits, uniform[draw_step] if rows is None else uniform[draw_step][rows], sampling)
+        row_uniform = uniform[draw_step] if rows is None else uniform[draw_step][rows]
+        if row_draws is None:
+            draws = draw(state.logits, row_uniform, sampling)
+        else:
+            draws = row_draws.draw(state.logits, row_uniform, samples, running)
         token = draws.token
         unread.append(draws)
         if len(unread) < at_once and draw_step + 1 < longest:
@@ -398,6 +417,9 @@ def decode(
             if support is not None:
                 actions.supports.append((samples, support))
             ended = None if stopping.is_never else stopping.done(host_token, actions.tokens[at, : step + 1])
+            if row_draws is not None:
+                is_broken = row_draws.accept(host_token, samples, running)
+                ended = is_broken if ended is None else ended | is_broken
             if ended is not None and bool(ended.logical_and_(running).any()):
                 has_ended = True
                 actions.length[samples[ended]], actions.stopped[samples[ended]] = step + 1, True
