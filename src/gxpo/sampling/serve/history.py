@@ -294,7 +294,7 @@ class History:
     def _chat_draft(
         self, request: CallRequest, marks: tuple[bytes, ...], action: RecordedAction | None, length: int
     ) -> Draft:
-        messages, chat = request.messages or (), self._chat_of(request)
+        messages, chat = request.messages or (), self.chat_of(request)
         _check_thought(request, chat)
         new_messages = messages[length:]
         if action is not None:
@@ -311,7 +311,7 @@ class History:
             opening = ContextUpdate(ids, rebuilt=True)
         return Draft(action, opening, ids, new_text, conversation, marks=marks)
 
-    def _chat_of(self, request: CallRequest) -> Chat:
+    def chat_of(self, request: CallRequest) -> Chat:
         """The chat format with the call's variables of the template; a history under others is another context."""
         if not request.template:
             return self.chat

@@ -393,11 +393,15 @@ def _samples_of(call: Call, session: Session) -> list[_PromptSamples]:
 
 def _options_of(call: Call, session: Session) -> TokenOptions | None:
     """Options of a call, with the grammar of its tools if it must call one; `Refused` where they can't be obeyed."""
-    options, request, chat = call.request.options, call.request, call.attempt.history.chat
+    options, request = call.request.options, call.request
+    if request.messages is None and options == TokenOptions(top_logprobs=1) and not session.takes_options:
+        options = None  # of completions, where it also asks for the sampled token's log-prob, which all engines give
     if options is not None and not session.takes_options:
+        changed = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
         raise Refused(
             "the engine of this run does not record the distribution that logit_bias, penalties, min_p, min_tokens, "
             "ignore_eos, formats and top_logprobs make: leave them out, or set sampling.engine=torch",
+            param="response_format" if changed == ["grammar"] else changed[0],
             code="unsupported_parameter",
         )
     if options is not None and options.min_tokens and session.sampling.stop:
@@ -405,8 +409,10 @@ def _options_of(call: Call, session: Session) -> TokenOptions | None:
     must_call = [tool for tool in request.tools if tool["function"]["name"] in request.must_call]
     if not must_call or not session.takes_options or find_spec("llguidance") is None:
         return options  # as documented, a call is not forced there
+    chat = call.attempt.history.chat_of(request)
     grammar = call_grammar(chat, must_call, several=request.several_calls)
-    if grammar is None:
+    # A reply that begins within a thought can't be a call at once.
+    if grammar is None or getattr(getattr(chat, "facts", None), "opens_reasoning", False):
         return options
     # A reply that must be a call has no text that a format could be of.
     return dataclasses.replace(options or TokenOptions(), grammar=checked(grammar, "tools"))
