@@ -250,7 +250,8 @@ class Completion:
 
 
 class Engine(Protocol):
-    """An inference engine: samples completions. One that takes `Request.options` says `takes_options = True`."""
+    """An inference engine: samples completions. One that takes `Request.options` says `takes_options = True`,
+    and its `check_options(options, sampling)` raises ModelError for those that it can't sample under."""
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]: ...
     def release(self, names: Sequence[str] | None = None) -> None:
@@ -433,6 +434,10 @@ class Session(Protocol):
     @property
     def takes_options(self) -> bool:
         """True if the policy's engine samples under `Request.options`."""
+        ...
+
+    def check_options(self, options: TokenOptions) -> None:
+        """Raise ModelError for options that such an engine can't sample under."""
         ...
 
     def draw(self, n: int) -> list[Task]: ...

@@ -42,6 +42,7 @@ from gxpo.parts.protocols import (
     Sampling,
     Task,
     TaskSource,
+    TokenOptions,
 )
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.sampling.rollouts.wording import reworded
@@ -222,6 +223,10 @@ class Session:
     def takes_options(self) -> bool:
         """True if the policy's engine samples under the options of a request."""
         return bool(getattr(self.engine, "takes_options", False))
+
+    def check_options(self, options: TokenOptions) -> None:
+        """Raise ModelError for options that an engine which takes some can't sample the policy under."""
+        cast("Any", self.engine).check_options(options, self.sampling)
 
     def release(self, names: Sequence[str]) -> None:
         """Let the engine forget what it kept under these names."""

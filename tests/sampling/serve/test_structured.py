@@ -188,3 +188,14 @@ def test_plain_texts_have_no_variables():
 
     with pytest.raises(ModelError, match="no chat template"):
         with_variables(PlainChat(TOKENIZER), {"a": 1})
+
+
+def test_a_format_that_the_engine_can_not_follow_costs_its_call_alone():
+    with serve() as (url, attempt, engine):
+        engine.tokenizer = None
+        refused = post(url, "sk-1", messages=ASK, response_format=FORMAT)
+        assert refused.status_code == 400 and "needs the tokenizer's texts" in refused.json()["error"]["message"]
+        assert post(url, "sk-1", messages=ASK, max_tokens=2).status_code == 200
+        endless = post(url, "sk-1", messages=ASK, tools=[ADD], tool_choice="required", ignore_eos=True)
+        assert endless.status_code == 400
+    assert attempt.calls == 1

@@ -288,12 +288,22 @@ class TorchEngine:
         if not options:
             return None
         stop_ids, vocabulary = (*self.stop_ids, *sampling.stop_ids), state.logits.shape[1]
-        grammars = None
-        if any(o.grammar is not None for o in options):
-            # The tokenizer's texts are read once for a set of end ids.
-            key = (stop_ids, vocabulary)
-            grammars = self._grammars[key] = self._grammars.get(key) or Grammars(self.tokenizer, vocabulary, stop_ids)
+        has_grammar = any(o.grammar is not None for o in options)
+        grammars = self._grammars_for(stop_ids, vocabulary) if has_grammar else None
         return OptionalDraws(options, [row.prompt for row in rows], sampling, stop_ids, state.logits, grammars)
+
+    def check_options(self, options: TokenOptions, sampling: Sampling) -> None:
+        """Raise ModelError for options that requests under these settings can't have."""
+        if options.grammar is not None:
+            vocabulary = int(self.network.causal.get_output_embeddings().weight.shape[0])
+            self._grammars_for((*self.stop_ids, *sampling.stop_ids), vocabulary).matcher(options.grammar)
+
+    def _grammars_for(self, stop_ids: tuple[int, ...], vocabulary: int) -> Grammars:
+        """Grammars of these end ids; the tokenizer's texts are read once for each set of them."""
+        key = (stop_ids, vocabulary)
+        if key not in self._grammars:
+            self._grammars[key] = Grammars(self.tokenizer, vocabulary, stop_ids)
+        return self._grammars[key]
 
     def _decode_soft_batch(
         self, rows: Sequence[_Row], state: Batch, sampling: SoftSampling, stopping: Stopping

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
+from gxpo.base.errors import ModelError
 from gxpo.base.usercode import described
 from gxpo.models.chat.call_grammar import call_grammar
 from gxpo.parts.protocols import BROKEN, Completion, Request, Sampling, Session, StreamKey, TokenOptions
@@ -417,13 +418,28 @@ def _options_of(call: Call, session: Session) -> TokenOptions | None:
         )
     if options is not None and options.min_tokens and session.sampling.stop:
         raise Refused("the run has stop texts (sampling.stop), which end a reply: leave min_tokens out")
+    # A reply that must be a call has no text that a format could be of.
+    if (grammar := _demanded_call(call, session)) is not None:
+        options = dataclasses.replace(options or TokenOptions(), grammar=grammar)
+    if options is not None:
+        if options.grammar is not None and (options.ignore_eos or options.min_tokens):
+            raise Refused("ignore_eos and min_tokens forbid the end of a reply that must be a call: leave them out")
+        try:
+            session.check_options(options)
+        except ModelError as error:
+            raise Refused(f"the reply's format can't be followed: {error}", code="unsupported_parameter") from error
+    return options
+
+
+def _demanded_call(call: Call, session: Session) -> tuple[str, str] | None:
+    """Grammar of the calls of tools of which a reply must be one; None: it need not, or can't be forced to."""
+    request = call.request
     must_call = [tool for tool in request.tools if tool["function"]["name"] in request.must_call]
     if not must_call or not session.takes_options or find_spec("llguidance") is None:
-        return options  # as documented, a call is not forced there
+        return None
     chat = call.attempt.history.chat_of(request)
-    grammar = call_grammar(chat, must_call, several=request.several_calls)
     # A reply that begins within a thought can't be a call at once.
-    if grammar is None or getattr(getattr(chat, "facts", None), "opens_reasoning", False):
-        return options
-    # A reply that must be a call has no text that a format could be of.
-    return dataclasses.replace(options or TokenOptions(), grammar=checked(grammar, "tools"))
+    if getattr(getattr(chat, "facts", None), "opens_reasoning", False):
+        return None
+    grammar = call_grammar(chat, must_call, several=request.several_calls)
+    return None if grammar is None else checked(grammar, "tools")
