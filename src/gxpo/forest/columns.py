@@ -19,7 +19,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,9 @@ from torch import Tensor
 
 from gxpo.base.errors import GxpoError, NoVerdicts
 from gxpo.forest.grouped import begins_of, dense, distinct, place_in, repeated, runs_of
-from gxpo.forest.token_bias import TokenBias
+
+if TYPE_CHECKING:
+    from gxpo.forest.token_bias import TokenBias
 
 NAN = float("nan")
 PROMPT, OBSERVATION, ACTION = 0, 1, 2
