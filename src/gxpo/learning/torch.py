@@ -387,8 +387,8 @@ class TorchLearner(InProcess):
         given_rows: dict[str, Tensor] | None = None
         if given:
             state_index, target, temperature = state_index[reading], target[reading], temperature[reading]
-            support, changes = (None if x is None else x[reading] for x in (support, changes))
-            reading = torch.arange(len(reading))
+            support = None if support is None else support[reading]
+            changes, reading = None if changes is None else changes[reading], torch.arange(len(reading))
             given_rows = {name: x[batch.entries].to(self.device) for name, x in given.items()}
         out = {}
         index_there, target_there, temperature_there = to_device((state_index, target, temperature), self.device)

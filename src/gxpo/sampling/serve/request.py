@@ -240,7 +240,7 @@ def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], bo
     if isinstance(choice, Mapping):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, Mapping) else None
-        if name not in names:
+        if not isinstance(name, str) or name not in names:
             raise Refused(f"tool_choice names no tool of the call: {short_repr(name)}", param="tool_choice")
         return tuple(tools), True, (name,)
     if choice not in ("auto", "none", "required"):
