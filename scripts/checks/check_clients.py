@@ -103,15 +103,14 @@ def make_policy(folder: Path) -> None:
         )
     )  # fmt: skip
     # Contexts are noise, so that a reply of any conversation is one of the answers.
-    optimiser, ids = torch.optim.AdamW(model.parameters(), lr=2e-3), len(tokenizer)
-    opening = tokenizer("<|im_start|>user\n", add_special_tokens=False).input_ids
-    header = tokenizer("<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False).input_ids
+    optimiser, ids = torch.optim.AdamW(model.parameters(), lr=3e-3), len(tokenizer)
+    header = tokenizer("<|im_start|>assistant\n", add_special_tokens=False).input_ids
     answers = [tokenizer(text + "<|im_end|>", add_special_tokens=False).input_ids for text in ANSWERS]
-    for step in range(300):
+    for step in range(240):
         rows = []
         for i in range(12):
             noise = torch.randint(0, ids - 3, (int(torch.randint(4, 60, ())),)).tolist()
-            rows.append([*opening, *noise, *header, *answers[(step + i) % 3]])
+            rows.append([*noise, *header, *answers[(step + i) % 3]])
         longest = max(map(len, rows))
         batch = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
         labels = torch.full_like(batch, -100)
@@ -641,9 +640,8 @@ def serve_and_run(python: str, only: str, policy: Path | None) -> int:
         folder = policy or Path(temporary) / "policy"
         if not (folder / "config.json").is_file():
             make_policy(folder)
-        episodes = Path(temporary) / "episodes.jsonl"
         gxpo = [sys.executable, "-m", "gxpo", "serve", str(folder), "--port", "0", "--json"]
-        settings = ["--set", "sampling.max_new_tokens=400", "--out", str(episodes)]
+        settings = ["--set", "sampling.max_new_tokens=400", "--out", f"{temporary}/episodes.jsonl"]
         server = subprocess.Popen([*gxpo, *settings], stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
@@ -653,33 +651,12 @@ def serve_and_run(python: str, only: str, policy: Path | None) -> int:
         finally:
             server.terminate()
             server.wait(30)
-        worst, n_tokens, n_changed = learner_difference(folder, episodes)
     rows = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("[")]
     for name, status, what in rows:
         print(f"{status:9} {name[:70]:70} {json.dumps(what)[:150]}")
     counts = {kind: sum(row[1] == kind for row in rows) for kind in ("accepted", "refused", "BROKEN")}
     print(f"{len(rows)} calls: " + ", ".join(f"{n} {kind}" for kind, n in counts.items()))
-    print(f"the learner's log-probs of {n_tokens} tokens, {n_changed} with changed logits: {worst:.1e} off at most")
-    return int(run.returncode or worst > 1e-4)
-
-
-def learner_difference(policy: Path, episodes: Path) -> tuple[float, int, int]:
-    """Largest difference of the learner's log-probs to those recorded, tokens, and those with a bias or a penalty."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from gxpo.forest.records import load
-    from gxpo.learning.torch import TorchLearner
-
-    forest = load(episodes)
-    learner = TorchLearner(AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32), lr=1e-3)
-    difference = (learner.outputs(forest)["logprob"] - forest.path_behaviour_logprob).abs()
-    changed = torch.zeros(forest.n_tokens, dtype=torch.bool)
-    if "bias" in forest.extras:
-        changed |= forest.extras["bias"] >= 0
-    if "penalty" in forest.extras:
-        changed |= ~forest.extras["penalty"][:, 0].isnan()
-    return float(difference.max()), forest.n_entries, int(changed[forest.path_token].sum())
+    return run.returncode
 
 
 def main() -> int:
