@@ -11,7 +11,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from torch.nn.functional import pad
 
 from gxpo.forest.forest import Forest
 from gxpo.forest.reshape import scatter_blocks
-from gxpo.forest.token_bias import BIAS, PENALTY, TokenBias, to_records
 from gxpo.parts.protocols import (
     Completion,
     Request,
@@ -30,6 +29,9 @@ from gxpo.parts.protocols import (
     Task,
 )
 from gxpo.parts.ranges import Part
+
+if TYPE_CHECKING:
+    from gxpo.forest.token_bias import TokenBias
 
 Count = Annotated[int, Ge(1)]
 Limit = Annotated[int, Ge(0)]  # 0: no limit, or none of it, as each option says
@@ -162,6 +164,8 @@ def action(*pieces: Completion) -> dict[str, Any]:
 
     Where some pieces were sampled under top-k or top-p, each token of the others is its own support.
     """
+    from gxpo.forest.token_bias import BIAS, PENALTY, to_records
+
     last, extras = pieces[-1], {}
     for name in payload(pieces):
         extras[name] = torch.from_numpy(np.concatenate([piece.extras[name] for piece in pieces]))
@@ -243,6 +247,8 @@ def forest_of(
 
     ids  names of all attempts in order; default: GROUP/0, GROUP/1, ...
     """
+    from gxpo.forest.token_bias import BIAS, PENALTY
+
     flat_completions = [c for group in completions for c in group]
     forest = Forest.from_completions(
         prompts,
