@@ -1,15 +1,19 @@
 """What a session scores, and what it leaves as it is."""
 
 import dataclasses
+import math
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from gxpo.forest.forest import Forest
+from gxpo.forest.token_bias import TokenBias
 from gxpo.models.chat import PlainChat
 from gxpo.parts.protocols import Completion, Sampling, Task
+from gxpo.training.completion_bytes import pack, unpack
 from gxpo.training.models import character_tokenizer
-from gxpo.training.session import Session, pack, unpack
+from gxpo.training.session import Session
 
 
 class Lengths:
@@ -116,14 +120,21 @@ def test_text_is_tokenised_without_control_tokens_unless_markup():
 
 
 def test_completions_go_between_processes_with_their_payload():
-    import numpy as np
-
     latent = np.array([[0.1, -2.5], [3.0, 1e-300]])
     sent = [[Completion([1, 2], [-0.1, -1 / 3], "stop", np.array([[1, -1], [2, 3]]), 4, extras={"latent": latent})]]
     ((back,),) = unpack(pack(sent))
     assert back.tokens == [1, 2] and back.logprobs == [-0.1, -1 / 3] and back.policy_version == 4
     assert back.support.dtype == np.int64 and back.support.tolist() == [[1, -1], [2, 3]]
     assert back.extras["latent"].dtype == np.float64 and (back.extras["latent"] == latent).all()
+
+
+def test_completions_go_between_processes_with_their_biases():
+    bias = TokenBias.of({3: 1.5, 1: -math.inf}, bytes([0b1010]))
+    penalty = np.array([[0.5, 0.0, 1.0, 0.0]])
+    sent = Completion([3], [-0.5], "stop", bias=np.array([bias.key]), biases={bias.key: bias}, penalty=penalty)
+    ((back,),) = unpack(pack([[sent]]))
+    assert back.bias.tolist() == [bias.key] and back.penalty.tolist() == penalty.tolist()
+    assert back.biases[bias.key].key == bias.key and back.biases[bias.key].dense(5).tolist() == bias.dense(5).tolist()
 
 
 def misread_tree():

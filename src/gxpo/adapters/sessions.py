@@ -32,6 +32,7 @@ class TrainerSession:
 
     envs = None
     system: str | None = None
+    takes_options = False  # so that nobody asks for `check_options`
 
     def __init__(
         self,

@@ -71,6 +71,7 @@ def serve(
                 say(json.dumps({"base_url": base_url, "model": "policy"}))
                 return
             say(f"base_url  {base_url}\nmodel     policy\napi_key   any; each names an episode of its own")
+            say(f"takes     {serving.parameters(stages)}")
             say(f"export OPENAI_BASE_URL={base_url} OPENAI_API_KEY=sk-gxpo-1    # Ctrl-C ends it")
 
         n = serving.serve(

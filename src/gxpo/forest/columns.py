@@ -19,7 +19,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from torch import Tensor
 
 from gxpo.base.errors import GxpoError, NoVerdicts
 from gxpo.forest.grouped import begins_of, dense, distinct, place_in, repeated, runs_of
+
+if TYPE_CHECKING:
+    from gxpo.forest.token_bias import TokenBias
 
 NAN = float("nan")
 PROMPT, OBSERVATION, ACTION = 0, 1, 2
@@ -155,6 +158,7 @@ class Columns:
     unshaped_step_reward: Tensor = None  # type: ignore[assignment]  # [S]
     media: dict[int, tuple[str, ...]] = field(default_factory=dict)  # node -> references
     extras: dict[str, Tensor] = field(default_factory=dict)  # leading dimension T
+    biases: dict[int, TokenBias] = field(default_factory=dict)  # by hash, which extras["bias"] holds for each token
 
     def __post_init__(self) -> None:
         # lists left out get a row each; then every column must have the rows of its axis

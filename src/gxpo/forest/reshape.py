@@ -169,6 +169,7 @@ def concat(forests: Sequence[Self]) -> Self:
     out["media"] = {
         n + offset: m for part, offset in zip(forests, offsets["N"], strict=False) for n, m in part.media.items()
     }
+    out["biases"] = {key: bias for part in forests for key, bias in part.biases.items()}
     out["extras"] = {}
     for name in _merge(part.extras for part in forests):
         blocks = [

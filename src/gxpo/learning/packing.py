@@ -13,6 +13,7 @@ from torch import Tensor
 from gxpo.base import media
 from gxpo.base.errors import ModelError
 from gxpo.forest.forest import Forest
+from gxpo.learning.logit_changes import LogitChanges
 from gxpo.models.decoder.attention import Chain
 
 Layout = Literal["packed", "flat"]
@@ -67,7 +68,7 @@ class MicroBatch(Sheet):
     entries [E]  the action tokens (of P) that are read, and reading [E] which of the Q readings is each one's: entries
                  that share a stored token and a temperature share a reading
     place [Q]    where: the token's predecessor in the flat list
-    target, temperature [Q], support [Q, K] (None: whole vocabulary)
+    target, temperature [Q], support [Q, K] (None: whole vocabulary), changes: of the logits [Q] (None: none)
     policy       the policy that reads it, if there are several
     """
 
@@ -77,6 +78,7 @@ class MicroBatch(Sheet):
     target: Tensor
     temperature: Tensor
     support: Tensor | None
+    changes: LogitChanges | None = None
     policy: str | None = None
 
 
@@ -345,6 +347,7 @@ class Packing:
             target=self.forest.token[self.forest.path_token[read_entries]],
             temperature=self.settings[0][self.forest.path_trajectory[read_entries]],
             support=self._support(entries, first),
+            changes=LogitChanges.of(self.forest, self.packed, self.forest.path_token[read_entries]),
         )
 
     def chains(self, index: Tensor, lengths: Sequence[int]) -> list[Chain]:

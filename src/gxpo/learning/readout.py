@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gxpo.base.errors import ModelError
 from gxpo.learning.head import Blocks, Chosen, columns_of_block, has_blocks
+from gxpo.learning.logit_changes import LogitChanges
 from gxpo.models.decoder.architecture import Head, are_plain_linears, backbone_of, positions
 from gxpo.models.decoder.choices import kernel
 from gxpo.models.decoder.forward import Decoder, Kernels, Products, with_zeros
@@ -89,6 +90,7 @@ def with_rest(z: Tensor, total: Tensor, ids: Tensor, support: Tensor | None = No
     if support is not None:
         is_listed = is_listed.gather(1, support.clamp_min(0)).masked_fill(support < 0, 1)
         z = z.gather(1, support.clamp_min(0))
+    is_listed = is_listed.masked_fill(z == -torch.inf, 1)  # a forbidden id is none of the rest
     rest_logits = z.masked_fill(is_listed > 0, -torch.inf)
     has_no_rest = (is_listed > 0).all(1)
     # a logsumexp over nothing has no gradient but nan
@@ -369,8 +371,11 @@ def read(
     heads: Sequence[str] = (),
     logits_at_once: int = 2**23,
     given: Mapping[str, Tensor] | None = None,
+    changes: LogitChanges | None = None,
 ) -> dict[str, Tensor]:
     """Named outputs [n] of the distribution softmax(logits / temperature), restricted to `support` if given.
+
+    changes  what was done to the logits of each token before temperature (None: nothing)
 
     logprob = z_target - logsumexp z, entropy = logsumexp z - sum p z and mean_logprob = mean z - logsumexp z with
     z = logits / temperature over the allowed ids; value, value@NAME = the row of head(state) that `heads` names so, of
@@ -401,20 +406,14 @@ def read(
     if head is not None and any(name in names for name in heads):
         values = {name: x for name, x in zip(heads, head(states).unbind(1), strict=True) if name in names}
     names = [name for name in names if name not in values]
-    # tokens with and without a stored support go in chunks of their own, each of `logits_at_once` logits
-    rows_per_chunk = max(1, logits_at_once // readout.vocabulary)
-    if support is None:
-        chunks = [(rows, None) for rows in torch.arange(n, device=target.device).split(rows_per_chunk)]
-    else:
-        has_free_support = (support < 0).all(1)
-        chunks = [(rows, None) for rows in has_free_support.nonzero().squeeze(1).split(rows_per_chunk)]
-        chunks += [(rows, support[rows]) for rows in (~has_free_support).nonzero().squeeze(1).split(rows_per_chunk)]
-    chunks = [(rows, allowed) for rows, allowed in chunks if rows.numel()]
+    chunks = _chunks(n, support, changes, max(1, logits_at_once // readout.vocabulary), target.device)
     if not chunks:
         shapes = {name: readout.columns(name) for name in names}
         return values | {name: states.new_zeros((0,) if k is None else (0, k)) for name, k in shapes.items()}
     # recomputing logits costs time: only where holding those of all chunks would cost more memory than a chunk
-    by_hand = support is None and {*names} <= BY_HAND  # holds the logits as they are: of 16 bits, twice as many
+    by_hand = (
+        support is None and changes is None and {*names} <= BY_HAND
+    )  # holds the logits as they are: of 16 bits, twice as many
     if by_hand and names and (head_of_blocks := readout.by_blocks()) is not None:
         columns = columns_of_block(n, readout.vocabulary, logits_at_once)
         logprob, entropy = Blocks.apply(states, *head_of_blocks, target, temperature, "entropy" in names, columns)
@@ -423,7 +422,7 @@ def read(
     logits_bytes = n * readout.vocabulary * (states.dtype if weight is None else weight.dtype).itemsize
     recompute = torch.is_grad_enabled() and (logits_bytes > 4 * logits_at_once if by_hand else len(chunks) > 1)
     pieces = []
-    for rows, allowed in chunks:
+    for rows, allowed, changed in chunks:
         stored_rows = {name: x[rows] for name, x in stored.items()}
         arguments = (
             readout,
@@ -434,14 +433,34 @@ def read(
             tuple(names),
             weight,
             stored_rows,
+            changed,
         )
         if recompute:
             pieces.append(checkpoint(_read_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
             pieces.append(_read_chunk(*arguments))
     # chunks by support have changed the order of the tokens
-    inverse_order = torch.cat([rows for rows, _ in chunks]).argsort()
+    inverse_order = torch.cat([rows for rows, _, _ in chunks]).argsort()
     return values | {name: torch.cat([piece[i] for piece in pieces])[inverse_order] for i, name in enumerate(names)}
+
+
+def _chunks(
+    n: int, support: Tensor | None, changes: LogitChanges | None, size: int, device: torch.device
+) -> list[tuple[Tensor, Tensor | None, LogitChanges | None]]:
+    """Rows of chunks of at most `size` tokens; those with and without a support, with and without changes are apart."""
+    has_support, is_changed = torch.zeros(2, n, dtype=torch.bool, device=device)
+    if support is not None:
+        has_support = (support >= 0).any(1)
+    if changes is not None:
+        is_changed = changes.changed.to(device)
+    chunks: list[tuple[Tensor, Tensor | None, LogitChanges | None]] = []
+    for kind in range(4 if changes is not None else 2):
+        of_kind = (has_support == bool(kind % 2)) & (is_changed == bool(kind // 2))
+        for rows in of_kind.nonzero().squeeze(1).split(size):
+            if rows.numel():
+                allowed = support[rows] if support is not None and kind % 2 else None
+                chunks.append((rows, allowed, changes[rows.cpu()] if changes is not None and kind // 2 else None))
+    return chunks
 
 
 def _read_chunk(
@@ -453,14 +472,16 @@ def _read_chunk(
     names: tuple[str, ...],
     weight: Tensor | None,
     stored: Mapping[str, Tensor],
+    changes: LogitChanges | None = None,
 ) -> list[Tensor]:
     """Outputs of a chunk, in the order of `names`; see `read`."""
     logits = readout.logits(states, weight)
-    if support is None and {*names} <= BY_HAND:
+    if support is None and changes is None and {*names} <= BY_HAND:
         logprob, entropy = Chosen.apply(logits, target, temperature, "entropy" in names)
         return [entropy if name == "entropy" else logprob for name in names]
     # from here on autograd keeps float32 copies, which the hand-written gradients above avoid
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    z = z if changes is None else changes.apply(z)
     z = vocabulary_z = z / temperature[:, None].to(z)
     target_logit = z.gather(1, target[:, None]).squeeze(1)
     if support is not None:
@@ -471,7 +492,11 @@ def _read_chunk(
         p = (z - log_total[:, None]).exp()
         out["entropy"] = log_total - (p * z.masked_fill(z == -torch.inf, 0.0)).sum(1)
     if "mean_logprob" in names:
-        mean = z.mean(1) if support is None else z.masked_fill(support < 0, 0.0).sum(1) / (support >= 0).sum(1)
+        is_cut, is_none = (
+            support is not None or changes is not None,
+            z == -torch.inf,
+        )  # outside the support, or forbidden
+        mean = z.masked_fill(is_none, 0.0).sum(1) / (~is_none).sum(1) if is_cut else z.mean(1)
         out["mean_logprob"] = mean - log_total
     # these ids index the vocabulary, not the columns of the support
     for output in map(Output, names):
@@ -494,7 +519,8 @@ def _read_chunk(
 def _likeliest(z: Tensor, support: Tensor | None, k: int) -> Tensor:
     """[n, k] ids of the largest of `z`, padded with -1 where fewer are allowed."""
     if support is None:
-        return z.topk(k, 1).indices
+        top_z, ids = z.topk(k, 1)
+        return ids.masked_fill(top_z == -torch.inf, -1)
     top = z.topk(min(k, z.shape[1]), 1).indices
     ids = support.gather(1, top)  # the padding of a support is -1 itself, and its z the least
     return nn.functional.pad(ids, (0, k - ids.shape[1]), value=-1)

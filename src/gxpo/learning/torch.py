@@ -381,14 +381,15 @@ class TorchLearner(InProcess):
         acting = nullcontext() if batch.policy is None else self.acting(batch.policy)
         with acting, soft_inputs(readout, batch) if soft else nullcontext():
             states = self._states(batch, readout, [layer for layer, _ in layers])
-        state_index, target, temperature, support, reading = (
-            batch.place, batch.target, batch.temperature, batch.support, batch.reading
+        state_index, target, temperature, support, changes, reading = (
+            batch.place, batch.target, batch.temperature, batch.support, batch.changes, batch.reading
         )  # fmt: skip
         # readings are distinct (token, temperature); constants in `given` may differ between entries that share one
         given_rows: dict[str, Tensor] | None = None
         if given:
             state_index, target, temperature = state_index[reading], target[reading], temperature[reading]
-            support, reading = None if support is None else support[reading], torch.arange(len(reading))
+            support = None if support is None else support[reading]
+            changes, reading = None if changes is None else changes[reading], torch.arange(len(reading))
             given_rows = {name: one_to_device(x[batch.entries], self.device) for name, x in given.items()}
         out = {}
         index_there, target_there, temperature_there = to_device((state_index, target, temperature), self.device)
@@ -405,6 +406,7 @@ class TorchLearner(InProcess):
                 heads=self.value_heads,
                 logits_at_once=self.logits_at_once,
                 given=given_rows,
+                changes=changes,
             )
             if soft:
                 outputs = with_densities(outputs, batch, reading, readout, rows, temperature, self.logits_at_once)

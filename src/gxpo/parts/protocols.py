@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gxpo.forest.forest import Forest
+    from gxpo.forest.token_bias import TokenBias
 
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...} and what else chat templates know
@@ -159,6 +160,38 @@ class StreamKey:
 
 
 @dataclass(frozen=True)
+class TokenOptions:
+    """Options of one request that change its tokens' distribution beyond the run's `Sampling`, as vLLM names them.
+
+    In vLLM's order: grammar, forbidden end ids and `logit_bias`, penalties, temperature, `min_p`, top-k, top-p.
+
+    logit_bias           (id, number added to its logit)
+    presence_penalty     subtracted from the logit of each id that the reply has already
+    frequency_penalty    the same times its count in the reply
+    repetition_penalty   a positive logit of an id of prompt or reply is divided by it, a negative one multiplied
+    min_p                ids below this share of the likeliest id's probability are left out
+    min_tokens           tokens before which no end id is sampled
+    ignore_eos           no end id is sampled at all
+    grammar              (kind, source) that the reply's text follows; kinds: `gxpo.sampling.engines.grammar`
+    top_logprobs         number of likeliest ids that the completion lists for each token; changes no distribution
+    """
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    grammar: tuple[str, str] | None = None
+    top_logprobs: int = 0
+
+    @property
+    def penalises(self) -> bool:
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
 class Request:
     """A sampling request: one context, and a random stream for each sample."""
 
@@ -167,12 +200,23 @@ class Request:
     keep: tuple[str, ...] = ()  # a name for each sample: what the engine may keep for a later, longer prompt of it
     policy: str = "main"  # which of the policies samples
     extras: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)  # payload of the prompt's tokens
+    options: TokenOptions | None = None  # None: the run's settings alone
 
 
 # Extras of a completion whose engine records the distribution that each token was drawn from: its K likeliest ids
 # [tokens, K], padded with -1, and [tokens, K + 1] their log-probs and that of all other ids together (-inf: none)
 LIKELIEST = ("sampler_ids", "sampler_logprob")
+BROKEN = "broken"  # `finish` of a sample whose grammar the engine could not follow to its end
 MISREAD = "misread"  # `finish` of what was sampled under another prompt than its request: no rollout with it is scored
+
+
+PER_TOKEN = (
+    "support",
+    "bias",
+    "penalty",
+    "top_ids",
+    "top_logprobs",
+)  # arrays of a completion with a row for each token
 
 
 @dataclass
@@ -187,6 +231,11 @@ class Completion:
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # payload, leading dimension len(tokens)
     versions: tuple[tuple[int, int], ...] = ()  # (token, policy version from there on) where it changes within
     picture: str | None = None  # reference of the picture that it made
+    bias: np.ndarray | None = None  # [len(tokens)] int64 hash of the bias of each token's logits, -1 none
+    biases: Mapping[int, TokenBias] = field(default_factory=dict)  # those that `bias` names
+    penalty: np.ndarray | None = None  # [len(tokens), 4] `gxpo.forest.token_bias.PENALTIES`
+    top_ids: np.ndarray | None = None  # [len(tokens), K] int64 likeliest ids in order, padded with -1
+    top_logprobs: np.ndarray | None = None  # [len(tokens), K] their log-probs
 
     def within(self, room: int) -> Completion:
         """The first `room` tokens of a completion that had more room."""
@@ -196,7 +245,7 @@ class Completion:
             self,
             tokens=self.tokens[:room],
             logprobs=self.logprobs[:room],
-            support=None if self.support is None else self.support[:room],
+            **{name: x[:room] for name in PER_TOKEN if (x := getattr(self, name)) is not None},
             extras={name: x[:room] for name, x in self.extras.items()},
             # a completion that could not be read back stays marked as such, whatever its length
             finish=MISREAD if self.finish == MISREAD else "length",
@@ -205,7 +254,8 @@ class Completion:
 
 
 class Engine(Protocol):
-    """An inference engine: samples completions."""
+    """An inference engine: samples completions. One that takes `Request.options` says `takes_options = True`,
+    and its `check_options(options, sampling)` raises ModelError for those that it can't sample under."""
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]: ...
     def release(self, names: Sequence[str] | None = None) -> None:
@@ -391,6 +441,15 @@ class Session(Protocol):
     system: str | None  # a system message before every conversation
     envs: Envs | None  # what tasks are instances of; None: tasks are prompts
     episode: EpisodeRules
+
+    @property
+    def takes_options(self) -> bool:
+        """True if the policy's engine samples under `Request.options`."""
+        ...
+
+    def check_options(self, options: TokenOptions) -> None:
+        """Raise ModelError for options that such an engine can't sample under."""
+        ...
 
     def draw(self, n: int) -> list[Task]: ...
     def know(self, tasks: Sequence[Task]) -> None:

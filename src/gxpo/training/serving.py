@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,18 @@ class _Loaded(Stages):
             _, state = load_learner(self.learner, checkpoint.latest(run))
             self.step_number = state["step"]
         self.engine.policy_version = self.step_number
+
+
+def parameters(stages: Stages) -> str:
+    """What calls may ask for beyond messages and tools, in one line."""
+    if not getattr(stages.engine, "takes_options", False):
+        return "stop, n, max_tokens, logprobs, tools (the engine records no others; sampling.engine=torch does)"
+    has_formats = find_spec("llguidance") is not None
+    formats = "response_format, tool_choice" if has_formats else "with gxpo[structured]: response_format, tool_choice"
+    return (
+        f"logprobs, top_logprobs, logit_bias, penalties, min_p, min_tokens, ignore_eos, chat_template_kwargs; {formats}"
+        "\nthe run's  temperature, top_p, top_k, seed"
+    )
 
 
 def _session(stages: Stages, temperature: float | None) -> Session:

@@ -12,11 +12,10 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,9 +43,11 @@ from gxpo.parts.protocols import (
     Sampling,
     Task,
     TaskSource,
+    TokenOptions,
 )
 from gxpo.sampling.engines.torch import TorchEngine
 from gxpo.sampling.rollouts.wording import reworded
+from gxpo.training.completion_bytes import pack, unpack
 
 
 class Session:
@@ -217,6 +218,15 @@ class Session:
         self.budget.rollouts += sum(stream.turn == 0 for request in requests for stream in request.streams)
         return completions
 
+    @property
+    def takes_options(self) -> bool:
+        """True if the policy's engine samples under the options of a request."""
+        return bool(getattr(self.engine, "takes_options", False))
+
+    def check_options(self, options: TokenOptions) -> None:
+        """Raise ModelError for options that an engine which takes some can't sample the policy under."""
+        cast("Any", self.engine).check_options(options, self.sampling)
+
     def release(self, names: Sequence[str]) -> None:
         """Let the engine forget what it kept under these names."""
         for engine in (self.engine, *self.players.values()):
@@ -312,28 +322,6 @@ class Session:
             components={name: columns[:, i] for i, name in enumerate(payload["names"])},
             success=torch.tensor(payload["success"], dtype=torch.float64),
         )
-
-
-# ---------------------------------------------------------------- completions between processes
-def pack(groups: list[list[Completion]]) -> bytes:
-    """Encode completions as JSON for other processes, floats exactly."""
-
-    def array_entry(array: Any) -> dict[str, Any]:
-        array = np.asarray(array)
-        return {"dtype": str(array.dtype), "shape": array.shape, "values": array.reshape(-1).tolist()}
-
-    return json.dumps([[asdict(c) for c in group] for group in groups], default=array_entry).encode()
-
-
-def unpack(blob: bytes) -> list[list[Completion]]:
-    """Decode what `pack` has encoded."""
-
-    def array(entry: dict[str, Any]) -> Any:
-        if set(entry) != {"dtype", "shape", "values"}:
-            return entry
-        return np.asarray(entry["values"], dtype=entry["dtype"]).reshape(entry["shape"])
-
-    return [[Completion(**row) for row in group] for group in json.loads(blob, object_hook=array)]
 
 
 # ---------------------------------------------------------------- actions sampled under another prompt

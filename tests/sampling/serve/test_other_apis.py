@@ -75,7 +75,7 @@ def test_a_response_that_is_cut_is_incomplete():
         ({"previous_response_id": "resp_1"}, "previous_response_id is not supported here: send the whole conversation"),
         ({"background": True}, "background is not supported here"),
         ({"tools": [{"type": "web_search"}]}, "tools[0] has the type 'web_search': only functions"),
-        ({"text": {"format": {"type": "json_object"}}}, "response_format is not supported here"),
+        ({"text": {"format": {"type": "yaml"}}}, "response_format has the type text, json_object or json_schema"),
         ({"input": [{"type": "computer_call_output"}]}, "input[0] has the type 'computer_call_output'"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},

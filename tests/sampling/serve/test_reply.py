@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gxpo.parts.protocols import Completion, ContextUpdate
@@ -80,6 +82,7 @@ def test_a_completion_has_text_logprobs_and_token_ids():
             "text": "goodbye",
             "finish_reason": "stop",
             "token_ids": [5, 6],
+            "prompt_token_ids": [1, 2, 3],
             "logprobs": {
                 "tokens": ["good", "bye"],
                 "token_logprobs": [-0.5, -0.5],
@@ -129,3 +132,14 @@ def test_a_streamed_completion_is_one_chunk_for_each_sample():
 def test_the_policy_is_the_only_model(entry):
     assert entry == {"id": "policy", "object": "model", "created": 0, "owned_by": "gxpo"}
     assert len(reply.models()["data"]) == 1
+
+
+def test_likeliest_tokens_stand_beside_the_sampled_one():
+    (choice,) = choices(CallRequest(USER, logprobs=True), (message_of("good"), "good", [5], "stop"))
+    listed = replace(choice.completion, top_ids=np.array([[6, 5, -1]]), top_logprobs=np.array([[-0.25, -0.5, -np.inf]]))
+    choice = replace(choice, completion=listed)
+    (row,) = reply.token_logprobs(choice, decode)
+    assert [(t["token"], t["logprob"]) for t in row["top_logprobs"]] == [("bye", -0.25), ("good", -0.5)]
+    call = CallRequest(None, ("hi",), logprobs=True)
+    (entry,) = reply.body(call, [replace(choice, message=None)], decode)["choices"]
+    assert entry["logprobs"]["top_logprobs"] == [{"good": -0.5, "bye": -0.25}]

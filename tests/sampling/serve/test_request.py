@@ -25,7 +25,8 @@ NASTY = [
 TOP = """model messages tools tool_choice n stop max_tokens max_completion_tokens stream stream_options logprobs
 metadata return_token_ids temperature top_p top_k seed user store parallel_tool_calls presence_penalty min_p
 frequency_penalty
-repetition_penalty logit_bias response_format top_logprobs modalities best_of echo suffix unknown"""
+repetition_penalty logit_bias response_format top_logprobs modalities best_of echo suffix min_tokens ignore_eos
+guided_json structured_outputs chat_template_kwargs prompt_token_ids unknown"""
 ONE = '[{"role": "user", "content": "1+1="}]'
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from gxpo.base.errors import RecordError, did_you_mean, need
 from gxpo.base.media import FIRST, from_record, refs_in
 from gxpo.base.regular_files import fault_of
+from gxpo.forest import token_bias
 from gxpo.forest.columns import ACTION, NAN, OBSERVATION, PROMPT
 from gxpo.forest.record_format.assemble import Node, Reference, Step, assemble
 from gxpo.forest.record_format.schema import Fork, Record, Turn
@@ -95,6 +96,7 @@ class Reader:
         self.prompts: dict[str, Node | None] = {}
         self.records: dict[str, Record] = {}
         self.extra_kinds: dict[str, tuple[torch.dtype, int]] = {}
+        self.biases: dict[int, token_bias.TokenBias] = {}
 
     # ------------------------------------------------------------ one record
     def add(self, record: Record, fail: Fail) -> None:
@@ -317,6 +319,7 @@ class Reader:
                 )
         segments = self._segments(turn, size, goes_on, segment, where, fail)
         extras = {k: self._extra_tensor(v, size, k, f"{where}.extras.{k}", fail) for k, v in turn.extras.items()}
+        self._add_biases(turn, extras.get(token_bias.BIAS), where, fail)
         if goes_on and not action:
             return  # a fork at the end of an action that adds no token of its own
         # `previous` is what happened before in time, which `after` may set; the parent is the context
@@ -385,6 +388,16 @@ class Reader:
             fail(where, f"is {kind[0]} with {kind[1]} dimensions; earlier {name!r} are {self.extra_kinds[name]}")
         return value
 
+    def _add_biases(self, turn: Turn, bias_T: Tensor | None, where: str, fail: Fail) -> None:
+        """Add the turn's biases; each that its tokens name must be there."""
+        try:
+            self.biases |= token_bias.from_records(turn.biases)
+        except ValueError as error:
+            fail(f"{where}.biases", str(error))
+        for key in [] if bias_T is None else bias_T.unique().tolist():
+            if key >= 0 and key not in self.biases:
+                fail(f"{where}.biases", f"lacks {key}, which extras.bias names")
+
     def finish(self) -> dict[str, Any]:
         """Columns of the forest of all records added."""
         columns = assemble(self.nodes, list(self.trajectories.values()))
@@ -393,6 +406,7 @@ class Reader:
             **columns,
             **self._row_columns(),
             **{f"{kind}_names": tuple(names_of_kind.index) for kind, names_of_kind in names.items()},
+            "biases": self.biases,
         }
 
     def _row_columns(self) -> dict[str, Any]:

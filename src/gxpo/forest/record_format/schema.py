@@ -79,6 +79,11 @@ class Turn(_Strict):
     extras: dict[str, Any] = Field(
         {}, description="name: 'file.safetensors#key' beside this file; leading dimension: the action's tokens"
     )
+    biases: dict[str, Any] = Field(
+        {},
+        description="what was added to logits before temperature, by the hash that extras.bias holds for a token: "
+        "{ids, values (null: forbidden), allowed (bits of the ids that a grammar allows, zlib, base64)}",
+    )
     observation_text: str | None = Field(None, description="the observation as text")
     action_text: str | None = Field(None, description="the action as text")
     info: dict[str, Any] = Field({}, description="anything; the only place for other keys")

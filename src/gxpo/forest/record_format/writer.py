@@ -18,6 +18,7 @@ from gxpo.base.media import to_record
 from gxpo.forest.columns import OBSERVATION, PROMPT, Columns
 from gxpo.forest.record_format.schema import SCHEMA, Record, Turn
 from gxpo.forest.reshape import blank_value
+from gxpo.forest.token_bias import BIAS, to_records
 
 _TURN_DEFAULTS = {name: field.default for name, field in Turn.model_fields.items()}
 _RECORD_DEFAULTS = {name: field.default for name, field in Record.model_fields.items()}
@@ -192,13 +193,15 @@ class Writer:
         index = [t for n in nodes for t in self._span(n)]
         last = nodes[-1] if nodes else kept_nodes[-1]
         state, context = self.cols.step_state[s], self.cols.sampled_under[last] if nodes else -1
+        extras = self._extras(index)
         flags, logprob = [self.cols.trainable[t] for t in index], [self.cols.logprob[t] for t in index]
         values: dict[str, Any] = {
             "action": [self.cols.token[t] for t in index],
             "logprob": None if all(x is None for x in logprob) else logprob,
             "trainable": flags[0] if flags and len(set(flags)) == 1 else flags or True,
             "segments": self._segments(index, kept_nodes),
-            "extras": self._extras(index),
+            "extras": extras,
+            "biases": to_records(f.biases, extras[BIAS].tolist()) if BIAS in extras else {},
             "agent": f.agent_names[self.cols.step_agent[s]],
             "policy": f.policy_names[self.cols.policy[last]],
             **self._versions(nodes, last),

@@ -12,6 +12,7 @@ from torch import Tensor
 from gxpo.base import media
 from gxpo.base.errors import ModelError
 from gxpo.forest.forest import Forest
+from gxpo.forest.token_bias import BIAS, PENALTY
 from gxpo.learning.packing import Packing
 from gxpo.parts.protocols import TokenRow
 
@@ -44,6 +45,12 @@ class Rows:
             raise ModelError(
                 "rollouts were sampled with top_k, top_p or min_p, and a training engine reads log-probs over the "
                 "whole vocabulary: sample by temperature alone (sampling.top_k=0, sampling.top_p=1)"
+            )
+        if BIAS in forest.extras or PENALTY in forest.extras:
+            raise ModelError(
+                "rollouts were sampled under options of calls (logit_bias, penalties, min_tokens, a grammar), and a "
+                "training engine reads log-probs of unchanged logits: leave them out of the calls, or train in process "
+                "(cluster.backend=local)"
             )
         packing.read_at(entries)  # refuses a token without a predecessor
         first, token = forest.first_token.tolist(), forest.token

@@ -426,6 +426,7 @@ class TemplateChat:
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
         self.tokens.frame(self.stop_ids)
         self._closing: dict[int | None, re.Pattern[str] | None] = {}
+        self.settings = (rewrites, tools_format, stop, rows_of, picture)
 
     @property
     def form(self) -> Format | None:

@@ -243,13 +243,22 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, likeliest: int = 0
     scaled = scaled if sampling.temperature == 1 else scaled / sampling.temperature
     if sampling.top_k == 0 and sampling.top_p == 1:
         top = likeliest_of(scaled, likeliest) if likeliest else None
-        column, logprob = _inverse_cdf(scaled, uniform)
+        column, logprob = inverse_cdf(scaled, uniform)
         return Draws(column, logprob, None, top)
     support = support_of(scaled, sampling.top_k, sampling.top_p)
-    support_logits = scaled.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
-    top = likeliest_of(support_logits, min(likeliest, scaled.shape[1]), support) if likeliest else None
-    column, logprob = _inverse_cdf(support_logits, uniform)
-    return Draws(support.gather(1, column[:, None]).squeeze(1), logprob, support, top)
+    top = likeliest_of(_within(scaled, support), min(likeliest, scaled.shape[1]), support) if likeliest else None
+    return Draws(*draw_within(scaled, support, uniform), support, top)
+
+
+def draw_within(scaled: Tensor, support: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw from softmax(scaled [n, V]) within a support [n, K], padded with -1; return tokens and log-probs."""
+    column, logprob = inverse_cdf(_within(scaled, support), uniform)
+    return support.gather(1, column[:, None]).squeeze(1), logprob
+
+
+def _within(scaled: Tensor, support: Tensor) -> Tensor:
+    """[n, K] logits of the ids in a support, -inf at its padding."""
+    return scaled.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
 
 
 def support_of(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -270,7 +279,7 @@ def support_of(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
     return ids.masked_fill(ids == size, -1)
 
 
-def _inverse_cdf(scaled: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def inverse_cdf(scaled: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Draw columns from softmax(scaled) [n, V] by inverse CDF; return them with their log-probabilities (float64).
 
     Probabilities are summed in float64, by blocks of columns first, so that only one block of a row is searched.
@@ -334,6 +343,13 @@ class Batch(Protocol):
     def columns(self, row: int, prompt: int, tokens: int) -> list[tuple[Tensor, Tensor]]: ...
 
 
+class RowDraws(Protocol):
+    """Protocol of draws that differ by sample: `gxpo.sampling.engines.optional_draws`."""
+
+    def draw(self, logits: Tensor, uniform: Tensor, samples: Tensor, running: Tensor) -> Draws: ...
+    def accept(self, tokens: Tensor, samples: Tensor, running: Tensor) -> Tensor: ...
+
+
 OnDone = Callable[[int, int, Batch, "list[int]"], None]  # sample, its row in the batch, the batch, the action's tokens
 
 
@@ -368,6 +384,7 @@ class Actions:
             if support is not None:
                 row_support = support[i, :size]
                 row_support = row_support[:, : int((row_support >= 0).sum(1).max())].copy()
+                row_support = row_support if row_support.shape[1] else None  # its request cut nothing
             samples.append(
                 Completion(
                     tokens=self.tokens[i, :size].tolist(),
@@ -410,6 +427,7 @@ def decode(
     on_done: OnDone,
     interrupted: Callable[[], bool] | None = None,
     likeliest: int = 0,
+    row_draws: RowDraws | None = None,
 ) -> Actions:
     """Sample until every row is done or out of uniforms; streams [n, longest] float64.
 
@@ -417,7 +435,8 @@ def decode(
     at least all but the last token of its action. `interrupted` is called whenever tokens have been read; if it returns
     True, decoding ends and the rows still running count as interrupted. Tokens are read one by one on a CPU and
     `TOKENS_AT_ONCE` together on another device, which the host waits for each time. Devices without float64 send their
-    logits to the host, which draws. `likeliest`: as of `draw`.
+    logits to the host, which draws. `likeliest`: as of `draw`. `row_draws` draws instead of `draw`, one token at a
+    time, since it needs each token for the next.
     """
     (n, longest), device = streams.shape, state.logits.device
     place = drawing_device(device)
@@ -426,12 +445,16 @@ def decode(
     # which sample each row of the batch is, where tokens are drawn: None, all of them, until some have been removed
     rows: Tensor | None = None
     samples, running, step = torch.arange(n), torch.ones(n, dtype=torch.bool), 0
-    at_once = 1 if place.type == "cpu" else TOKENS_AT_ONCE
+    at_once = 1 if place.type == "cpu" or row_draws is not None else TOKENS_AT_ONCE
     unread: list[Draws] = []
     for draw_step in range(longest):
         # Finished rows are sampled along until they are removed; `length` keeps what they draw out of their actions.
         row_uniform = uniform[draw_step] if rows is None else uniform[draw_step][rows]
-        draws = draw(state.logits.to(place), row_uniform, sampling, likeliest)
+        logits = state.logits.to(place)
+        if row_draws is None:
+            draws = draw(logits, row_uniform, sampling, likeliest)
+        else:
+            draws = row_draws.draw(logits, row_uniform, samples, running)
         token = draws.token.to(device)
         unread.append(draws)
         if len(unread) < at_once and draw_step + 1 < longest:
@@ -445,6 +468,9 @@ def decode(
             if top is not None:
                 actions.likeliest.append((samples, top))
             ended = None if stopping.is_never else stopping.done(host_token, actions.tokens[at, : step + 1])
+            if row_draws is not None:
+                is_broken = row_draws.accept(host_token, samples, running)
+                ended = is_broken if ended is None else ended | is_broken
             if ended is not None and bool(ended.logical_and_(running).any()):
                 has_ended = True
                 actions.length[samples[ended]], actions.stopped[samples[ended]] = step + 1, True

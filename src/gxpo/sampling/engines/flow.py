@@ -70,6 +70,8 @@ class FlowEngine:
                 "a flow is sampled with temperature >= 0 (its noise level), max_new_tokens >= 1, top_k 0 and top_p 1, "
                 f"not {sampling}"
             )
+        if any(request.options is not None for request in requests):
+            raise ModelError("a flow has no tokens, so that a request can have no options of them: leave them out")
         rows = [(self._start(request), key) for request in requests for key in request.streams]
         completions: list[Completion] = []
         with torch.no_grad(), memory_is_short("denoising", "sampling.batch_rows"):

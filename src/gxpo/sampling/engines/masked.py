@@ -128,6 +128,10 @@ class MaskedEngine:
             )
         if any(request.policy != "main" or request.extras for request in requests):
             raise ModelError("a masked model samples one policy, 'main', from token ids")
+        if any(request.options is not None for request in requests):
+            raise ModelError(
+                "a masked model does not write from left to right: a request can have no options of tokens"
+            )
 
     # ------------------------------------------------------------ decoding
     def _unmask(self, rows: Sequence[tuple[tuple[int, ...], StreamKey]], sampling: Sampling) -> list[Completion]:

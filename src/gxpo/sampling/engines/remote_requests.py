@@ -61,6 +61,11 @@ def check(
         # Ids below 0 are latents of flows, whose values travel in the extras.
         if request.extras or min(request.prompt) < 0:
             raise ModelError("a request has steps that are no vocabulary ids, which a language model can't go on from")
+        if request.options is not None:
+            raise ModelError(
+                f"a request has {request.options}, and this engine does not record the distribution that such options "
+                "make: leave them out, or set sampling.engine=torch"
+            )
         if pictures is not None and max(request.prompt) >= media.FIRST:
             raise ModelError(f"a request shows a picture, {pictures}")
         if request.policy != policy:

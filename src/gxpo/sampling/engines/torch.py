@@ -6,13 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from gxpo.base.devices import need_float64
+from gxpo.base.devices import drawing_device
 from gxpo.base.errors import ModelError
 from gxpo.base.media import FIRST
 from gxpo.base.runtime import memory_is_short
@@ -20,144 +18,22 @@ from gxpo.models.decoder import measure
 from gxpo.models.decoder.choices import Sizes, Trial
 from gxpo.models.decoder.forward import Kernels, Products
 from gxpo.models.decoder.sampling import Branches, Prompts, Stepper
-from gxpo.models.decoder.soft import FAINT, gumbel, log_density, mixed_embeddings, mixture
-from gxpo.parts.protocols import Completion, Request, Sampling, SoftSampling, StreamKey
+from gxpo.parts.protocols import Completion, Request, Sampling, SoftSampling, StreamKey, TokenOptions
 from gxpo.sampling.engines.decode import (
-    KEEP_UNTIL,
-    Actions,
     Batch,
     CachedPrefix,
     Context,
     PrefixCaches,
     decode,
-    draw,
     parameter_version,
     prefill_flat,
-    support_of,
     uniforms,
 )
+from gxpo.sampling.engines.grammar import Grammars
 from gxpo.sampling.engines.network import Network, prefill
+from gxpo.sampling.engines.optional_draws import OptionalDraws
+from gxpo.sampling.engines.soft import soft_decode
 from gxpo.sampling.engines.stopping import Stopping
-
-
-# ---------------------------------------------------------------- soft
-# Soft thinking: each step feeds a mixture of likely tokens, until a closing text; from there on tokens are sampled.
-@dataclass
-class _SoftStep:
-    """Soft step of m rows: allowed ids, y (nan where negligible), weights [m, K]; likeliest id, log-density [m]."""
-
-    support: Tensor
-    y: Tensor
-    weight: Tensor
-    token: Tensor
-    density: Tensor
-
-
-def soft_step(logits: Tensor, uniform: Tensor, sampling: SoftSampling) -> _SoftStep:
-    """p = softmax(logits / temperature) on its top-k/top-p support, y = log p + Gumbel noise, softmax(y / tau).
-
-    logits [m, V]; uniform [m, K] float64, K = `soft_top_k`. At temperature 0: p at temperature 1, and no noise.
-    """
-    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / (sampling.temperature or 1.0)
-    support = support_of(scaled, sampling.soft_top_k, sampling.soft_top_p)
-    support = torch.nn.functional.pad(support, (0, uniform.shape[1] - support.shape[1]), value=-1)
-    support_logits = scaled.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
-    logprob = support_logits.double().log_softmax(1)
-    y = logprob + (gumbel(uniform) if sampling.temperature else 0.0)
-    # Faint ids are mixed in but not counted in the density; the likeliest always is, or a row might count none.
-    is_counted = (logprob > FAINT) | (logprob == logprob.amax(1, keepdim=True))
-    counted_y = torch.where(is_counted, y, torch.nan)
-    token = support.gather(1, y.argmax(1, keepdim=True)).squeeze(1)
-    return _SoftStep(
-        support, counted_y, mixture(y, sampling.mixing_temperature), token, log_density(counted_y, logprob)
-    )
-
-
-def soft_decode(
-    state: Batch,
-    streams: np.ndarray,
-    sampling: SoftSampling,
-    stopping: Stopping,
-    thinking_end: Stopping,
-    embedding: Any,
-    policy_version: int,
-) -> list[Completion]:
-    """Decode soft steps, then tokens, until every row is done or out of uniforms; streams [n, longest, 1 + K] float64.
-
-    A soft step is stored as its likeliest id, with the noise's density as log-prob, the support, and the extras
-    "soft_y" and "soft_weight" [tokens, K], which are nan at ordinary tokens. `thinking_end` detects the closing
-    text, after which a row's tokens are sampled.
-    """
-    n, longest, _ = streams.shape
-    need_float64(state.logits.device, "soft thinking")
-    uniform = torch.from_numpy(streams).to(state.logits.device)
-    actions, samples, thinking = Actions.empty(n, longest), torch.arange(n), torch.ones(n, dtype=torch.bool)
-    supports: list[tuple[Tensor, Tensor]] = []
-    noise = torch.full((2, n, longest, sampling.soft_top_k), torch.nan, dtype=torch.float64)  # y, weight
-    for step in range(longest):
-        # Rows may be at different stages, so both kinds of step are computed and each row takes its own; uniform 0 of a
-        # step is for a token, the others are for the noise.
-        soft = soft_step(state.logits, uniform[samples, step, 1:], sampling)
-        draws = draw(state.logits, uniform[samples, step, 0], sampling)
-        row_thinks = thinking[samples]
-        token = torch.where(row_thinks, soft.token.cpu(), draws.token.cpu())
-        running = ~actions.stopped[samples]
-        actions.tokens[samples, step] = token
-        actions.logprobs[samples, step] = torch.where(row_thinks, soft.density.cpu(), draws.logprob.cpu())
-        actions.length[samples[running]] = step + 1
-        noise[0, samples[row_thinks], step] = soft.y.cpu()[row_thinks]
-        noise[1, samples[row_thinks], step] = soft.weight.cpu()[row_thinks]
-        supports.append((samples[row_thinks], soft.support.cpu()[row_thinks]))
-        if draws.support is not None:
-            supports.append((samples[~row_thinks], draws.support.cpu()[~row_thinks]))
-        supports.append((torch.tensor([step]), torch.empty(0)))  # marks the end of the step for `_by_step`
-        history = actions.tokens[samples, : step + 1]
-        actions.stopped[samples] |= stopping.done(token, history)
-        thinking[samples] &= ~thinking_end.done(token, history)
-        running = ~actions.stopped[samples]
-        if step + 1 == longest or not bool(running.any()):
-            break
-        # Finished rows go in bulk: selecting rows copies the caches, which would cost more than it saves every token.
-        ids, weight = soft.support, soft.weight
-        if int(running.sum()) <= KEEP_UNTIL * samples.numel():
-            running_rows = running.nonzero().squeeze(1)
-            device_rows = running_rows.to(uniform.device)
-            samples, token, row_thinks, state = (
-                samples[running_rows],
-                token[running_rows],
-                row_thinks[running_rows],
-                state.select(device_rows),
-            )
-            ids, weight = ids[device_rows], weight[device_rows]
-        # The embedding of a thinking row's next input is the mixture; other rows get their token's own.
-        rows = row_thinks.nonzero().squeeze(1).to(uniform.device)
-        with mixed_embeddings(embedding, rows, ids[rows], weight[rows]):
-            state = state.advance(token.to(uniform.device))
-    return _completions(actions, _by_step(supports, n, longest, sampling.soft_top_k), noise, policy_version)
-
-
-def _by_step(step_supports: list[tuple[Tensor, Tensor]], n: int, longest: int, min_width: int) -> Tensor:
-    """Gather supports of all steps into [n, longest, K] allowed ids, padded with -1."""
-    width = max([min_width, *(ids.shape[1] for _, ids in step_supports if ids.dim() == 2)])
-    support, step = torch.full((n, longest, width), -1), 0
-    for samples, ids in step_supports:
-        if ids.dim() == 1:
-            step = int(samples[0]) + 1
-        else:
-            support[samples, step, : ids.shape[1]] = ids
-    return support
-
-
-def _completions(actions: Actions, support: Tensor, noise: Tensor, policy_version: int) -> list[Completion]:
-    width = support.shape[2]
-    noise = torch.nn.functional.pad(noise, (0, width - noise.shape[3]), value=torch.nan)
-    out = []
-    for i, completion in enumerate(actions.completions(policy_version)):
-        size = len(completion.tokens)
-        extras = {name: noise[k, i, :size].numpy() for k, name in enumerate(("soft_y", "soft_weight"))}
-        out.append(replace(completion, support=support[i, :size].numpy(), extras=extras))
-    return out
-
 
 # ---------------------------------------------------------------- torch
 STOPPINGS = 64  # sets of stop conditions in the cache, each a flag for every token of the vocabulary
@@ -195,6 +71,8 @@ class TorchEngine:
     unkept            named samples of a model whose cache can't be kept (sliding windows, growing rotary embeddings)
     """
 
+    takes_options: ClassVar[bool] = True
+
     def __init__(
         self,
         model: Any,
@@ -231,6 +109,7 @@ class TorchEngine:
         self.likeliest = 0
         self.stop_ids = tuple(stop_ids) if stop_ids is not None else self.network.end_ids(tokenizer)
         self._stopping: dict[tuple[Any, ...], Stopping] = {}
+        self._grammars: dict[tuple[Any, ...], Grammars] = {}
 
     # ------------------------------------------------------------ caches
     @property
@@ -296,6 +175,7 @@ class TorchEngine:
                 (i, j),
                 request.keep[j] if request.keep and self._prefixes.limit else None,
                 request.policy,
+                request.options,
             )
             for i, request in enumerate(requests)
             for j, key in enumerate(request.streams)
@@ -314,8 +194,11 @@ class TorchEngine:
                 # Policies are adapters of one model, so each has forward passes of its own.
                 for policy in dict.fromkeys(row.policy for row in rows):
                     with self._acting(policy):
-                        for block in self._split_blocks([row for row in rows if row.policy == policy]):
-                            completions.update(self._sample_block(block, sampling))
+                        # Rows with options are apart: others are sampled as if there were none.
+                        for has_options in (False, True):
+                            alike = [r for r in rows if r.policy == policy and (r.options is not None) == has_options]
+                            for block in self._split_blocks(alike):
+                                completions.update(self._sample_block(block, sampling))
         finally:
             self.model.train(was_training)
             self._free_stepper()
@@ -397,8 +280,35 @@ class TorchEngine:
         if isinstance(sampling, SoftSampling):
             return self._decode_soft_batch(rows, state, sampling, stopping)
         streams = uniforms([row.key for row in rows], sampling.max_new_tokens)
-        actions = decode(state, streams, sampling, stopping, leave, self.interrupted, self.likeliest)
-        return actions.completions(self.policy_version)
+        row_draws = self._row_draws(rows, state, sampling)
+        actions = decode(state, streams, sampling, stopping, leave, self.interrupted, self.likeliest, row_draws)
+        completions = actions.completions(self.policy_version)
+        return completions if row_draws is None else [row_draws.recorded(i, c) for i, c in enumerate(completions)]
+
+    def _row_draws(self, rows: Sequence[_Row], state: Batch, sampling: Sampling) -> OptionalDraws | None:
+        """Draws under the options of these rows; None: they have none."""
+        options = [row.options for row in rows if row.options is not None]
+        if not options:
+            return None
+        stop_ids, logits = (*self.stop_ids, *sampling.stop_ids), state.logits.to(drawing_device(state.logits.device))
+        has_grammar = any(o.grammar is not None for o in options)
+        grammars = self._grammars_for(stop_ids, logits.shape[1]) if has_grammar else None
+        return OptionalDraws(options, [row.prompt for row in rows], sampling, stop_ids, logits, grammars)
+
+    def check_options(self, options: TokenOptions, sampling: Sampling) -> None:
+        """Raise ModelError for options that requests under these settings can't have."""
+        if self.likeliest:
+            raise ModelError("the run records the distribution of each token, which options of a call would change")
+        if options.grammar is not None:
+            vocabulary = int(self.network.causal.get_output_embeddings().weight.shape[0])
+            self._grammars_for((*self.stop_ids, *sampling.stop_ids), vocabulary).matcher(options.grammar)
+
+    def _grammars_for(self, stop_ids: tuple[int, ...], vocabulary: int) -> Grammars:
+        """Grammars of these end ids; the tokenizer's texts are read once for each set of them."""
+        key = (stop_ids, vocabulary)
+        if key not in self._grammars:
+            self._grammars[key] = Grammars(self.tokenizer, vocabulary, stop_ids)
+        return self._grammars[key]
 
     def _decode_soft_batch(
         self, rows: Sequence[_Row], state: Batch, sampling: SoftSampling, stopping: Stopping
@@ -456,6 +366,8 @@ class TorchEngine:
                 raise ModelError(
                     "a request has steps that are no vocabulary ids, which a language model can't go on from"
                 )
+            if request.options is not None and isinstance(sampling, SoftSampling):
+                raise ModelError("soft thinking takes no options of a request: leave them out")
             if max(request.prompt) >= FIRST and not self.network.sees:
                 raise ModelError(f"a request shows a picture, and {self.network.name} reads texts alone")
             limit = self.network.positions
@@ -486,6 +398,7 @@ class _Row:
     place: tuple[int, int]
     name: str | None
     policy: str
+    options: TokenOptions | None = None
 
 
 def _single_policy(policy: str) -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from gxpo.parts.protocols import (
     Task,
 )
 from gxpo.parts.ranges import Part
+
+if TYPE_CHECKING:
+    from gxpo.forest.token_bias import TokenBias
 
 Count = Annotated[int, Ge(1)]
 Limit = Annotated[int, Ge(0)]  # 0: no limit, or none of it, as each option says
@@ -162,6 +165,8 @@ def action(*pieces: Completion) -> dict[str, Any]:
 
     Where some pieces were sampled under top-k or top-p, each token of the others is its own support.
     """
+    from gxpo.forest.token_bias import BIAS, PENALTY, to_records
+
     last, extras = pieces[-1], {}
     for name in payload(pieces):
         extras[name] = torch.from_numpy(np.concatenate([piece.extras[name] for piece in pieces]))
@@ -172,14 +177,30 @@ def action(*pieces: Completion) -> dict[str, Any]:
         ]
         width = max(block.shape[1] for block in supports)
         extras["support"] = torch.cat([pad(b.to(torch.int64), (0, width - b.shape[1]), value=-1) for b in supports])
+    # a piece without them was sampled from unchanged logits: no bias, and penalties that do nothing
+    for name, neutral in ((BIAS, torch.tensor(-1)), (PENALTY, torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64))):
+        if any(getattr(piece, name) is not None for piece in pieces):
+            blocks = [getattr(piece, name) for piece in pieces]
+            extras[name] = torch.cat(
+                [
+                    neutral.expand(len(p.tokens), *neutral.shape) if x is None else torch.as_tensor(x)
+                    for p, x in zip(pieces, blocks, strict=True)
+                ]
+            )
     return {
         "action": [token for piece in pieces for token in piece.tokens],
         "logprob": [x if x == x else None for piece in pieces for x in piece.logprobs],  # nan is unknown
         "finish": last.finish,
         "policy_version": last.policy_version,
         "extras": extras,
+        "biases": to_records(biases_of(pieces), extras[BIAS].tolist()) if BIAS in extras else {},
         **_versions(pieces),
     }
+
+
+def biases_of(pieces: Sequence[Completion]) -> dict[int, TokenBias]:
+    """Biases of all pieces, by hash."""
+    return {key: bias for piece in pieces for key, bias in piece.biases.items()}
 
 
 def payload(pieces: Sequence[Completion]) -> list[str]:
@@ -228,6 +249,8 @@ def forest_of(
 
     ids  names of all attempts in order; default: GROUP/0, GROUP/1, ...
     """
+    from gxpo.forest.token_bias import BIAS, PENALTY
+
     flat_completions = [c for group in completions for c in group]
     forest = Forest.from_completions(
         prompts,
@@ -258,8 +281,13 @@ def forest_of(
         )
         for name in payload(flat_completions)
     }
+    for name in (BIAS, PENALTY):
+        arrays = [(at, getattr(c, name)) for at, c in zip(first, flat_completions, strict=True)]
+        if blocks := [(at, torch.as_tensor(x)) for at, x in arrays if x is not None]:
+            extras[name] = scatter_blocks(blocks, forest.n_tokens)
     return forest.replace(
         extras={**forest.extras, **extras},
+        biases=biases_of(flat_completions),
         policy_version=version,
         state=node_state,
         step_state=state_index_R,

@@ -18,6 +18,7 @@ from gxpo.base.errors import ModelError
 from gxpo.base.usercode import described
 from gxpo.models.chat.plain import Tokens
 from gxpo.models.chat.tools import structured
+from gxpo.models.chat.variables import with_variables
 from gxpo.parts.protocols import Chat, Completion, ContextUpdate, Conversation, Message, Reply, ToolCall
 from gxpo.sampling.serve.outcome import short_repr
 from gxpo.sampling.serve.request import CallRequest, Refused, too_long
@@ -37,9 +38,12 @@ def message_key(message: Message) -> str:
     return json.dumps([role, content.strip(), calls], ensure_ascii=False, sort_keys=True)
 
 
-def prefix_digests(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """Digest of the tools and the first i + 1 messages, for each i."""
-    running = hashlib.blake2b(json.dumps(list(tools), sort_keys=True).encode(), digest_size=16)
+def prefix_digests(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None = None
+) -> list[bytes]:
+    """Digest of the tools, the template's variables and the first i + 1 messages, for each i."""
+    shown = [list(tools), dict(template)] if template else list(tools)
+    running = hashlib.blake2b(json.dumps(shown, sort_keys=True).encode(), digest_size=16)
     out = []
     for message in messages:
         text = message_key(message).encode("utf-8", "surrogatepass")
@@ -106,6 +110,7 @@ def text_before_stop(text: str, stop: Sequence[str]) -> str:
 
 
 # ---------------------------------------------------------------- history
+MOST_CHATS = 16  # different variables of the template in an episode
 LONG_TOKEN = 64  # characters per token that no text reaches
 
 
@@ -205,6 +210,7 @@ class History:
         self.chat, self.system, self.limit = chat, system, limit
         self.tokens: Tokens = getattr(chat, "tokens", None) or Tokens(tokenizer)
         self.threads: list[Thread] = []
+        self._chats: dict[str, Chat] = {}  # by a call's variables of the template
         self.overridden = 0  # calls that requested other sampling settings than the run's
         self._sample_counts: dict[int, int] = {}  # samples drawn so far, by digest of the prompt
         self._actions_by_digest: dict[bytes, list[RecordedAction]] = {}
@@ -218,7 +224,12 @@ class History:
         `Refused` if the chat format or the tokenizer can't take these messages or this prompt.
         """
         self._check_size(request)
-        marks = None if request.messages is None else tuple(prefix_digests(request.messages, request.tools))
+        self._check_bias(request)
+        marks = (
+            None
+            if request.messages is None
+            else tuple(prefix_digests(request.messages, request.tools, request.template))
+        )
         return [self._make_draft(request, marks, part) for part in request.prompts or ("",)]
 
     def prompts(self, request: CallRequest, drafts: Sequence[Draft] | None = None) -> list[Prompt]:
@@ -283,21 +294,36 @@ class History:
     def _chat_draft(
         self, request: CallRequest, marks: tuple[bytes, ...], action: RecordedAction | None, length: int
     ) -> Draft:
-        messages = request.messages or ()
+        messages, chat = request.messages or (), self.chat_of(request)
+        _check_thought(request, chat)
         new_messages = messages[length:]
         if action is not None:
             assert action.conversation is not None
             conversation = action.conversation.copy()
-            opening = conversation.observe(as_chat_messages(new_messages, self.chat))
+            opening = conversation.observe(as_chat_messages(new_messages, chat))
         else:
-            prompt_messages = as_chat_messages(messages, self.chat)
+            prompt_messages = as_chat_messages(messages, chat)
             if self.system is not None and all(m["role"] != "system" for m in messages):
-                prompt_messages = as_chat_messages([{"role": "system", "content": self.system}, *messages], self.chat)
-            conversation, opening = self.chat.start(prompt_messages, request.tools), ContextUpdate((), rebuilt=True)
+                prompt_messages = as_chat_messages([{"role": "system", "content": self.system}, *messages], chat)
+            conversation, opening = chat.start(prompt_messages, request.tools), ContextUpdate((), rebuilt=True)
         ids, new_text = tuple(conversation.context), "\n".join(m["content"] for m in new_messages)
         if opening.rebuilt:
             opening = ContextUpdate(ids, rebuilt=True)
         return Draft(action, opening, ids, new_text, conversation, marks=marks)
+
+    def chat_of(self, request: CallRequest) -> Chat:
+        """The chat format with the call's variables of the template; a history under others is another context."""
+        if not request.template:
+            return self.chat
+        key = json.dumps(request.template, sort_keys=True)
+        if key not in self._chats:
+            if len(self._chats) >= MOST_CHATS:
+                raise Refused(
+                    f"an episode may have {MOST_CHATS} different chat_template_kwargs, and this one has had them",
+                    param="chat_template_kwargs",
+                )
+            self._chats[key] = with_variables(self.chat, request.template)
+        return self._chats[key]
 
     def _enter_context(self, action: RecordedAction | None) -> tuple[RecordedAction | None, int]:
         """Continue the action's context, or open a new one if another call continues it already."""
@@ -342,11 +368,15 @@ class History:
         ids, bos = self.tokens.encode(text), self.tokens.bos
         return ids if bos and ids[: len(bos)] == bos else bos + ids
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
+    def _check_ids(self, ids: Sequence[int], name: str = "prompt") -> None:
         """Refuse ids outside the policy's vocabulary."""
         size = max(len(self.tokens.tokenizer), 1 + max(self.tokens.markers.values(), default=0))
         if ids and max(ids) >= size:
-            raise Refused(f"prompt has the token id {short_repr(max(ids))}; there are 0 to {size - 1}", param="prompt")
+            raise Refused(f"{name} has the token id {short_repr(max(ids))}; there are 0 to {size - 1}", param=name)
+
+    def _check_bias(self, request: CallRequest) -> None:
+        """Refuse a bias of ids outside the policy's vocabulary."""
+        self._check_ids([i for i, _ in request.options.logit_bias] if request.options else (), "logit_bias")
 
     def _encode_continuation(self, action: RecordedAction, text: str) -> tuple[int, ...]:
         """Tokenise a client's text behind an action, without the stop text or end token that ended the action."""
@@ -393,7 +423,7 @@ class History:
         action.conversation = prompt.conversation.copy()
         reply = action.conversation.act(completion.tokens)
         message = answer(reply, text, request.stop, request.parse)
-        mark = prefix_digests([*(request.messages or ()), message], request.tools)[-1]
+        mark = prefix_digests([*(request.messages or ()), message], request.tools, request.template)[-1]
         self._actions_by_digest.setdefault(mark, []).append(action)
         return Choice(message, message["content"], completion, prompt)
 
@@ -419,6 +449,17 @@ class History:
             name = thread.agent if lane == 0 else f"{thread.agent}.{lane + 1}"
             timed += [(when, {**turn, "agent": name}) for when, turn in zip(thread.times, thread.turns, strict=True)]
         return [turn for _, turn in sorted(timed, key=lambda entry: entry[0])]
+
+
+def _check_thought(request: CallRequest, chat: Chat) -> None:
+    """Refuse a format where the prompt opens a thought, which would have to have it."""
+    facts = getattr(chat, "facts", None)
+    if request.options is not None and request.options.grammar is not None and getattr(facts, "opens_reasoning", False):
+        raise Refused(
+            "the chat template opens a thought before each reply, and a format is that of the whole reply: turn the "
+            'thought off (chat_template_kwargs: {"enable_thinking": false}, where the template reads it)',
+            param="response_format",
+        )
 
 
 def _first_open(actions: Sequence[RecordedAction]) -> RecordedAction | None:

@@ -17,7 +17,7 @@ CHAT_NAMES = {
     **{name: name for name in ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "metadata")},
     **{"stop_sequences": "stop", "service_tier": "service_tier"},
 }
-READ = frozenset({"messages", "system", "tools", "tool_choice", "thinking"})
+READ = frozenset({"messages", "system", "tools", "tool_choice", "thinking", "output_config", "output_format"})
 ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
 
@@ -42,8 +42,21 @@ def read(body: Any) -> CallRequest:
     kind = choice.get("type") if isinstance(choice, Mapping) else None
     if kind not in ("auto", "any", "tool", "none"):
         raise Refused('tool_choice is {"type": "auto"}, any, tool or none')
-    chat["tool_choice"] = "none" if kind == "none" else "auto"  # a call can't be forced
+    chat["tool_choice"] = {"any": "required", "tool": {"function": choice}}.get(kind, kind)
+    if choice.get("disable_parallel_tool_use") is True:
+        chat["parallel_tool_calls"] = False
+    chat["response_format"] = _format(fields)
     return request.read(chat, chat=True)
+
+
+def _format(fields: Mapping[str, Any]) -> Any:
+    """Parse the format of the reply's text: `output_config.format`, or `output_format` as the beta had it."""
+    config = fields.get("output_config", {})
+    if not isinstance(config, Mapping) or not set(config) <= {"format", "effort"}:
+        raise Refused("output_config is an object with format and effort")
+    if config.get("format") is not None and "output_format" in fields:
+        raise Refused("output_config.format and output_format are both given: leave one out")
+    return fields.get("output_format", config.get("format"))
 
 
 # ---------------------------------------------------------------- the conversation

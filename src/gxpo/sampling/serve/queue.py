@@ -10,11 +10,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
+from gxpo.base.errors import ModelError
 from gxpo.base.usercode import described
-from gxpo.parts.protocols import Completion, Request, Sampling, Session, StreamKey
+from gxpo.models.chat.call_grammar import call_grammar
+from gxpo.parts.protocols import BROKEN, Completion, Request, Sampling, Session, StreamKey, TokenOptions
 from gxpo.sampling.serve.history import Choice, Draft, History, Prompt
+from gxpo.sampling.serve.options import checked
 from gxpo.sampling.serve.request import TOO_LONG, CallRequest, Refused, too_long
 
 SETTLE = 0.004  # seconds for the other calls of an episode that makes several at once
@@ -362,17 +366,22 @@ def _record_samples(
     A sample that can't be parsed as a reply is recorded all the same, and fails this call alone.
     """
     choices: list[Choice] = []
+    if any(c.finish == BROKEN for _, completions in samples for c in completions):
+        failure = Refused("the reply's format became too complex to follow: simplify the schema or the expression")
+    else:
+        failure = None
     try:
         for prompt, completions in samples:
             choices += call.attempt.history.take(prompt, completions, [fields(c) for c in completions])
     except Exception as error:
         return Refused(f"the reply can't be read: {described(error)}", status=500)
-    return choices
+    return choices if failure is None else failure
 
 
 def _samples_of(call: Call, session: Session) -> list[_PromptSamples]:
     """Build the sampling requests of a call; `Refused` if a prompt fills the whole context."""
     request, attempt, limit = call.request, call.attempt, session.episode.max_context
+    options = _options_of(call, session)
     prompts = attempt.history.prompts(request, call.drafts)
     if longest := max((len(p.ids) for p in prompts if len(p.ids) >= limit), default=0):
         for prompt in prompts:
@@ -389,5 +398,48 @@ def _samples_of(call: Call, session: Session) -> list[_PromptSamples]:
             for digest, number in attempt.history.streams(prompt, request.n)
         )
         keep = (f"{attempt.name}/{prompt.lane}",) if request.n == 1 else ()
-        jobs.append(_PromptSamples(call, prompt, Request(prompt.ids, streams, keep=keep), sampling))
+        job_request = Request(prompt.ids, streams, keep=keep, options=options)
+        jobs.append(_PromptSamples(call, prompt, job_request, sampling))
     return jobs
+
+
+def _options_of(call: Call, session: Session) -> TokenOptions | None:
+    """Options of a call, with the grammar of its tools if it must call one; `Refused` where they can't be obeyed."""
+    options, request = call.request.options, call.request
+    if request.messages is None and options == TokenOptions(top_logprobs=1) and not session.takes_options:
+        options = None  # of completions, where it also asks for the sampled token's log-prob, which all engines give
+    if options is not None and not session.takes_options:
+        changed = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
+        raise Refused(
+            "the engine of this run does not record the distribution that logit_bias, penalties, min_p, min_tokens, "
+            "ignore_eos, formats and top_logprobs make: leave them out, or set sampling.engine=torch",
+            param="response_format" if changed == ["grammar"] else changed[0],
+            code="unsupported_parameter",
+        )
+    if options is not None and options.min_tokens and session.sampling.stop:
+        raise Refused("the run has stop texts (sampling.stop), which end a reply: leave min_tokens out")
+    # A reply that must be a call has no text that a format could be of.
+    if (grammar := _demanded_call(call, session)) is not None:
+        options = dataclasses.replace(options or TokenOptions(), grammar=grammar)
+    if options is not None:
+        if options.grammar is not None and (options.ignore_eos or options.min_tokens):
+            raise Refused("ignore_eos and min_tokens forbid the end of a reply that must be a call: leave them out")
+        try:
+            session.check_options(options)
+        except ModelError as error:
+            raise Refused(f"the reply's format can't be followed: {error}", code="unsupported_parameter") from error
+    return options
+
+
+def _demanded_call(call: Call, session: Session) -> tuple[str, str] | None:
+    """Grammar of the calls of tools of which a reply must be one; None: it need not, or can't be forced to."""
+    request = call.request
+    must_call = [tool for tool in request.tools if tool["function"]["name"] in request.must_call]
+    if not must_call or not session.takes_options or find_spec("llguidance") is None:
+        return None
+    chat = call.attempt.history.chat_of(request)
+    # A reply that begins within a thought can't be a call at once.
+    if getattr(getattr(chat, "facts", None), "opens_reasoning", False):
+        return None
+    grammar = call_grammar(chat, must_call, several=request.several_calls)
+    return None if grammar is None else checked(grammar, "tools")

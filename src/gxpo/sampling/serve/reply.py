@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from gxpo.parts.protocols import Completion
 from gxpo.sampling.serve.history import Choice
 from gxpo.sampling.serve.request import POLICY, CallRequest
 
@@ -53,7 +54,8 @@ def events(request: CallRequest, choices: Sequence[Choice], decode: Decode) -> I
         delta = dict(choice_body.pop("message"))
         for number, call in enumerate(delta.get("tool_calls") or ()):
             call["index"] = number
-        yield chunk([{"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+        ids = {"prompt_token_ids": list(choice.prompt.ids)} if request.token_ids and i == 0 else {}
+        yield chunk([{"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}], **ids)
         yield chunk([{**choice_body, "delta": {k: v for k, v in delta.items() if k != "role"}, "finish_reason": None}])
         yield chunk([{"index": i, "delta": {}, "finish_reason": finish}])
     if request.usage:
@@ -97,6 +99,8 @@ def _choice(index: int, choice: Choice, request: CallRequest, decode: Decode) ->
         out["logprobs"] = _logprobs(choice, decode)
     if request.token_ids:
         out["token_ids"] = list(choice.completion.tokens)
+        if choice.message is None:  # where vLLM has them in completions
+            out["prompt_token_ids"] = list(choice.prompt.ids)
     return out
 
 
@@ -112,14 +116,36 @@ def _logprobs(choice: Choice, decode: Decode) -> dict[str, Any]:
     values = choice.completion.logprobs
     if choice.message is None:
         offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
-        return {"tokens": texts, "token_logprobs": values, "top_logprobs": None, "text_offset": offsets}
+        tops = None
+        if choice.completion.top_ids is not None:
+            rows = alternatives(choice.completion, decode)
+            tops = [
+                {**{text: x for text, x in reversed(row)}, own: value}
+                for row, own, value in zip(rows, texts, values, strict=True)
+            ]
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
     return {"content": token_logprobs(choice, decode), "refusal": None}
 
 
 def token_logprobs(choice: Choice, decode: Decode) -> list[dict[str, Any]]:
-    """Log-probs of the sampled tokens as rows: text, log-prob, UTF-8."""
-    texts = [decode([token]) for token in choice.completion.tokens]
+    """Log-probs of the sampled tokens as rows: text, log-prob, UTF-8, and the likeliest tokens if asked for."""
+    completion = choice.completion
+    tops = alternatives(completion, decode) or [[]] * len(completion.tokens)
+    rows = (
+        (decode([token]), x, top) for token, x, top in zip(completion.tokens, completion.logprobs, tops, strict=True)
+    )
+    return [{**_token_row(text, x), "top_logprobs": [_token_row(*each) for each in top]} for text, x, top in rows]
+
+
+def _token_row(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def alternatives(completion: Completion, decode: Decode) -> list[list[tuple[str, float]]]:
+    """Texts and log-probs of each token's likeliest ids, most likely first; ids of no probability are left out."""
+    if completion.top_ids is None or completion.top_logprobs is None:
+        return []
     return [
-        {"token": text, "logprob": x, "bytes": list(text.encode("utf-8", "replace")), "top_logprobs": []}
-        for text, x in zip(texts, choice.completion.logprobs, strict=True)
+        [(decode([i]), x) for i, x in zip(ids, logprobs, strict=True) if i >= 0]
+        for ids, logprobs in zip(completion.top_ids.tolist(), completion.top_logprobs.tolist(), strict=True)
     ]

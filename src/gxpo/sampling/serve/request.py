@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gxpo.base.usercode import one_line
-from gxpo.parts.protocols import Message
+from gxpo.parts.protocols import Message, TokenOptions
+from gxpo.sampling.serve import options
 from gxpo.sampling.serve.outcome import number_of, short_repr
+from gxpo.sampling.serve.refusals import TOO_LONG as TOO_LONG
+from gxpo.sampling.serve.refusals import Refused as Refused
+from gxpo.sampling.serve.refusals import too_long as too_long
 from gxpo.sampling.serve.strict_json import Malformed, parse
 
 POLICY = "policy"  # the model's name in `/v1/models`
@@ -35,15 +38,8 @@ IGNORED = frozenset(
         *("prompt_cache_retention", "safety_identifier", "verbosity", "prediction"),
     }
 )
-# Any other value would change the distribution, or request something that the engine does not record.
+# Any other value would need what is not kept, or what no reply has here.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "top_logprobs": (0,),
     "modalities": (["text"],),
     "best_of": (1,),
     "echo": (False,),
@@ -54,37 +50,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 USED = frozenset(
     {
         *("model", "messages", "prompt", "tools", "tool_choice", "n", "stop", "max_tokens", "max_completion_tokens"),
-        *("stream", "stream_options", "logprobs", "metadata", "return_token_ids"),
+        *("stream", "stream_options", "logprobs", "metadata", "return_token_ids", "chat_template_kwargs"),
+        *("prompt_token_ids", *options.NAMES),
     }
 )
-
-
-# ---------------------------------------------------------------- errors
-class Refused(Exception):
-    """Call that gets an error response: an HTTP `status`, with `code` and `param` as in OpenAI's API."""
-
-    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
-
-    def body(self) -> dict[str, Any]:
-        """JSON of the response."""
-        kind = {401: "authentication_error", 403: "permission_error"}.get(self.status, "invalid_request_error")
-        kind = "server_error" if self.status >= 500 else kind
-        return {"error": {"message": one_line(str(self)), "type": kind, "param": self.param, "code": self.code}}
-
-
-TOO_LONG = "context_length_exceeded"
-
-
-def too_long(prompt: str, limit: int) -> Refused:
-    """Build the error for a prompt that leaves no room for a reply; `prompt` is its size, as "99 tokens"."""
-    return Refused(
-        f"This model's maximum context length is {limit} tokens, and the prompt has {prompt}: shorten the messages "
-        "(env.max_context, or the model's positions)",
-        code=TOO_LONG,
-        param="messages",
-    )
 
 
 # ---------------------------------------------------------------- calls
@@ -95,9 +64,12 @@ class CallRequest:
     messages   of a chat, as the client sent them; None: a completion of `prompts`, which are texts or token ids
     tools      in OpenAI's form
     parse      True if tool calls are parsed from the reply
+    must_call  tools of which the reply has to call one, or `several_calls`; (): it need not call any
     n          samples of each prompt
     stop       texts that end the reply and are not part of it
     max_tokens limit on the reply; None: the run's
+    options    what changes the distribution of its tokens; None: nothing
+    template   variables of the chat template, beside the run's
     overridden sampling settings that the client requested and the run overrides
     agent      name of the acting agent;   state  environment state it acts in;   reward  of its action before
     echo       fields of the request that its response repeats
@@ -107,9 +79,13 @@ class CallRequest:
     prompts: tuple[str | tuple[int, ...], ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     parse: bool = True
+    must_call: tuple[str, ...] = ()
+    several_calls: bool = False
     n: int = 1
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
+    options: TokenOptions | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)
     logprobs: bool = False
     token_ids: bool = False
     stream: bool = False
@@ -124,7 +100,7 @@ class CallRequest:
     @cached_property
     def order(self) -> str:
         """Sort key of an episode's concurrent calls, from their contents alone."""
-        return json.dumps([self.messages, self.prompts, self.n], default=list)
+        return json.dumps([self.messages, self.prompts, self.n, self.template, repr(self.options)], default=list)
 
     @property
     def size(self) -> int:
@@ -138,12 +114,14 @@ def read(body: Any, *, chat: bool) -> CallRequest:
         raise Refused("the body is not a JSON object")
     # null means that a parameter is not set.
     fields = {name: value for name, value in body.items() if value is not None}
+    if not chat and "prompt" not in fields and "prompt_token_ids" in fields:
+        fields["prompt"] = fields.pop("prompt_token_ids")
     _check_names(fields, "messages" if chat else "prompt")
     metadata = _metadata(fields)
     model = _text(fields, "model", POLICY)
     # A model "policy/NAME" names the agent in calls without metadata.
     agent_of_model = model.removeprefix(f"{POLICY}/") if model.startswith(f"{POLICY}/") else ""
-    tools, parse = _tools(fields) if chat else ((), False)
+    tools, parse, must_call = _tools(fields) if chat else ((), False, ())
     most_tokens = [
         _count(fields, name, LARGEST_COUNT) for name in ("max_completion_tokens", "max_tokens") if name in fields
     ]
@@ -151,14 +129,24 @@ def read(body: Any, *, chat: bool) -> CallRequest:
     n = _count(fields, "n", SAMPLES) if "n" in fields else 1
     if n * len(prompts) > SAMPLES:
         raise Refused(f"{len(prompts)} prompts times n={n} is more than {SAMPLES} samples of a call", param="prompt")
+    max_tokens, stop = most_tokens[0] if most_tokens else None, _stop(fields.get("stop", ()))
+    token_options = options.options_of(fields, chat=chat)
+    least = token_options.min_tokens if token_options is not None else 0
+    if least > (max_tokens or LARGEST_COUNT) or (least and stop):
+        what = "is above max_tokens" if not stop else "can't be kept to beside stop texts, which end a reply"
+        raise Refused(f"min_tokens={least} {what}: leave one of them out", param="min_tokens")
     return CallRequest(
         messages=_messages(fields["messages"]) if chat else None,
         prompts=prompts,
         tools=tools,
         parse=parse,
+        must_call=must_call,
+        several_calls=_flag(fields, "parallel_tool_calls", default=True) and fields.get("tool_choice") == "required",
         n=n,
-        stop=_stop(fields.get("stop", ())),
-        max_tokens=most_tokens[0] if most_tokens else None,
+        stop=stop,
+        max_tokens=max_tokens,
+        options=token_options,
+        template=_template(fields, chat),
         logprobs=_logprobs(fields, chat),
         token_ids=_flag(fields, "return_token_ids"),
         stream=_flag(fields, "stream"),
@@ -176,14 +164,19 @@ def _check_names(fields: Mapping[str, Any], needed: str) -> None:
     for name, value in fields.items():
         if name in NEUTRAL and not any(value == x and type(value) in _types_like(x) for x in NEUTRAL[name]):
             raise Refused(
-                f"{name} is not supported here: it changes what is sampled, or needs what is not kept; leave it out",
+                f"{name} is not supported here: replies are new texts without special tokens, of which all are kept; "
+                "leave it out",
                 param=name,
                 code="unsupported_parameter",
             )
         if name not in USED and name not in IGNORED and name not in NEUTRAL and name not in SAMPLING:
-            hint = "; set chat.kwargs in the run's configuration" if name == "chat_template_kwargs" else ""
             short = name[:LONGEST_NAME]
-            raise Refused(f"unknown parameter {short!r}: leave it out{hint}", param=short, code="unknown_parameter")
+            raise Refused(f"unknown parameter {short!r}: leave it out", param=short, code="unknown_parameter")
+    if "prompt_token_ids" in fields:
+        raise Refused(
+            "prompt_token_ids has no place beside messages or a prompt: send the ids alone, to /v1/completions",
+            param="prompt_token_ids",
+        )
     if needed not in fields:
         raise Refused(f"{needed!r} is missing", param=needed, code="missing_required_parameter")
 
@@ -206,15 +199,23 @@ def _is_number(value: Any) -> bool:
 
 
 def _logprobs(fields: Mapping[str, Any], chat: bool) -> bool:
-    """Parse `logprobs`: a flag in chats, in completions a number of alternatives, of which none are recorded."""
+    """Parse `logprobs`: a flag in chats, in completions the number of likeliest ids that are listed."""
     value = fields.get("logprobs", False)
     if isinstance(value, bool):
         return value
     if chat:
         raise Refused("logprobs is true or false", param="logprobs")
-    if not isinstance(value, int) or not 0 <= value <= 1:
-        raise Refused("logprobs is 0 or 1: only the sampled token's log-prob is kept", param="logprobs")
+    if not isinstance(value, int) or not 0 <= value <= options.TOP:
+        raise Refused(f"logprobs is a number of likeliest ids, from 0 to {options.TOP}", param="logprobs")
     return True
+
+
+def _template(fields: Mapping[str, Any], chat: bool) -> Mapping[str, Any]:
+    """Parse `chat_template_kwargs`: variables by name."""
+    variables = fields.get("chat_template_kwargs", {})
+    if not isinstance(variables, Mapping) or (variables and not chat):
+        raise Refused("chat_template_kwargs is an object, of a chat", param="chat_template_kwargs")
+    return variables
 
 
 def _usage(fields: Mapping[str, Any]) -> bool:
@@ -225,20 +226,26 @@ def _usage(fields: Mapping[str, Any]) -> bool:
     return _flag({k: v for k, v in options.items() if v is not None}, "include_usage", "stream_options.include_usage")
 
 
-def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], bool]:
-    """Parse tools and `tool_choice`; the flag is True if tool calls are parsed from the reply.
-
-    A call can't be forced, so "required" and a named tool are treated as "auto".
-    """
+def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], bool, tuple[str, ...]]:
+    """Parse tools and `tool_choice`: the tools, True if calls are parsed from the reply, names that it must call."""
     tools = fields.get("tools", [])
     if not isinstance(tools, list) or len(tools) > TOOLS:
         raise Refused(f"tools is a list of at most {TOOLS}", param="tools")
     for i, tool in enumerate(tools):
         _check_tool(tool, f"tools[{i}]")
     choice = fields.get("tool_choice", "auto")
-    if not isinstance(choice, Mapping) and choice not in ("auto", "none", "required"):
+    names = tuple(tool["function"]["name"] for tool in tools)
+    if not names and choice not in ("auto", "none") and (isinstance(choice, Mapping) or choice == "required"):
+        raise Refused("tool_choice demands a call, and there are no tools", param="tool_choice")
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or name not in names:
+            raise Refused(f"tool_choice names no tool of the call: {short_repr(name)}", param="tool_choice")
+        return tuple(tools), True, (name,)
+    if choice not in ("auto", "none", "required"):
         raise Refused("tool_choice is auto, none, required or a function", param="tool_choice")
-    return tuple(tools), choice != "none"
+    return tuple(tools), choice != "none", names if choice == "required" else ()
 
 
 def _check_tool(tool: Any, path: str) -> None:
@@ -373,8 +380,8 @@ def _text(fields: Mapping[str, Any], name: str, default: str) -> str:
     return value
 
 
-def _flag(fields: Mapping[str, Any], name: str, label: str = "") -> bool:
-    value = fields.get(name, False)
+def _flag(fields: Mapping[str, Any], name: str, label: str = "", default: bool = False) -> bool:
+    value = fields.get(name, default)
     if not isinstance(value, bool):
         raise Refused(f"{label or name} is true or false", param=name)
     return value

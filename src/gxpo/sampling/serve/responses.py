@@ -52,11 +52,12 @@ def read(body: Any) -> CallRequest:
     if "tools" in fields:
         chat["tools"] = _tools(fields["tools"])
     choice = fields.get("tool_choice", "auto")
-    chat["tool_choice"] = {"type": "function"} if isinstance(choice, Mapping) else choice
+    # a named function stands beside its type here
+    chat["tool_choice"] = {**choice, "function": choice} if isinstance(choice, Mapping) else choice
     included = fields.get("include", [])
     if not isinstance(included, list) or not set(map(str, included)) <= INCLUDED:
         raise Refused(f"include is a list of {' and '.join(sorted(INCLUDED))}", param="include")
-    chat["logprobs"] = "message.output_text.logprobs" in included
+    chat["logprobs"] = "message.output_text.logprobs" in included or "top_logprobs" in fields
     text = fields.get("text", {})
     if not isinstance(text, Mapping) or not set(text) <= {"format", "verbosity"}:
         raise Refused("text is an object with format and verbosity", param="text")
