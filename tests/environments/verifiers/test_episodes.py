@@ -57,7 +57,8 @@ def test_a_conversation_goes_on_from_the_sampled_ids(library_envs: Any) -> None:
     ids = [*built.engine.requests[0].prompt, *TOKENIZER(word, add_special_tokens=False).input_ids, END]
     assert built.engine.requests[1].prompt[: len(ids)] == tuple(ids)
     assert forest.info[0]["agent"]["contexts"] == 1
-    assert forest.info[0]["verifiers"] == {"stop": ["user_closed"], "turns": [3], "timeout": False}
+    about = {"stop": ["user_closed"], "turns": [3], "timeout": False, "values": {"said": pytest.approx(2 / 3)}}
+    assert forest.info[0]["verifiers"] == about
 
 
 @pytest.mark.parametrize(

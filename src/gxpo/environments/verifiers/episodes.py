@@ -83,16 +83,17 @@ def outcome_of(episode: Any, world: LoadedEnv) -> dict[str, Any]:
             f"an episode with {len(traces)} traces of the policy, each with a reward: tasks.options.team_reward=mean "
             "pays all of them the mean"
         )
-    reward = _mean([trace.reward for trace in traces])
+    reward, values = _mean([trace.reward for trace in traces]), _named_values(traces)
     return {
         "reward": reward,
         "success": reward >= world.spec.success_at,
-        "rewards": _named_values(traces),
+        "rewards": values,
         "info": {
             INFO: {
                 "stop": [trace.stop_condition for trace in traces],
                 "turns": [trace.num_turns for trace in traces],
                 "timeout": any(trace.is_timeout for trace in traces),
+                "values": values,  # those that the environment records have no component of the run
             }
         },
     }
