@@ -83,6 +83,7 @@ def rollouts(
         [row.get("reference") for row in rows],
         np.array([bool(row.get("held_out", False)) for row in rows]),
         column("temperature"),
+        [row.get("observation", "") for row in rows],
         [f"rows:{i}" for i in range(n)],
         n,
         grouped_by,

@@ -22,6 +22,26 @@ def test_equal_texts_with_different_scores() -> None:
     assert rows.tolist() == [0, 1]
 
 
+def test_equal_moves_with_other_replies_are_no_pair() -> None:
+    """One group a a a a; the environment answered x x y y, and in a game against others (None) nothing is a pair."""
+    row = {"completion": "a", "score": 1.0}
+    facts = Facts(rollouts(groups(1, 4, lambda g, m: {**row, "score": m // 2, "observation": "xxyy"[m]})))
+    assert facts.same_text is not None
+    assert facts.same_text[:3] == (2, 0, 0.0)
+    assert Facts(rollouts(groups(1, 4, lambda g, m: {**row, "observation": None}))).same_text is None
+
+
+@pytest.mark.parametrize("observation, shared", [("", 2), (None, 0)])
+def test_games_against_others_that_begin_alike_leak_nothing(observation: str | None, shared: int) -> None:
+    def row(g: int, m: int) -> dict[str, object]:
+        prompt, is_held_out = f"pile {g // 2}", g % 2
+        return {"prompt": prompt, "completion": "1", "score": 1, "held_out": is_held_out, "observation": observation}
+
+    sample = rollouts(groups(4, 2, row))
+    overlap = Facts(sample.select(~sample.held_out), sample).overlap
+    assert overlap is not None and overlap[1] == shared
+
+
 def test_spread_within_and_between_groups() -> None:
     """Scores 0 0, 1 1, 0 1: squares within 2 x 0.25 over 6 rows; means 0, 1, 0.5."""
     scores = [[0, 0], [1, 1], [0, 1]]

@@ -78,6 +78,16 @@ def test_a_critique_holds_the_answers_that_were_sampled_under_it(tmp_path):
     assert sample.completion == ["hi\n\nanswer 0", "hi\n\nanswer 1"] and sample.score.tolist() == [0, 1]
 
 
+def test_replies_of_the_environment(tmp_path):
+    """A game against others has none that would say what decided the score."""
+    turns = [{"action": [2], "action_text": "up"}, {"action": [3], "action_text": "on", "observation_text": "a door"}]
+    rows = [record("s1/a", 0, turns=turns), record("s1/a", 1, turns=turns, info={"seat": "X"})]
+    dump(tmp_path / "rollouts/step-000010.jsonl", rows)
+    sample = read(tmp_path)[0]
+    assert sample.observation == ["\n\na door", None]
+    assert sample.completion == ["up\n\non"] * 2
+
+
 def test_records_of_gxpo(tmp_path):
     cut = {"action": [5], "finish": "length", "action_text": "ho"}
     full = {"rewards": {"f": 1.0, "g": None}, "success": True, "info": {"advantage": 0.5}}

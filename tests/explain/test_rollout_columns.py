@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from tests.explain.rollout_pages import many, numbers
 
-from gxpo.explain.rollout_columns import _tokens, packed, packed_tokens
+from gxpo.explain.rollout_columns import _tokens, observations, packed, packed_tokens
+from gxpo.forest.forest import Forest
 
 
 def test_columns_are_packed_on_the_coarsest_axis() -> None:
@@ -27,3 +28,11 @@ def test_the_step_in_which_a_token_was_unmasked_is_on_the_page() -> None:
     assert _tokens(forest, words)["unmasked"] is None
     steps = torch.arange(forest.n_tokens)
     assert _tokens(forest.replace(extras={"unmasked_at": steps}), words)["unmasked"]["k"] == "u1"
+
+
+def test_a_turn_that_begins_from_the_prompt_again_shows_it() -> None:
+    turns = [{"action": [3]}, {"context": [1, 2], "action": [4]}, {"observation": [5], "action": [3]}]
+    record = {"schema": "gxpo.rollouts/1", "group": "g", "id": "g/0", "prompt": [1, 2], "turns": turns, "reward": 1.0}
+    forest = Forest.from_records([record])
+    words = ["", "a", "b", "c", "d", "e"]
+    assert observations(forest, words, forest.token.numpy()) == [None, "ab", "e"]

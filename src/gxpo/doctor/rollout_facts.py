@@ -180,9 +180,9 @@ class Facts:
 
     @cached_property
     def same_text(self) -> tuple[int, int, float, Index] | None:
-        """(pairs of equal completions in a group, of them with different scores, mean squared difference of their
-        scores / that of all pairs of a group, rows of the most different pairs); None where no group has two equal
-        ones."""
+        """(pairs in a group of equal completions with equal replies of the environment; of them with different scores;
+        mean squared difference of their scores / that of all pairs of a group; rows of the most different pair); None
+        where no group has two equal ones."""
         pairs = differing = 0
         equal_squares = all_squares = 0.0
         all_pairs = 0
@@ -195,9 +195,11 @@ class Facts:
             n = len(group)
             all_squares += float(n * (score**2).sum() - score.sum() ** 2)
             all_pairs += n * (n - 1) // 2
-            alike: dict[str, list[int]] = defaultdict(list)
+            alike: dict[tuple[str, str], list[int]] = defaultdict(list)
             for member, row in enumerate(group.tolist()):
-                alike[self.r.completion[row]].append(member)
+                observation = self.r.observation[row]
+                if observation is not None:
+                    alike[self.r.completion[row], observation].append(member)
             for same in alike.values():
                 scores = score[same]
                 m = len(same)

@@ -324,8 +324,16 @@ class _GxpoRecords:
             reference=reference(info[reference_column]) if reference_column else None,
             held_out=self.dump.held_out,
             temperature=number(sampling.get("temperature")),
+            # "seat": another player decides the score as well
+            observation=None if "seat" in info else "\n\n".join(map(_observation_text, turns)),
             where=location(self.dump, line),
         )
+
+
+def _observation_text(turn: Mapping[str, Any]) -> str:
+    """Text that preceded an action, or its token ids if no text was recorded."""
+    observation_text = turn.get("observation_text")
+    return text(observation_text) if observation_text is not None else _ids(turn.get("observation"))
 
 
 def _turn_text(turn: Mapping[str, Any]) -> str:

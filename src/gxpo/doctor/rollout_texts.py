@@ -166,11 +166,14 @@ class Overlap:
 
 
 def overlap(r: Rollouts) -> Overlap:
-    """Find held-out prompts that are training prompts, apart from case and white space."""
+    """Find held-out prompts that are training prompts, apart from case and white space.
+
+    Games against others don't count: they begin with the same few positions, and the opponents make the difference.
+    """
     train: dict[str, int] = {}
     held_out: dict[str, int] = {}
     for i, p in enumerate(r.prompt):
-        if p.strip():
+        if p.strip() and r.observation[i] is not None:
             (held_out if r.held_out[i] else train).setdefault(normal(p), i)
     rows = [(i, train[p]) for p, i in held_out.items() if p in train]
     return Overlap(len(held_out), len(rows), rows)

@@ -35,6 +35,7 @@ class Rollouts:
     reference   [n] reference answers; None: not recorded
     held_out    [n] whether the row is of an evaluation
     temperature [n] it was sampled at; nan: unknown
+    observation [n] what the environment replied; None: other agents play along, so that equal texts may score unequally
     where       [n] "file:row" of each, for evidence
     of          rows that there are, of which these are a sample
     grouped_by  "recorded", "blocks" (consecutive rows) or "prompt" (equal prompts: two groups of one prompt merge)
@@ -53,6 +54,7 @@ class Rollouts:
     reference: list[str | None]
     held_out: NDArray[np.bool_]
     temperature: Floats
+    observation: list[str | None]
     where: list[str]
     of: int
     grouped_by: str = "recorded"
@@ -77,6 +79,7 @@ class Rollouts:
             reference=[self.reference[i] for i in index],
             held_out=self.held_out[index],
             temperature=self.temperature[index],
+            observation=[self.observation[i] for i in index],
             where=[self.where[i] for i in index],
             of=self.of,
             grouped_by=self.grouped_by,
@@ -103,6 +106,7 @@ class Row:
     reference: str | None = None
     held_out: bool = False
     temperature: float = NAN
+    observation: str | None = ""
     where: str = ""
 
 
@@ -140,6 +144,7 @@ def assemble(rows: Iterable[Row], of: int, grouped_by: str) -> Rollouts | None:
         reference=[r.reference for r in ordered],
         held_out=np.array([r.held_out for r in ordered], dtype=bool),
         temperature=_floats(r.temperature for r in ordered),
+        observation=[r.observation for r in ordered],
         where=[r.where for r in ordered],
         of=max(of, len(ordered)),
         grouped_by=grouped_by,

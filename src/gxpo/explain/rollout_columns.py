@@ -203,17 +203,19 @@ def _turns(forest: Forest, words: Sequence[str], token: np.ndarray, texts: TextT
 
 
 def observations(forest: Forest, words: Sequence[str], token: np.ndarray) -> list[str | None]:
-    """Return each turn's input: its observation, else the context since the last action; None where that is the prompt.
+    """Return each turn's input: its observation, else the context since the last action; None for the prompt at first.
+
+    A later turn that begins from the prompt again has its text.
 
     words, token  texts of distinct tokens, and [T] which of them each stored token is
     """
     parent, kind, first = forest.parent.tolist(), forest.kind.tolist(), forest.first_token.tolist()
     text_by_node: dict[int, str] = {}
     texts: list[str | None] = []
-    prompt_node_S = forest.prompt_node[forest.step_trajectory].tolist()
+    prompt_node_S, turn_S = forest.prompt_node[forest.step_trajectory].tolist(), forest.step_turn.tolist()
     for s, node in enumerate(forest._first_nodes.tolist()):
         text = forest.observation_text[s]
-        if parent[node] == prompt_node_S[s]:
+        if parent[node] == prompt_node_S[s] and turn_S[s] == 0:
             text = None
         elif text is None and parent[node] >= 0 and kind[parent[node]] != ACTION:
             # contexts are shared by rollouts: each is put together once, from the nodes up to the action above

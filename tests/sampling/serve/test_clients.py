@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.sampling.serve.agent_session import ADD, CALL, TASKS, TOKENIZER, session, user
 
+import gxpo
 from gxpo.sampling.rollouts.agent import AgentEpisodes
 
 pytestmark = pytest.mark.thorough
@@ -118,6 +119,32 @@ def test_openai_agents_through_the_responses_api():
     forest, _ = played(run, lambda text, key: "2" if "<tool_response>" in text else CALL)
     assert [info["agent"] for info in forest.info] == [{"end": "done", "contexts": 1, "overridden": 0}] * 4
     assert forest.outcome.tolist() == [1.0, 1.0, 0.0, 0.0] and forest.n_steps == 8
+
+
+def test_handoffs_of_openai_agents_are_contexts_of_one_trajectory():
+    """The expert has instructions and tools of its own, so its context is a new one; both calls get the credit."""
+    agents, openai = pytest.importorskip("agents"), pytest.importorskip("openai")
+    agents.set_tracing_disabled(True)
+
+    async def run(prompt, answer, base_url, api_key):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        triage_model, expert_model = (
+            agents.OpenAIChatCompletionsModel(model=f"policy/{name}", openai_client=client)
+            for name in ("triage", "expert")
+        )
+        expert = agents.Agent(name="expert", instructions="Answer.", model=expert_model)
+        triage = agents.Agent(name="triage", instructions="Hand over.", handoffs=[expert], model=triage_model)
+        return (await agents.Runner.run(triage, prompt)).final_output == answer
+
+    handoff = f"<tool_call>\n{json.dumps({'name': 'transfer_to_expert', 'arguments': {}})}\n</tool_call>"
+    forest, _ = played(run, lambda text, key: handoff if "Hand over." in text else str(2 + key.attempt), TASKS[:1])
+    assert [info["agent"] for info in forest.info] == [{"end": "done", "contexts": 2, "overridden": 0}] * 2
+    assert [forest.agent_names[a] for a in forest.step_agent.tolist()] == ["triage", "expert"] * 2
+    assert "Hand over." in read(forest, 0) and "transfer_to_expert" in read(forest, 0)
+    assert "system\nAnswer." in read(forest, 1) and "What is 1+1?" in read(forest, 1)
+    advantage_P = gxpo.method("dr_grpo").advantages(forest)
+    assert forest.outcome.tolist() == [1.0, 0.0]
+    assert advantage_P.tolist() == [0.5 if r == 0 else -0.5 for r in forest.path_trajectory.tolist()]
 
 
 def test_the_anthropic_package_in_a_loop_with_tools():

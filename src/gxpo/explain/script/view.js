@@ -164,7 +164,7 @@ function rollout(r) {
   for (const s of turns) {
     const list = entries(s);
     if (budget <= 0) { blocks.push(el('p', {class: 'soft'}, `and ${turns.length - blocks.length} more turns`)); break; }
-    const seenText = S.seen(s) >= 0 && S.seen(s) !== R.prompt(r) ? D.texts[S.seen(s)] : null;
+    const seenText = S.seen(s) >= 0 && (S.turn(s) > 0 || S.seen(s) !== R.prompt(r)) ? D.texts[S.seen(s)] : null;
     const facts = [];
     if (several || multi) facts.push((several ? D.agents[S.agent(s)] + ', ' : '') + 'turn ' + S.turn(s));
     if (S.caller(s) >= 0) facts.push('called in turn ' + S.caller(s));
