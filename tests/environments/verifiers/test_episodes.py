@@ -96,6 +96,7 @@ def test_seats_of_a_team_are_paid_the_mean(library_envs: Any) -> None:
     forest, _ = grown([task], lambda read, key: next(replies))
     assert forest.outcome.item() == 4.0 and forest.n_steps == 2
     assert forest.info[0]["verifiers"]["turns"] == [1, 1]
+    assert [forest.agent_names[a] for a in forest.step_agent.tolist()] == ["first", "second"]
 
 
 @pytest.mark.slow

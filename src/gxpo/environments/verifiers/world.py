@@ -195,8 +195,9 @@ def _with_local_seats(spec: Spec, config: Any, loaders: Any) -> Any:
     agents = need("verifiers.v1.configs.agent", "verifiers")
     runtimes = need("verifiers.v1.runtimes", "verifiers")
     bundled = loaders.default_harness_id(config.taskset.id)
+    seats = agents.agent_config_fields(config)
     changes = {}
-    for seat, agent in agents.agent_config_fields(config).items():
+    for seat, agent in seats.items():
         options = spec.env.get(seat) or {}
         change: dict[str, Any] = {}
         if agent.runtime.type == "prime" and "runtime" not in options:
@@ -211,6 +212,9 @@ def _with_local_seats(spec: Spec, config: Any, loaders: Any) -> Any:
                 f"model is, as tasks.options.env.{seat}.client: {{base_url: URL, api_key_var: NAME}}, or set its model "
                 "to null"
             )
+        # the endpoint reads from the model's name which agent of an episode speaks
+        if agent.client is None and sum(other.client is None for other in seats.values()) > 1:
+            change["model"] = f"policy/{seat}"
         changes[seat] = agent.model_copy(update=change)
     return config.model_copy(update=changes)
 
