@@ -58,9 +58,12 @@ def _update(plan: Plan) -> list[Entry]:
 
 
 def _step(plan: Plan) -> list[Entry]:
+    from gxpo.bench import waiting
     from gxpo.bench.update import step_cases
 
-    return [of_case(case, case.candidate.arguments["model"]) for case in step_cases(str(plan.folder), plan.quick)]
+    folder, quick = str(plan.folder), plan.quick
+    rows = [of_case(case, case.candidate.arguments["model"]) for case in step_cases(folder, quick)]
+    return rows + [of_case(case, "tiny") for case in waiting.cases(folder, quick)]
 
 
 def _peer(plan: Plan) -> list[Entry]:

@@ -312,6 +312,30 @@ def test_episodes_are_sampled_together_whatever_the_clock_says():
     assert len({k for batch in built_value.engine.batches for k in batch}) == 18
 
 
+def test_cohorts_are_sampled_apart_whatever_the_clock_says():
+    """Six episodes in two cohorts, three under way at once: two places for the first cohort and one for the second."""
+    _, built_value = grown(jittery, group_size=3, cohorts=2, concurrency=3)
+    numbers = [[3 * (k.task == "two") + k.attempt for k in batch] for batch in built_value.engine.batches]
+    assert [n for n in numbers if n[0] % 2 == 0] == [[0, 2]] * 3 + [[4]] * 3
+    assert [n for n in numbers if n[0] % 2 == 1] == [[1]] * 3 + [[3]] * 3 + [[5]] * 3
+
+
+def test_one_cohort_is_sampled_while_tools_of_the_other_work():
+    """The first attempt's tool ends only after the second attempt's third reply."""
+    has_ended = threading.Event()
+
+    def run(base_url, api_key, attempt):
+        for _ in range(3):
+            ask(base_url, api_key, [user("x")])
+            if attempt == 0:
+                assert has_ended.wait(20)
+        has_ended.set()
+        return 1.0
+
+    forest, built_value = grown(run, TASKS[:1], cohorts=2)
+    assert forest.outcome.tolist() == [1.0, 1.0] and len(built_value.engine.batches) == 6
+
+
 @pytest.mark.slow
 def test_equal_runs_match_in_bits_and_other_batchings_in_tokens():
     full_value, again = (grown(jittery, model=model(), sampling=Sampling(max_new_tokens=6))[0] for _ in range(2))

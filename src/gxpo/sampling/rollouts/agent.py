@@ -40,6 +40,8 @@ class AgentEpisodes(RolloutPart):
     max_calls    most replies of an episode
     failed       reward of an episode that raised, hung or asked for nothing; null: it is unscored
     allowed_hosts  host names, beside localhost, under which the endpoint answers, such as host.docker.internal
+    cohorts      parts into which the episodes are divided, each sampled in batches of its own: while one is sampled,
+                 agents and tools of the others work
 
     An episode is one trajectory and each reply an action of it. Messages that go on from a reply continue the ids that
     were sampled; others begin a context of their own. A reply depends on (seed, step, draw, attempt), on the ids of its
@@ -58,6 +60,7 @@ class AgentEpisodes(RolloutPart):
     max_calls: Count = 32
     failed: float | None = None
     allowed_hosts: Sequence[str] = ()
+    cohorts: Count = 1
 
     held_out: ClassVar[bool] = False
     samples_prompts: ClassVar[bool] = False  # the agent writes the prompts
@@ -69,6 +72,11 @@ class AgentEpisodes(RolloutPart):
         if self.run == "":
             raise ConfigError(
                 "rollout.run is missing: give FILE.py:FUNCTION or a command line, such as 'node agent.js'"
+            )
+        if self.cohorts > self.concurrency:
+            raise ConfigError(
+                f"rollout.cohorts={self.cohorts} divide the episodes under way, of which rollout.concurrency="
+                f"{self.concurrency} allows fewer: lower rollout.cohorts"
             )
 
     @property
@@ -142,10 +150,15 @@ class _Play:
     def forest(self, tasks: Sequence[Task]) -> Forest:
         """Play all episodes to their ends, and return their scored forest."""
         episodes = self._episodes(tasks)
-        waiting = episodes[::-1]
-        while waiting or self.running:
-            while waiting and len(self.running) < self.part.concurrency:
-                self._begin(waiting.pop())
+        # Each cohort has its own episodes and its own places: which one begins where another ends is not left to time.
+        cohorts = range(self.part.cohorts)
+        waiting = [[e for e in episodes[::-1] if e.attempt.cohort == cohort] for cohort in cohorts]
+        places = [len(range(cohort, self.part.concurrency, self.part.cohorts)) for cohort in cohorts]
+        while any(waiting) or self.running:
+            for cohort in cohorts:
+                n_running = sum(e.attempt.cohort == cohort for e in self.running)
+                for _ in range(min(places[cohort] - n_running, len(waiting[cohort]))):
+                    self._begin(waiting[cohort].pop())
             # answer the calls that are there together, but wake up when the next episode is overdue
             calls = self.queue.take(self._next_deadline())
             respond(self.queue, calls, self.session, action)
@@ -176,9 +189,8 @@ class _Play:
                 # every episode has a key of its own, by which the endpoint tells whose call it is
                 history = History(session.chat, tokenizer, session.system, session.episode.max_context)
                 key = StreamKey(session.seed, session.step, draw, i)
-                out.append(
-                    _Episode(task, group_of(session, draw), Attempt(new_key(), len(out), f"{draw}/{i}", key, history))
-                )
+                attempt = Attempt(new_key(), len(out), f"{draw}/{i}", key, history, cohort=len(out) % self.part.cohorts)
+                out.append(_Episode(task, group_of(session, draw), attempt))
         return out
 
     def _begin(self, episode: _Episode) -> None:

@@ -28,7 +28,7 @@ LONGEST_KEY = 256  # characters
 class Attempt:
     """Episode of an agent.
 
-    key      API key of its calls;   number  its index among the episodes
+    key      API key of its calls;   number  its index among the episodes;   cohort  whose calls it is batched with
     name     prefix of its caches in the engine;   stream  key of its random numbers
     calls    samples so far;   waiting  calls not answered yet
     posted   body of its POST to /v1/reward;   post_error  why the latest body there can't be parsed
@@ -47,6 +47,7 @@ class Attempt:
     waiting: int = 0
     posted: Any = None
     post_error: str | None = None
+    cohort: int = 0
     record_future: Future[None] = field(default_factory=Future)
     limit: str | None = None
     over: bool = False
@@ -87,9 +88,9 @@ class CallQueue:
                 newcomers, a posted reward ends the episode, and so do `IDLE` seconds without a call
     clock       returns the time in seconds
 
-    As long as every episode makes one call at a time, the calls of all episodes are answered in one batch, in whatever
-    order they arrive: the batch does not depend on timing. An episode that keeps the others waiting for longer than
-    `patience` is left out until its next call; `unawaited` counts the batches that went without one.
+    As long as every episode makes one call at a time, the calls of all episodes of a cohort are answered in one batch,
+    in whatever order they arrive: the batch does not depend on timing. An episode that keeps its cohort waiting for
+    longer than `patience` is left out until its next call; `unawaited` counts the batches that went without one.
     """
 
     def __init__(
@@ -226,23 +227,32 @@ class CallQueue:
         with self._changed:
             while not self._ended:
                 now = self.clock()
-                due = self._due_time(now)
-                if due is not None and due <= now:
-                    # An episode's single call is ordered by the episode alone; only concurrent ones are sorted by
-                    # their contents, which takes time for long conversations.
-                    calls, self._pending = self._pending, []
-                    parallel_numbers = {c.attempt.number for c in calls if c.attempt.waiting > 1}
-                    return sorted(
-                        calls,
-                        key=lambda c: (
-                            c.attempt.number,
-                            c.request.order if c.attempt.number in parallel_numbers else "",
-                        ),
-                    )
+                due_times = {
+                    cohort: self._due_time(cohort, now) for cohort in {c.attempt.cohort for c in self._pending}
+                }
+                if due := [cohort for cohort, due_time in due_times.items() if due_time <= now]:
+                    return self._take_cohort(self._longest_waiting(due))
                 if until is not None and now >= until:
                     break
-                self._changed.wait(min((t - now for t in (due, until) if t is not None), default=1.0))
+                times = [*due_times.values(), *([] if until is None else [until])]
+                self._changed.wait(min((t - now for t in times), default=1.0))
             return []
+
+    def _longest_waiting(self, cohorts: Sequence[int]) -> int:
+        """Return the cohort, of these, whose first call has waited for longest."""
+        return next(c.attempt.cohort for c in self._pending if c.attempt.cohort in cohorts)
+
+    def _take_cohort(self, cohort: int) -> list[Call]:
+        """Remove the waiting calls of a cohort; they are sorted by episode."""
+        calls = [c for c in self._pending if c.attempt.cohort == cohort]
+        self._pending = [c for c in self._pending if c.attempt.cohort != cohort]
+        # An episode's single call is ordered by the episode alone; only concurrent ones are sorted by their contents,
+        # which takes time for long conversations.
+        parallel_numbers = {c.attempt.number for c in calls if c.attempt.waiting > 1}
+        return sorted(
+            calls,
+            key=lambda c: (c.attempt.number, c.request.order if c.attempt.number in parallel_numbers else ""),
+        )
 
     def collect(self) -> list[Attempt]:
         """Return the episodes that ended since the last call."""
@@ -261,16 +271,17 @@ class CallQueue:
             if attempt.over:
                 del self._attempts[key]
 
-    def _due_time(self, now: float) -> float | None:
-        """Time at which to answer the waiting calls, as far as is known now; None if none wait."""
-        if not self._pending:
-            return None
+    def _due_time(self, cohort: int, now: float) -> float:
+        """Time at which to answer the waiting calls of a cohort that has some, as far as is known now."""
+        calls = [c for c in self._pending if c.attempt.cohort == cohort]
         # An episode that makes parallel calls sends them within milliseconds: answer them in one batch.
-        settled_at = self._pending[-1].arrival_time + (SETTLE if self._parallel else 0.0)
-        others = [a for a in self._attempts.values() if not a.over and not a.waiting and not a.late]
+        settled_at = calls[-1].arrival_time + (SETTLE if self._parallel else 0.0)
+        others = [
+            a for a in self._attempts.values() if a.cohort == cohort and not a.over and not a.waiting and not a.late
+        ]
         if not others or not self.patience:
             return settled_at
-        if now < (patient_until := self._pending[0].arrival_time + self.patience):
+        if now < (patient_until := calls[0].arrival_time + self.patience):
             return patient_until
         # The patience is over: go on without the episodes that have made no call.
         for attempt in others:
