@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
-from gxpo.base.errors import ConfigError, TaskError
+from gxpo.base.errors import ConfigError, MissingExtra, TaskError
 from gxpo.environments import worlds
 from gxpo.environments.verifiers.tasks import VerifiersTasks
 from gxpo.environments.verifiers.world import load
@@ -116,8 +117,14 @@ def test_seats_without_a_harness_are_played_in_the_process(library_envs: Any) ->
     assert loaded.policies == ("agent",)
 
 
-def test_the_rollout_follows_from_the_task(library_envs: Any) -> None:
-    task = f"verifiers:{library_envs}/vf_talk.py"
+def test_a_world_of_the_library_is_a_source_of_tasks(library_envs: Any) -> None:
+    world = worlds.make(f"verifiers:{library_envs}/vf_sums.py", seed=0, options={"most": 8})
+    assert world.envs is None and len(world.source.draw(3, 1)) == 3
+
+
+# ---------------------------------------------------------------- without the library
+def test_the_rollout_follows_from_the_task() -> None:
+    task = "verifiers:vf_talk.py"
     resolved = config.resolve(config.parse_set([f"task={task}", "model=tiny:cold"]))
     rollout = resolved.method.rollout
     assert (type(rollout).__name__, rollout.run) == ("AgentEpisodes", "gxpo.environments.verifiers.episodes:play")
@@ -130,6 +137,7 @@ def test_the_rollout_follows_from_the_task(library_envs: Any) -> None:
         config.resolve(config.parse_set([f"task={task}", "model=tiny:cold", "method=tree_grpo"]))
 
 
-def test_a_world_of_the_library_is_a_source_of_tasks(library_envs: Any) -> None:
-    world = worlds.make(f"verifiers:{library_envs}/vf_sums.py", seed=0, options={"most": 8})
-    assert world.envs is None and len(world.source.draw(3, 1)) == 3
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers.v1.utils.loaders", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'gxpo\[verifiers\]'"):
+        worlds.make("verifiers:vf_talk", seed=0)

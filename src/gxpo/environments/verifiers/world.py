@@ -20,6 +20,8 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel, ValidationError
+
 from gxpo.base.errors import TaskError, did_you_mean, need
 from gxpo.base.usercode import described, one_line
 from gxpo.environments.verifiers import PREFIX, chat
@@ -169,15 +171,9 @@ def _checked(spec: Spec, what: str, call: Any, *arguments: Any) -> Any:
         return call(*arguments)
     except Exception as error:
         # pydantic lists every field, each with a link to its manual
-        fields = (
-            [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()] if _is_validation(error) else []
-        )
-        reason = one_line("; ".join(fields)) if fields else described(error)
+        fields = error.errors() if isinstance(error, ValidationError) else []
+        reason = one_line("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in fields)) or described(error)
         raise TaskError(f"{spec.label}: {what} can't be loaded ({reason})") from error
-
-
-def _is_validation(error: Any) -> bool:
-    return isinstance(error, need("pydantic", "verifiers").ValidationError)
 
 
 def _check_fields(spec: Spec, option: str, values: Mapping[str, Any], names: Any) -> None:
@@ -221,12 +217,11 @@ def _with_local_seats(spec: Spec, config: Any, loaders: Any) -> Any:
 
 def _parts(config: Any, path: str) -> Iterator[tuple[str, Any]]:
     """All configurations within one, by their paths."""
-    base = need("pydantic", "verifiers").BaseModel
     yield path, config
     for name, value in config:
         values = value if isinstance(value, list) else [value]
         for number, item in enumerate(values):
-            if isinstance(item, base):
+            if isinstance(item, BaseModel):
                 suffix = f"[{number}]" if isinstance(value, list) else ""
                 yield from _parts(item, f"{path}.{name}{suffix}".removeprefix("env.taskset."))
 
