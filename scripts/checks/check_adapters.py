@@ -44,7 +44,6 @@ LIBRARIES = {
     "textworld": (["textworld-express>=1.1.0"], "textworld-express"),
     "minigrid": (["minigrid>=3.2", "gymnasium>=1.0"], "minigrid"),
     "textarena": (["textarena>=0.7.4", "numpy>=1.26"], "textarena"),
-    "verifiers": (["verifiers>=0.4"], "verifiers"),
     "verifiers-classic": (["verifiers>=0.1.14,<0.4"], "verifiers"),
     "openenv": (["websockets>=15.0", "openenv-core>=0.3"], "openenv-core"),
 }
@@ -124,30 +123,10 @@ CLASSIC_TOOL = """
         dataset = Dataset.from_list(rows)
         return vf.ToolEnv(dataset=dataset, tools=[double], rubric=vf.Rubric(funcs=[correct]), max_turns=4)
 """
-V1 = """
-    import verifiers.v1 as vf
-
-    class Sum(vf.TaskData):
-        answer: str
-
-    class SumTask(vf.Task[Sum]):
-        @vf.reward
-        async def correct(self, trace) -> float:
-            return float(trace.last_reply == self.data.answer)
-
-    class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
-        def load(self):
-            for a in range(20):
-                data = Sum(prompt=f"What is {a} + {a + 1}?", system_prompt="Answer.", answer=str(2 * a + 1))
-                yield SumTask(data, self.config.task)
-
-    __all__ = ["Sums"]
-"""
 MODULES = {
     "gxpo_check_single": CLASSIC_SINGLE,
     "gxpo_check_multi": CLASSIC_MULTI,
     "gxpo_check_tool": CLASSIC_TOOL,
-    "gxpo_check_v1": V1,
 }
 SERVER = """
     import random, sys
@@ -264,8 +243,6 @@ def worlds(library: str, address: str) -> list[World]:
             "TowerOfHanoi": ({}, says(*(f"[{a} {b}]" for a in "ABC" for b in "ABC" if a != b))),
         }
         return [World("textarena", {"id": g, **options}, {"random": player}) for g, (options, player) in some.items()]
-    if library == "verifiers":
-        return [World("verifiers", {"id": "gxpo_check_v1"}, {"random": any_number, "oracle": adds}, ("oracle",))]
     if library == "verifiers-classic":
         players = {"gxpo_check_single": adds, "gxpo_check_multi": bisects}
         actual = [

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from gxpo.base.errors import ConfigError, TaskError, did_you_mean, need
 from gxpo.base.usercode import Unusable, check_defined
-from gxpo.environments import envs, tasks
+from gxpo.environments import envs, tasks, verifiers
 from gxpo.environments.envs.corrupted import Corruption
 from gxpo.environments.envs.pool import EnvPool
 from gxpo.environments.mcp.episodes import ToolEpisodes
@@ -96,6 +96,10 @@ def _make_world(
         return World(user_source.adopt(given, name, seed=seed, options=options, per_step=per_step))
     if user_source.names_source(name):
         return World(user_source.from_file(name, seed=seed, options=options, per_step=per_step))
+    if verifiers.names_tasks(name):
+        from gxpo.environments.verifiers.tasks import VerifiersTasks  # loads the library
+
+        return World(VerifiersTasks(name, options, seed=seed, per_step=per_step))
     # A name is an environment's or a task source's; `pool` is an option of the seeds, not of an environment.
     spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
     if spec is None:
@@ -119,6 +123,10 @@ def make_if_safe(
     A server of `mcp` is started only when somebody asks for its tools.
     """
     if user_source.names_source(name):  # the call has found the name in the file
+        return None
+    if verifiers.names_tasks(name):
+        if find_spec("verifiers") is None:
+            need("verifiers", "verifiers")
         return None
     spec = envs.source(name, {k: v for k, v in options.items() if k != "pool"})
     if spec is None and name.startswith("dataset:"):

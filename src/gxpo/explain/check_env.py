@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gxpo.base.errors import GxpoError, TaskError
-from gxpo.environments import envs, worlds
+from gxpo.environments import envs, verifiers, worlds
 from gxpo.explain.horizon import Horizon, horizon
 from gxpo.parts.settings import RUN_KEYS
 
@@ -23,6 +23,10 @@ def check(task: str, options: Mapping[str, Any] | None = None, *, episodes: int 
     Raises TaskError for a name that is no environment, ConfigError where the class can't be used at all.
     """
     options = dict(options or {})
+    if verifiers.names_tasks(task):
+        from gxpo.explain import check_verifiers  # loads the library
+
+        return check_verifiers.check(task, options, episodes=episodes)
     source = envs.source(task, {k: v for k, v in options.items() if k != "pool"})
     if source is None:
         environment_names = ", ".join((*envs.WORLDS, *envs.ADAPTERS))
@@ -33,6 +37,8 @@ def check(task: str, options: Mapping[str, Any] | None = None, *, episodes: int 
 
 def horizon_of(task: str, options: Mapping[str, Any], depth: int) -> Horizon:
     """Search the effective horizon of an environment's first four seeds, up to `depth` actions ahead."""
+    if verifiers.names_tasks(task):
+        raise TaskError(f"{task} is played by its library, which can't be put back to an earlier state")
     source = envs.source(task, {k: v for k, v in options.items() if k != "pool"})
     if source is None:
         raise TaskError(f"{task!r} is no environment: the effective horizon is one's")

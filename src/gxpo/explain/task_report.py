@@ -119,6 +119,8 @@ def report(settings: RunSettings, *, model: str | None = None, n: int = 512, sco
     answers = [reader.length(str(t.answer)) for t in tasks if t.answer is not None]
     overlaps = overlap(training, held_out)
     rewards = reward_figures(settings, source, tasks[:scored]) if tasks else None
+    # tasks that pay by themselves, as an environment's do, are compared with no answer
+    answered_tasks = [] if getattr(source, "components", ()) else tasks
     # two kinds of long prompts: those that fill the context, and those that leave less than a whole action
     limit = reader.limit
     over_limit = [] if limit is None else [t.id for t, p in zip(tasks, prompts, strict=True) if p.tokens >= limit]
@@ -141,7 +143,7 @@ def report(settings: RunSettings, *, model: str | None = None, n: int = 512, sco
         "over_limit": over_limit,
         "no_room": without_room,
         "unknown_tokens": [t.id for t, p in zip(tasks, prompts, strict=True) if p.n_unknown],
-        "no_answer": [t.id for t in tasks if t.answer is None or not str(t.answer).strip()],
+        "no_answer": [t.id for t in answered_tasks if t.answer is None or not str(t.answer).strip()],
         "duplicates": overlaps.duplicates,
         "conflicting_answers": overlaps.conflicts,
         "near_duplicates": overlaps.near,

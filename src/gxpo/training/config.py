@@ -20,6 +20,7 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError, did_you_mean
+from gxpo.environments import verifiers
 from gxpo.methods.compose import method
 from gxpo.methods.method import Method
 from gxpo.parts.definition import JOINED, Stated, check_allowed, finite, is_schedule, is_section, joined, show, stage_of
@@ -318,6 +319,7 @@ def _resolve(settings_given: Mapping[str, Stated], composed: Method | None) -> R
             rules = RULES if entry.origin.startswith("phases[") else ()
             raise ConfigError(f"{_origin_prefix(entry)}unknown key {key!r}{near_key(key, rules)}")
     # A method given as an object may be composed further by the keys of its parts.
+    part_keys = _with_player(settings_given, part_keys, spec.value if composed is None else composed)
     if composed is None:
         composed = method(spec.value, part_keys, compat=compat.value)
     elif part_keys or compat.value is not None:
@@ -333,6 +335,30 @@ def _resolve(settings_given: Mapping[str, Stated], composed: Method | None) -> R
     if compat.value is not None:
         keys["compat"] = compat
     return Resolved(settings, composed, keys)
+
+
+def _with_player(
+    settings: Mapping[str, Stated], part_keys: dict[str, Stated], method_or_name: str | Method
+) -> dict[str, Stated]:
+    """Add the rollout of tasks that another library plays, which lets it call the policy (`environments.verifiers`)."""
+    task = settings["task"].value if "task" in settings else None
+    if not isinstance(task, str) or not verifiers.names_tasks(task):
+        return part_keys
+    player = verifiers.KEYS["rollout"]
+    stated = part_keys.get("rollout")
+    advice = f"its episodes are played by verifiers, against rollout={player}"
+    if stated is not None and stated.value != player:
+        raise ConfigError(f"{_origin_prefix(stated)}rollout={show(stated.value)}: the task is {task}, and {advice}")
+    if stated is None:
+        # A method's own way of sampling would be replaced unseen.
+        entry = method(method_or_name).keys["rollout"]
+        if entry.value == player:
+            return part_keys
+        if entry.origin != "default":
+            raise ConfigError(
+                f"{entry.origin} samples by rollout={show(entry.value)}, and the task is {task}: {advice}"
+            )
+    return {k: Stated(value, f"task {task}") for k, value in verifiers.KEYS.items()} | part_keys
 
 
 def _refuse_earlier_rollouts(one: Resolved) -> Resolved:

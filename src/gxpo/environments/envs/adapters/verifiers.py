@@ -1,6 +1,6 @@
-"""verifiers environments: the classic API (0.1.14 to 0.3), and single-turn task sets of the v1 API (0.4).
+"""Environments of verifiers' classic API (0.1.14 to 0.3); those of 0.4 are played by `environments.verifiers`.
 
-The classic rollout runs in the library's own loop, which stands still wherever it asks for a completion until the
+A rollout runs in the library's own loop, which stands still wherever it asks for a completion until the
 policy has answered; so what an environment says, when it stops and how its rubric scores are the library's.
 """
 
@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
-import inspect
-import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,8 +18,6 @@ from typing import Any
 from gxpo.base.errors import need
 from gxpo.environments.envs.adapters import AdapterError, digest
 from gxpo.parts.protocols import Message, TimeStep, ToolCall
-
-ENDLESS = 10_000  # tasks that are taken of a task set without an end
 
 
 def _plain(message: Any) -> dict[str, Any]:
@@ -154,82 +150,20 @@ def _classic(name: str, args: str, split: str, max_turns: int) -> tuple[Any, Any
     return env, env.get_dataset() if split == "train" else env.get_eval_dataset()
 
 
-@functools.lru_cache(maxsize=8)
-def _taskset(name: str, args: str) -> list[Any]:
-    v1 = need("verifiers.v1", "verifiers")
-    if not hasattr(v1.Taskset, "bounded"):
-        raise AdapterError(f"verifiers:{name} has no `load_environment`, and task sets need verifiers 0.4 or later")
-    if v1.environment_class(name) is not v1.SingleAgentEnv:
-        raise AdapterError(f"verifiers:{name} brings an Env of its own; only task sets are supported of the v1 API")
-    try:
-        taskset = v1.load_taskset(v1.taskset_config_type(name)(id=name, **json.loads(args)))
-        tasks = list(taskset if taskset.bounded else itertools.islice(taskset, ENDLESS))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise AdapterError(f"verifiers:{name} can't be loaded with args {args} ({_line(error)})") from error
-    if not tasks:
-        raise AdapterError(f"verifiers:{name} has no tasks")
-    # a rollout here has no runtime, no container and no other model: refuse what a task set would need of them
-    kind = type(tasks[0])
-    hooks = [h for h in ("setup", "finalize", "stage_verifier") if getattr(kind, h) is not getattr(v1.Task, h)]
-    for requirement, is_needed in {
-        "a container": kind.NEEDS_CONTAINER,
-        "tool servers": kind.toolsets(tasks[0].config) or type(taskset).toolsets(taskset.config),
-        f"a runtime for {', '.join(hooks)}": hooks,
-        "judges, which call a model": tasks[0].config.judges,
-        "a runtime for its rewards": [f for f in tasks[0].hooks("reward") if _needs_runtime(f)],
-    }.items():
-        if is_needed:
-            raise AdapterError(
-                f"verifiers:{name} needs {requirement}; only text in, text out is supported of the v1 API"
-            )
-    return tasks
-
-
-def _needs_runtime(function: Any) -> bool:
-    parameter = inspect.signature(function).parameters.get("runtime")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
-
-
-def _v1_messages(task: Any) -> list[dict[str, Any]]:
-    data = task.data
-    if data.prompt is None:
-        raise AdapterError("the task has no prompt: the user would have to open the conversation")
-    prompt = [{"role": "user", "content": data.prompt}] if isinstance(data.prompt, str) else map(_plain, data.prompt)
-    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
-    return [*system, *prompt]
-
-
-def _v1_score(task: Any, messages: Sequence[Mapping[str, Any]], content: str) -> tuple[float, dict[str, float]]:
-    """Score an answer: the sum of the task's weighted rewards, and each reward and metric by name."""
-    # the library scores traces: a chain of these messages, of which the last one was sampled
-    v1 = need("verifiers.v1", "verifiers")
-    kinds = {"system": v1.SystemMessage, "user": v1.UserMessage, "assistant": v1.AssistantMessage}
-    trace_messages = [kinds[m["role"]].model_validate(m) for m in messages] + [v1.AssistantMessage(content=content)]
-    nodes = [
-        v1.MessageNode(parent=k - 1 if k else None, message=message, sampled=k == len(trace_messages) - 1)
-        for k, message in enumerate(trace_messages)
-    ]
-    about = v1.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
-    trace = v1.Trace(task=about, agent=v1.AgentInfo(config=v1.AgentConfig()), nodes=nodes, is_completed=True, ok=True)
-    asyncio.run(task.score(trace))
-    parts = {name: reward.score for name, reward in trace.rewards.items()}
-    return float(trace.reward), parts | {name: value for name, value in trace.metrics.items() if value is not None}
-
-
 @dataclass
 class Verifiers:
-    """A verifiers environment from an importable module; as deterministic as that module.
+    """An environment of the classic API from an importable module; as deterministic as that module.
 
-    id          the module, with `load_environment` (classic) or a Taskset in `__all__` (v1)
-    args        for `load_environment`, or fields of the task set's config
-    split       "train" or "eval" rows of a classic environment; a seed counts modulo their number
+    id          the module, with `load_environment`
+    args        for `load_environment`
+    split       "train" or "eval" rows; a seed counts modulo their number
     max_turns   actions an episode may have, where the environment does not say less
     success_at  the reward from which an episode is a success
 
     The reward is paid once, by the environment's rubric; its parts are in `info` of the last step. State ids are not
     known. The conversation begins with the environment's own system prompt, so there are no further instructions.
     Not supported, and refused: rewards of whole groups, completions of plain text, conversations that rewrite what
-    was said before, and of the v1 API everything that needs a harness, a runtime, a judge or an Env of its own.
+    was said before.
     """
 
     id: str
@@ -251,40 +185,32 @@ class Verifiers:
             module = importlib.import_module(name)
         except ImportError as error:
             raise AdapterError(f"verifiers:{self.id}: no module {name!r} can be imported ({error})") from error
-        args, self.tools = json.dumps(self.args, sort_keys=True), ()
-        self._tasks: list[Any] | None = None
         self._rollout: _Rollout | None = None
-        if hasattr(module, "load_environment"):
-            if not hasattr(need("verifiers", "verifiers"), "load_environment"):
-                raise AdapterError(
-                    f"verifiers:{self.id} is of the classic API, which verifiers 0.4 no longer has: "
-                    "pip install 'verifiers>=0.1.14,<0.4'"
-                )
-            self._env, self._rows = _classic(name, args, self.split, self.max_turns)
-            self.max_turns = self._env.max_turns
-            self.tools = tuple(_schema(tool) for tool in self._env.tool_defs or ())
-        else:
-            self._tasks, self.max_turns = _taskset(name, args), 1
+        if not hasattr(module, "load_environment"):
+            raise AdapterError(f"verifiers:{self.id} has no `load_environment`: task sets need verifiers 0.4 or later")
+        if not hasattr(need("verifiers", "verifiers"), "load_environment"):
+            raise AdapterError(
+                f"verifiers:{self.id} is of the classic API, which verifiers 0.4 no longer has: "
+                "pip install 'verifiers>=0.1.14,<0.4'"
+            )
+        args = json.dumps(self.args, sort_keys=True)
+        self._env, self._rows = _classic(name, args, self.split, self.max_turns)
+        self.max_turns = self._env.max_turns
+        self.tools = tuple(_schema(tool) for tool in self._env.tool_defs or ())
 
     def reset(self, seed: int) -> TimeStep:
         self.close()
-        if self._tasks is not None:
-            self._task = self._tasks[seed % len(self._tasks)]
-            self._prompt = _v1_messages(self._task)
-        else:
-            self._rollout = _Rollout(self._env, self._rows[seed % len(self._rows)])
-            if self._rollout.prompt is None:
-                raise AdapterError(f"verifiers:{self.id} ended before the first action")
-            self._prompt = self._rollout.prompt
+        self._rollout = _Rollout(self._env, self._rows[seed % len(self._rows)])
+        if self._rollout.prompt is None:
+            raise AdapterError(f"verifiers:{self.id} ended before the first action")
+        self._prompt = self._rollout.prompt
         return TimeStep(tuple(self._prompt))
 
     def step(self, action: str) -> TimeStep:
         return self.call(action, ())
 
     def call(self, content: str, calls: Sequence[ToolCall]) -> TimeStep:
-        if self._rollout is None:
-            reward, parts = _v1_score(self._task, self._prompt, content)
-            return TimeStep("", None, reward, True, reward >= self.success_at, info={"rewards": parts})
+        assert self._rollout is not None, "reset comes first"
         self._rollout.answer(content, calls)
         tool_names = {tool["function"]["name"] for tool in self.tools}
         unknown = any(call.name not in tool_names for call in calls)
@@ -300,8 +226,6 @@ class Verifiers:
         return TimeStep(closing, None, reward, True, success, error, truncated, info)
 
     def content(self, seed: int) -> str:
-        if self._tasks is not None:
-            return str(self._tasks[seed % len(self._tasks)].hash)
         row = self._rows[seed % len(self._rows)]
         return digest({key: row.get(key) for key in ("prompt", "answer", "info")})
 
