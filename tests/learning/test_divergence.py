@@ -11,7 +11,8 @@ from tests.learning.llamas import clean_llama, random_forest
 
 from gxpo.base.errors import ModelError
 from gxpo.forest.forest import Forest
-from gxpo.learning.readout import Readout, generalised_jensen_shannon, read, with_rest
+from gxpo.learning.divergence import generalised_jensen_shannon, with_rest
+from gxpo.learning.readout import Readout, read
 from gxpo.learning.torch import TorchLearner
 
 F64 = torch.float64

@@ -408,10 +408,7 @@ class Facts:
 
 
 def _has_doubled_turn(prompt: str) -> bool:
-    """True if a turn opens inside an unclosed turn of the same role, as in a prompt rendered twice.
-
-    If the outer markers were dropped with the special tokens, only the role's name is left of them.
-    """
+    """True if a turn opens inside an unclosed turn of the same role (of which only the role's name may be left)."""
     return bool(
         re.search(r"(<\|im_start\|>\w+\s*){2}", prompt)
         or re.search(r"(\[INST\]\s*){2}", prompt)

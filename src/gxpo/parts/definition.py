@@ -174,6 +174,11 @@ class Stated:
         """True of an empty mapping (`credit: {}`), and of a method that says nothing of the key: defaults hold."""
         return self.by_method or (isinstance(self.value, Mapping) and not self.value)
 
+    @property
+    def error_prefix(self) -> str:
+        """What an error about the value begins with: "FILE:3: ", and nothing for a default."""
+        return "" if self.origin == "default" else f"{self.origin}: "
+
 
 def stage_of(key: str) -> str | None:
     """The stage that a key belongs to; None: it is a setting of the run."""

@@ -208,15 +208,8 @@ class Request:
 LIKELIEST = ("sampler_ids", "sampler_logprob")
 BROKEN = "broken"  # `finish` of a sample whose grammar the engine could not follow to its end
 MISREAD = "misread"  # `finish` of what was sampled under another prompt than its request: no rollout with it is scored
-
-
-PER_TOKEN = (
-    "support",
-    "bias",
-    "penalty",
-    "top_ids",
-    "top_logprobs",
-)  # arrays of a completion with a row for each token
+# Arrays of a completion with a row for each token
+PER_TOKEN = ("support", "bias", "penalty", "top_ids", "top_logprobs")
 
 
 @dataclass

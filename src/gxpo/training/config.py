@@ -20,7 +20,6 @@ from ruamel.yaml.error import YAMLError
 
 from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError, did_you_mean
-from gxpo.environments import verifiers
 from gxpo.methods.compose import method
 from gxpo.methods.method import Method
 from gxpo.parts.definition import JOINED, Stated, check_allowed, finite, is_schedule, is_section, joined, show, stage_of
@@ -28,6 +27,7 @@ from gxpo.parts.options import SECTIONS, canonical, dotted, leaves, settings_of,
 from gxpo.parts.settings import RUN_KEYS, RunSettings
 from gxpo.sampling.rollouts.logged import OF_PHASES
 from gxpo.training.phase_plan import RULES, Phase, expand, may_change
+from gxpo.training.task_player import with_player
 
 _INSTEAD = {"reward": "scoring.weights", "scoring.weights": "reward"}  # one reward, or several: never both
 _OTHER = ("method", "compat", "versions")
@@ -274,14 +274,14 @@ def _with(mapping: Mapping[str, Any], names: list[str], value: Any) -> dict[str,
 
 def _no_entries_error(key: str, entry: Stated, parent: str, current: Stated) -> ConfigError:
     return ConfigError(
-        f"{_origin_prefix(entry)}{key}: {parent} is {show(current.value)}, which has no entries ({current.origin})"
+        f"{entry.error_prefix}{key}: {parent} is {show(current.value)}, which has no entries ({current.origin})"
     )
 
 
 def resolve(settings: Mapping[str, Stated], *, composed: Method | None = None) -> Resolved:
     """Resolve the settings and method of a run. `composed`: a method built in Python, instead of the key `method`;
     keys of the method go over those that it was composed with."""
-    places = [f"{_origin_prefix(s)}{k}" for k, s in settings.items()]
+    places = [f"{s.error_prefix}{k}" for k, s in settings.items()]
     plain = [yamltext.plain(s.value, place) for s, place in zip(settings.values(), places, strict=True)]
     settings = dotted({k: replace(s, value=value) for (k, s), value in zip(settings.items(), plain, strict=True)})
     return _resolved(over({}, {canonical(k): s for k, s in settings.items()}), composed)
@@ -290,7 +290,7 @@ def resolve(settings: Mapping[str, Stated], *, composed: Method | None = None) -
 def _resolved(settings: Mapping[str, Stated], composed: Method | None = None) -> Resolved:
     """Resolve a run, with phases or without, from plain values by canonical keys (a result of `over`)."""
     if open_keys := [key for key, setting in settings.items() if yamltext.is_open(setting.value)]:
-        place = _origin_prefix(settings[open_keys[0]])
+        place = settings[open_keys[0]].error_prefix
         raise ConfigError(f"{place}write a value in place of {yamltext.OPEN}, or --set it: {', '.join(open_keys)}")
     method_keys = _keys_of_method_with_phases(settings, composed)
     phases = settings.get("phases", method_keys.pop("phases", None))
@@ -314,12 +314,12 @@ def _resolve(settings_given: Mapping[str, Stated], composed: Method | None) -> R
         if key not in stated_run_keys and key not in part_keys and not _is_known(key, entry):
             if key.startswith(DROP):
                 name = key.removeprefix(DROP)
-                raise ConfigError(f"{_origin_prefix(entry)}{key}: {name} is not stated: there is nothing to drop")
+                raise ConfigError(f"{entry.error_prefix}{key}: {name} is not stated: there is nothing to drop")
             # A phase has rules of its own (until, reference), which belong into suggestions.
             rules = RULES if entry.origin.startswith("phases[") else ()
-            raise ConfigError(f"{_origin_prefix(entry)}unknown key {key!r}{near_key(key, rules)}")
+            raise ConfigError(f"{entry.error_prefix}unknown key {key!r}{near_key(key, rules)}")
     # A method given as an object may be composed further by the keys of its parts.
-    part_keys = _with_player(settings_given, part_keys, spec.value if composed is None else composed)
+    part_keys = with_player(settings_given, part_keys, spec.value if composed is None else composed)
     if composed is None:
         composed = method(spec.value, part_keys, compat=compat.value)
     elif part_keys or compat.value is not None:
@@ -337,36 +337,12 @@ def _resolve(settings_given: Mapping[str, Stated], composed: Method | None) -> R
     return Resolved(settings, composed, keys)
 
 
-def _with_player(
-    settings: Mapping[str, Stated], part_keys: dict[str, Stated], method_or_name: str | Method
-) -> dict[str, Stated]:
-    """Add the rollout of tasks that another library plays, which lets it call the policy (`environments.verifiers`)."""
-    task = settings["task"].value if "task" in settings else None
-    if not isinstance(task, str) or not verifiers.names_tasks(task):
-        return part_keys
-    player = verifiers.KEYS["rollout"]
-    stated = part_keys.get("rollout")
-    advice = f"its episodes are played by verifiers, against rollout={player}"
-    if stated is not None and stated.value != player:
-        raise ConfigError(f"{_origin_prefix(stated)}rollout={show(stated.value)}: the task is {task}, and {advice}")
-    if stated is None:
-        # A method's own way of sampling would be replaced unseen.
-        entry = method(method_or_name).keys["rollout"]
-        if entry.value == player:
-            return part_keys
-        if entry.origin != "default":
-            raise ConfigError(
-                f"{entry.origin} samples by rollout={show(entry.value)}, and the task is {task}: {advice}"
-            )
-    return {k: Stated(value, f"task {task}") for k, value in verifiers.KEYS.items()} | part_keys
-
-
 def _refuse_earlier_rollouts(one: Resolved) -> Resolved:
     """Refuse to train on rollouts of an earlier phase where there is none; return the configuration unchanged."""
     if getattr(one.method.rollout, "file", None) in OF_PHASES:
         file_setting = one.keys["rollout.file"]
         raise ConfigError(
-            f"{_origin_prefix(file_setting)}rollout.file={file_setting.value}: it reads the rollouts "
+            f"{file_setting.error_prefix}rollout.file={file_setting.value}: it reads the rollouts "
             "of an earlier phase, and there is none: state phases, of which the first samples, or name a .jsonl "
             "file or a folder of them"
         )
@@ -402,7 +378,7 @@ def _resolve_phases(keys_given: Mapping[str, Stated], composed: Method | None, p
     A key of a part that the run states reaches the phases whose composition has it; one that no phase has is unknown.
     """
     run = {k: s for k, s in keys_given.items() if k != "phases"}
-    plan = expand(yamltext.plain(phases.value, f"{_origin_prefix(phases)}phases"))
+    plan = expand(yamltext.plain(phases.value, f"{phases.error_prefix}phases"))
     # A composition of methods beside phases that all name their own would have no effect.
     if "+" in getattr(run.get("method"), "value", "") and all("method" in p.keys for p in plan):
         raise ConfigError(
@@ -426,7 +402,7 @@ def _resolve_phases(keys_given: Mapping[str, Stated], composed: Method | None, p
         resolved_phases.append(replace(one, phase=phase))
     for key, entry in unused_keys.items():
         phase_keys = [k for one in resolved_phases for k in one.keys]
-        raise ConfigError(f"{_origin_prefix(entry)}unknown key {key!r} in every phase{did_you_mean(key, phase_keys)}")
+        raise ConfigError(f"{entry.error_prefix}unknown key {key!r} in every phase{did_you_mean(key, phase_keys)}")
     # Where every phase states its steps, they are the run's; trainer.steps may repeat the sum, not contradict it.
     steps = [phase.steps for phase in plan]
     if None not in steps:
@@ -434,7 +410,7 @@ def _resolve_phases(keys_given: Mapping[str, Stated], composed: Method | None, p
         total_steps = keys_given.get("trainer.steps", Stated(total, "phases"))
         if total_steps.value != total:
             raise ConfigError(
-                f"{_origin_prefix(total_steps)}trainer.steps={show(total_steps.value)}, and the phases take "
+                f"{total_steps.error_prefix}trainer.steps={show(total_steps.value)}, and the phases take "
                 f"{total} steps: leave it out, or change the steps of a phase (one that states none "
                 "has a share of trainer.steps)"
             )
@@ -468,10 +444,6 @@ def _near_files(path: Path) -> str:
     return f"; there are {', '.join(names[:5])}" if names else "; gxpo demo needs no configuration"
 
 
-def _origin_prefix(entry: Stated) -> str:
-    return "" if entry.origin == "default" else f"{entry.origin}: "
-
-
 def _validate(keys: Mapping[str, Stated]) -> RunSettings:
     """Build the validated settings of a run; ConfigError names the key, its value and where it was set."""
     # Refused here and not by pydantic, which would report a type and not what to do.
@@ -482,11 +454,11 @@ def _validate(keys: Mapping[str, Stated]) -> RunSettings:
         if key in schedules:
             instead = "set optim.schedule" if key == "optim.lr" else "set it to one number"
             raise ConfigError(
-                f"{_origin_prefix(entry)}{key}: a schedule moves numbers of the method's parts, and this is a setting "
+                f"{entry.error_prefix}{key}: a schedule moves numbers of the method's parts, and this is a setting "
                 f"of the whole run: {instead}"
             )
         if key in infinite:
-            raise ConfigError(f"{_origin_prefix(entry)}{key}: numbers must be finite (got {show(entry.value)})")
+            raise ConfigError(f"{entry.error_prefix}{key}: numbers must be finite (got {show(entry.value)})")
         *sections, leaf = key.split(".")
         target = nested
         for section in sections:
@@ -500,7 +472,7 @@ def _validate(keys: Mapping[str, Stated]) -> RunSettings:
         parts = [str(p) for p in first["loc"]]
         key = next((k for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in keys), ".".join(parts))
         entry = keys.get(key)
-        place = _origin_prefix(entry) if entry else ""
+        place = entry.error_prefix if entry else ""
         value_text = f" (got {show(entry.value)})" if entry else ""
         raise ConfigError(f"{place}{key}: {first['msg'].lower()}{value_text}") from None
 

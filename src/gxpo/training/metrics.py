@@ -56,12 +56,8 @@ NAMES: dict[str, Metric] = {
         "share",
         "groups of the step",
     ),
-    "zero_signal_all_right": Metric(
-        "share of groups that are zero-signal because all verdicts are right", "share", "groups of the step"
-    ),
-    "zero_signal_all_wrong": Metric(
-        "share of groups that are zero-signal because all verdicts are wrong", "share", "groups of the step"
-    ),
+    "zero_signal_all_right": Metric("zero-signal groups whose verdicts are all right", "share", "groups of the step"),
+    "zero_signal_all_wrong": Metric("zero-signal groups whose verdicts are all wrong", "share", "groups of the step"),
     "tasks_mixed": Metric("share of tasks with right and wrong answers, filtered ones included", "1", "the step"),
     "tasks_known": Metric("tasks or levels with a measured success rate", "1", "those of tasks.sampler"),
     "tasks_coverage": Metric("share of tasks or levels with a measured success rate", "1", "those of tasks.sampler"),
@@ -223,9 +219,7 @@ NAMES: dict[str, Metric] = {
     ),
     "teacher_entropy": Metric("mean entropy of the teacher", "nats", f"tokens that have a teacher {_UPDATES}"),
     "taught_share": Metric("share of the tokens that have a teacher", "share", f"trained tokens {_UPDATES}"),
-    "centring_share": Metric(
-        "share of the tokens whose sampler's distribution is recorded", "share", f"trained tokens {_UPDATES}"
-    ),
+    "centring_share": Metric("tokens with a sampler's distribution", "share", f"trained tokens {_UPDATES}"),
     "centring_mass": Metric("probability of the recorded ids under the sampler", "share", f"trained tokens {_UPDATES}"),
     "inner_layer": Metric("1 while an inner layer's policy is trained, 0 afterwards", "flag", "the step"),
     "shaped_share": Metric(

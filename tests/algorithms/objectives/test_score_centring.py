@@ -13,7 +13,7 @@ import gxpo
 from gxpo.algorithms.objectives.score_centring import ScoreCentring
 from gxpo.algorithms.signals.sampler_distribution import sampler_distribution
 from gxpo.base.errors import ConfigError, GxpoError, MissingSignal
-from gxpo.learning.readout import expected_score, with_rest
+from gxpo.learning.divergence import expected_score, with_rest
 from gxpo.parts.protocols import PolicyTokens
 
 F64 = torch.float64

@@ -12,7 +12,8 @@ from tests.sampling.engines.letters import letters
 
 from gxpo.base.errors import ModelError
 from gxpo.parts.protocols import Sampling, StreamKey
-from gxpo.sampling.engines.decode import CachedPrefix, PrefixCaches, draw, support_of, uniforms
+from gxpo.sampling.engines.decode import CachedPrefix, PrefixCaches
+from gxpo.sampling.engines.draws import draw, support_of, uniforms
 from gxpo.sampling.engines.stopping import Stopping
 
 RECORDED = [0.2643139893316775, 0.16797051523419038, 0.5295954909838224]

@@ -10,7 +10,7 @@ from tests.sampling.rollouts.flow_session import small_flow
 
 from gxpo.base.errors import ModelError
 from gxpo.parts.protocols import Request, Sampling, StreamKey
-from gxpo.sampling.engines.decode import uniforms
+from gxpo.sampling.engines.draws import uniforms
 from gxpo.sampling.engines.flow import FlowEngine, gaussians
 
 NOISY = Sampling(temperature=0.7)

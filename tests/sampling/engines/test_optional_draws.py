@@ -11,7 +11,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from gxpo.base.errors import ModelError
 from gxpo.parts.protocols import Request, Sampling, StreamKey, TokenOptions
-from gxpo.sampling.engines.decode import uniforms
+from gxpo.sampling.engines.draws import uniforms
 from gxpo.sampling.engines.remote_requests import check
 from gxpo.sampling.engines.torch import TorchEngine
 

@@ -15,7 +15,7 @@ from gxpo.base.errors import ModelError
 from gxpo.base.media import PICTURES
 from gxpo.base.runtime import memory_is_short
 from gxpo.parts.protocols import Completion, DenoisingSampling, Request, Sampling
-from gxpo.sampling.engines.decode import uniforms
+from gxpo.sampling.engines.draws import uniforms
 
 LATENT = -1  # token id of every latent
 SMALLEST = 2.0**-54  # half of the smallest uniform above 0

@@ -21,7 +21,7 @@ from gxpo.base.runtime import memory_is_short
 from gxpo.models.masked import EXTRAS, MaskedPolicy, Row, estimate
 from gxpo.parts.protocols import Completion, Request, Sampling, StreamKey
 from gxpo.parts.ranges import Part
-from gxpo.sampling.engines.decode import draw, generator
+from gxpo.sampling.engines.draws import draw, generator
 
 READ_AT_ONCE = 1 << 15  # tokens of views that go through the model together
 

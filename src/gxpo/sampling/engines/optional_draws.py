@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gxpo.forest.token_bias import TokenBias, penalised
 from gxpo.parts.protocols import BROKEN, Completion, Sampling, TokenOptions
-from gxpo.sampling.engines.decode import Draws, draw_within, inverse_cdf, support_of
+from gxpo.sampling.engines.draws import Draws, draw_within, inverse_cdf, support_of
 from gxpo.sampling.engines.grammar import Grammars, Matcher
 
 DENSE = 32  # biases that are held as a row of the vocabulary

@@ -12,7 +12,8 @@ from torch import Tensor
 from gxpo.base.devices import need_float64
 from gxpo.models.decoder.soft import FAINT, gumbel, log_density, mixed_embeddings, mixture
 from gxpo.parts.protocols import Completion, SoftSampling
-from gxpo.sampling.engines.decode import KEEP_UNTIL, Actions, Batch, draw, support_of
+from gxpo.sampling.engines.decode import KEEP_UNTIL, Actions, Batch
+from gxpo.sampling.engines.draws import draw, support_of
 from gxpo.sampling.engines.stopping import Stopping
 
 

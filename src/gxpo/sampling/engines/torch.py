@@ -27,8 +27,8 @@ from gxpo.sampling.engines.decode import (
     decode,
     parameter_version,
     prefill_flat,
-    uniforms,
 )
+from gxpo.sampling.engines.draws import uniforms
 from gxpo.sampling.engines.grammar import Grammars
 from gxpo.sampling.engines.network import Network, prefill
 from gxpo.sampling.engines.optional_draws import OptionalDraws

@@ -192,7 +192,6 @@ WARMUPS: dict[str, Recipe] = {
         max_steps=500,
         max_new_tokens=20,
     ),
-    # Right examples first: a policy that can't copy its own digits yet errs everywhere, and rewards find little in that
     "arithmetic-masked": Recipe(
         task="arithmetic",
         masked=True,
@@ -302,13 +301,9 @@ def _cache_key(task: str, seed: int, recipe: Recipe) -> str:
 
     transformers: Any = need("transformers", "train")
     lessons = lessons_of(task, seed, recipe, stream(2, seed))
-    modules = (gxpo.models.tiny, gxpo.environments.tasks.source)
-    files = [Path(str(module.__file__)) for module in modules]
-    files += [
-        Path(__file__),
-        *lessons.files(),
-        *([Path(str(gxpo.training.models.masked.__file__))] if recipe.masked else []),
-    ]
+    modules = [gxpo.models.tiny, gxpo.environments.tasks.source]
+    modules += [gxpo.training.models.masked] if recipe.masked else []
+    files = [*(Path(str(module.__file__)) for module in modules), Path(__file__), *lessons.files()]
     lessons.close()
     digest = hashlib.blake2b(digest_size=6)
     for part in (task, seed, asdict(recipe), DIMENSIONS, torch.__version__, transformers.__version__):

@@ -1,0 +1,35 @@
+"""Tasks whose episodes another library plays: the rollout that lets it call the policy follows from the task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gxpo.base.errors import ConfigError
+from gxpo.environments import verifiers
+from gxpo.methods.compose import method
+from gxpo.methods.method import Method
+from gxpo.parts.definition import Stated, show
+
+
+def with_player(
+    settings: Mapping[str, Stated], part_keys: dict[str, Stated], method_or_name: str | Method
+) -> dict[str, Stated]:
+    """Add the rollout of tasks that another library plays, which lets it call the policy (`environments.verifiers`)."""
+    task = settings["task"].value if "task" in settings else None
+    if not isinstance(task, str) or not verifiers.names_tasks(task):
+        return part_keys
+    player = verifiers.KEYS["rollout"]
+    stated = part_keys.get("rollout")
+    advice = f"its episodes are played by verifiers, against rollout={player}"
+    if stated is not None and stated.value != player:
+        raise ConfigError(f"{stated.error_prefix}rollout={show(stated.value)}: the task is {task}, and {advice}")
+    if stated is None:
+        # A method's own way of sampling would be replaced unseen.
+        entry = method(method_or_name).keys["rollout"]
+        if entry.value == player:
+            return part_keys
+        if entry.origin != "default":
+            raise ConfigError(
+                f"{entry.origin} samples by rollout={show(entry.value)}, and the task is {task}: {advice}"
+            )
+    return {k: Stated(value, f"task {task}") for k, value in verifiers.KEYS.items()} | part_keys
