@@ -226,7 +226,8 @@ def another(key, entry):
     if isinstance(default, (int, float)):
         return type(default)(default + 1) if key != "sampling.top_p" else 0.5
     if isinstance(default, list):
-        return [{"steps": 2}] if key == "phases" else ["x"]
+        entries = {"phases": {"steps": 2}, "env.mcp": {"command": ["x"], "allow": ["y"]}}
+        return [entries.get(key, "x")]
     if isinstance(default, dict):
         return {"judge_tokens": 2} if key == "logging.prices" else {"x": {"y": 1}}
     return "x" if str in (hint, *get_args(hint)) else 2

@@ -91,7 +91,7 @@ def duration(seconds: float) -> str:
 def join_words(words: Sequence[str]) -> str:
     """Join words with commas and "and".
 
-    >>> listed(["a"]), listed(["a", "b", "c"])
+    >>> join_words(["a"]), join_words(["a", "b", "c"])
     ('a', 'a, b and c')
     """
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

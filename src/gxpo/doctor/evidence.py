@@ -138,7 +138,7 @@ class Measurement:
 def format_signed(value: float) -> str:
     """Format a difference with its sign and two decimals, without the zero before the point.
 
-    >>> signed(0.123), signed(-0.05), signed(0.001), signed(1.0)
+    >>> format_signed(0.123), format_signed(-0.05), format_signed(0.001), format_signed(1.0)
     ('+.12', '-.05', '.00', '+1.00')
     """
     text = f"{value:+.2f}"

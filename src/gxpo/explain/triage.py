@@ -320,7 +320,7 @@ def text(result: Triage, log: RunLog) -> str:
 def shorten(text: str, size: int = EXCERPT) -> str:
     """Return the beginning and the end of a text.
 
-    >>> shortened("abcdefghij", 2)
+    >>> shorten("abcdefghij", 2)
     'ab ... ij'
     """
     return text if len(text) <= 2 * size + 5 else f"{text[:size]} ... {text[-size:]}"

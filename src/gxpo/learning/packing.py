@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from torch import Tensor
 from gxpo.base import media
 from gxpo.base.errors import ModelError
 from gxpo.forest.forest import Forest
-from gxpo.learning.logit_changes import LogitChanges
 from gxpo.models.decoder.attention import Chain
+
+if TYPE_CHECKING:
+    from gxpo.learning.logit_changes import LogitChanges
 
 Layout = Literal["packed", "flat"]
 BISECTIONS = 6  # sizes that are tried to make micro-batches even
@@ -347,8 +349,16 @@ class Packing:
             target=self.forest.token[self.forest.path_token[read_entries]],
             temperature=self.settings[0][self.forest.path_trajectory[read_entries]],
             support=self._support(entries, first),
-            changes=LogitChanges.of(self.forest, self.packed, self.forest.path_token[read_entries]),
+            changes=self._changes(self.forest.path_token[read_entries]),
         )
+
+    def _changes(self, token: Tensor) -> LogitChanges | None:
+        """What options of calls changed of the logits of stored tokens [Q]; None if nothing."""
+        if not {"bias", "penalty"} & self.forest.extras.keys():
+            return None
+        from gxpo.learning.logit_changes import LogitChanges  # few runs have any
+
+        return LogitChanges.of(self.forest, self.packed, token)
 
     def chains(self, index: Tensor, lengths: Sequence[int]) -> list[Chain]:
         """Chains of the rows of stored tokens `index`; one begins at a row's start or a node with siblings, or apart.

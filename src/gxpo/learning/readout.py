@@ -371,6 +371,8 @@ def _chunks(
     n: int, support: Tensor | None, changes: LogitChanges | None, size: int, device: torch.device
 ) -> list[tuple[Tensor, Tensor | None, LogitChanges | None]]:
     """Rows of chunks of at most `size` tokens; those with and without a support, with and without changes are apart."""
+    if support is None and changes is None:  # a shape that depends on numbers would wait for the device
+        return [(rows, None, None) for rows in torch.arange(n, device=device).split(size) if rows.numel()]
     has_support, is_changed = torch.zeros(2, n, dtype=torch.bool, device=device)
     if support is not None:
         has_support = (support >= 0).any(1)

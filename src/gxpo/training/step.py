@@ -44,7 +44,6 @@ from gxpo.training.step_figures import (
     source_figures,
     update_figures,
 )
-from gxpo.training.tool_figures import tool_time
 
 MIN_WEIGHTS_MOVED = 0.05  # share of low-precision weights that the first step must change, or a warning is due
 # Largest difference of one token's log-prob between sampler and learner, in nats, before a warning. In bfloat16 the two
@@ -276,7 +275,8 @@ class Stages(Resources):
 
     def _server_counts(self) -> dict[str, float]:
         """Return the counts of servers since they started: those that sample, and those of tools."""
-        return {**server_figures(self.engine), **tool_time(self.world.envs)}
+        tool_seconds = {"time_tools_s": self.world.envs.seconds} if getattr(self.world.envs, "of_tasks", False) else {}
+        return {**server_figures(self.engine), **tool_seconds}
 
     @property
     def unscored(self) -> dict[str, int]:

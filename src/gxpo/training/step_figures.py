@@ -188,7 +188,7 @@ def episode_figures(forest: Forest) -> dict[str, Any]:
         "kept_against_template": sum(info.get("kept", 0) for info in forest.info),
         **{f"env_{kind}": ends.count(kind) for kind in FAILURES},
         **result_figures(forest),
-        **tool_figures(forest),
+        **(tool_figures(forest) if any("tools" in info for info in forest.info) else {}),
     }
 
 

@@ -17,10 +17,8 @@ TOOLS: dict[str, tuple[str, str, str]] = {  # name -> meaning, unit, over: entri
 
 
 def tool_figures(forest: Forest) -> dict[str, Any]:
-    """Count calls and what came of them; empty for rollouts without tools. Rates are None in a step without calls."""
+    """Count calls of rollouts, some of which have tools, and their outcomes; rates are None in a step without calls."""
     n_episodes = sum("tools" in info for info in forest.info)
-    if not n_episodes:
-        return {}
     outcomes = [
         call["outcome"]
         for info in forest.step_info
@@ -33,8 +31,3 @@ def tool_figures(forest: Forest) -> dict[str, Any]:
         "tool_error_rate": outcomes.count("error") / len(outcomes) if outcomes else None,
         "tool_failures": sum(map(outcomes.count, FAILURES)),
     }
-
-
-def tool_time(envs: Any) -> dict[str, float]:
-    """Seconds that a run's tools have taken so far; empty for a run without tools."""
-    return {"time_tools_s": envs.seconds} if getattr(envs, "of_tasks", False) else {}

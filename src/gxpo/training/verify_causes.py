@@ -241,7 +241,7 @@ def _rounded(seen: Comparison, weights: Weights) -> Cause | None:
         f"deviations are of the size of rounding (mean {float(deviation.mean()):.2g} nats), spread over the rollouts, "
         f"on the recorded weights: the sampler computed in another precision than {weights.dtype}",
         "set sampling.products equal to learner.products and the engine's dtype to learner.dtype; or correct the "
-        "mismatch (method=grpo+tis)",
+        "mismatch by weights (docs/mismatch.md)",
     )
 
 

@@ -84,6 +84,17 @@ def test_rubric_sums_its_functions_and_an_error_costs_a_rollout():
     assert rewards.counts["raised"] == 1 and "Error calling exact: no" in rewards.messages["raised"]
 
 
+def test_errors_are_seen_though_logs_are_switched_off():
+    logger = logging.getLogger("verifiers.rubrics")
+    logger.disabled = True
+    try:
+        outcome, _, rewards = scored(StandIn(exact, level), ["4", "raise"], level=[1, 2])
+        assert outcome[0] == 1.1 and math.isnan(outcome[1]) and rewards.counts["raised"] == 1
+        assert logger.disabled
+    finally:
+        logger.disabled = False
+
+
 def test_functions_of_a_group_see_their_group():
     def size(group):
         return float(group)

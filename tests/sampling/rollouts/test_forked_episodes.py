@@ -128,7 +128,7 @@ def test_a_world_that_goes_elsewhere_is_refused(model, world):
         (base,) = play.start(TASKS[:1], ["w/3"], 1)
         play.finish([base])
         play.envs, play._can_snapshot = Other(world), False
-        with pytest.raises(GxpoError, match=r"keydoor can't be restarted: the same seed \(3\) and 0 actions"):
+        with pytest.raises(GxpoError, match=r"keydoor can't be restarted: the same start \(w/3\) and 0 actions"):
             play.fork([(base, 0, at(s, 0, 0), "w/3/0.0")])
 
 

@@ -36,7 +36,7 @@ def updated_weights(
     below its best so far, and, of several, the one with the lowest score, is multiplied by `boost`. Others stay. All
     are bounded by `most` and divided by the least.
 
-    >>> {k: round(w, 4) for k, w in moved_weights({"a": 1.0, "b": 2.0}, {"a": 0.95, "b": 0.4}, {"b": 0.4}).items()}
+    >>> {k: round(w, 4) for k, w in updated_weights({"a": 1.0, "b": 2.0}, {"a": 0.95, "b": 0.4}, {"b": 0.4}).items()}
     {'a': 1.0, 'b': 2.2}
     """
     weight_by_kind = dict(weights)

@@ -63,7 +63,7 @@ def bounded(text: str, chars: int) -> str:
     """Cut a text to at most `chars` characters; one that is cut says so.
 
     >>> bounded("0123456789" * 20, 60)
-    '0123456789012345678901234567890123456789\\n[cut: 200 characters]'
+    '01234567890123456789012345678901234567\\n[cut: 200 characters]'
     """
     if len(text) <= chars:
         return text

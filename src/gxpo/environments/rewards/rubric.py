@@ -74,6 +74,11 @@ class Rubric:
         # The library logs an exception of a function and goes on, so the log is the only sign of it.
         log, error_log = logging.getLogger("verifiers"), _ErrorLog()
         log.addHandler(error_log)
+        # A logger that somebody's configuration of logs has switched off would hide them.
+        loggers = [log, *(logging.getLogger(name) for name in log.manager.loggerDict if name.startswith("verifiers."))]
+        was_disabled = {logger: logger.disabled for logger in loggers}
+        for logger in loggers:
+            logger.disabled = False
         # The library's log is process-wide: the handler goes whatever happens.
         try:
             failed = (
@@ -81,6 +86,8 @@ class Rubric:
             )
         finally:
             log.removeHandler(error_log)
+            for logger, disabled in was_disabled.items():
+                logger.disabled = disabled
         self._failures += [("raised", message) for message in failed.values()]
         columns = {self.name: [math.nan if r in failed else float(s["reward"]) for r, s in enumerate(states)]}
         # A rollout whose call failed may lack metrics.

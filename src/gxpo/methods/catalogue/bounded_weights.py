@@ -155,7 +155,6 @@ score_centring = Definition(
     """,
     cite="marek2026scorecentring",
     evidence="secondary",
-    code="vllm-project/vime@2b83ea209634051243693e8186f45f449acb4cd1 vime/utils/score_centering.py",
     keys={
         "objective.add.score_centring": "score_centring",
         "signal.sampler_distribution": "sampler_distribution",
