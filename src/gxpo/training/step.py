@@ -275,7 +275,8 @@ class Stages(Resources):
 
     def _server_counts(self) -> dict[str, float]:
         """Return the counts of servers since they started: those that sample, and those of tools."""
-        tool_seconds = {"time_tools_s": self.world.envs.seconds} if getattr(self.world.envs, "of_tasks", False) else {}
+        envs: Any = self.world.envs
+        tool_seconds = {"time_tools_s": envs.seconds} if getattr(envs, "of_tasks", False) else {}
         return {**server_figures(self.engine), **tool_seconds}
 
     @property
