@@ -39,6 +39,8 @@ MADE: dict[tuple[str, str], list[str]] = {
     ("base/answers.py", "pattern"): [ANSWER, TAGGED],
     ("models/chat/plain.py", "f'(?={self._control.pattern})(.)'"): [f"(?={TERM})(.)"],
     ("models/chat/plain.py", "'|'.join(map(re.escape, longest_first))"): [f"{TERM}|<think>"],
+    # over the text of a template, which no policy writes
+    ("models/chat/variables.py", "f'\\\\b{re.escape(name)}\\\\b'"): [],
     ("models/chat/template.py", 'f"\\\\s*({\'|\'.join(map(re.escape, words))})"'): [],
     ("doctor/checks/scored.py", "f'<{tag}>\\\\s*$'"): [r"<think>\s*$"],
     # of keys of metrics, which are not looked up from `readers.keys.LONGEST` characters on

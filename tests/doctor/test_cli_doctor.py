@@ -92,7 +92,7 @@ def test_the_list_names_every_sickness_with_its_statistic() -> None:
     code, out, _ = doctor("--list", "--json")
     rows = json.loads(out)
     assert code == 0
-    assert len(rows) == len({r["id"] for r in rows}) == 43
+    assert len(rows) == len({r["id"] for r in rows}) == 44
     assert all(r["title"] and r["statistic"] for r in rows)
 
 

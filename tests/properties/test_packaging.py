@@ -35,6 +35,7 @@ BROUGHT = {  # by what an extra states
     "train": {"huggingface_hub"},
     "rewards": {"referencing", "jsonschema_specifications"},  # by jsonschema
     "trl": {"accelerate", "safetensors"},
+    "verifiers": {"aiohttp"},
 }
 
 # Everything that reads a file of the package which is not Python, run in an unpacked wheel; it prints what was opened.
