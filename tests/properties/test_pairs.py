@@ -83,8 +83,10 @@ def test_every_pair_trains_or_is_refused_with_a_reason(learner, capsys):
         start = learner.snapshot()
         try:
             what = two_steps(composed(credit, objective), learner)
-            if what == "still" and "step_info.call" in METHODS[credit].keys.get("credit.among", ()):
-                what = "alone"  # no turn of these rollouts is a numbered call, so none has others to compare with
+            # no turn of these rollouts is a numbered call, so none has others to compare with; and none was logged
+            of_others = METHODS[credit].keys.get("credit.origin") == "logged"
+            if what == "still" and ("step_info.call" in METHODS[credit].keys.get("credit.among", ()) or of_others):
+                what = "alone"
         except GxpoError as error:
             what, refused[credit, objective] = "refused", str(error)
         except Exception as error:  # whatever else is raised is what this test looks for
