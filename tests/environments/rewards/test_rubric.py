@@ -84,15 +84,32 @@ def test_rubric_sums_its_functions_and_an_error_costs_a_rollout():
     assert rewards.counts["raised"] == 1 and "Error calling exact: no" in rewards.messages["raised"]
 
 
-def test_errors_are_seen_though_logs_are_switched_off():
-    logger = logging.getLogger("verifiers.rubrics")
+def switch_off(logger):
     logger.disabled = True
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        switch_off,
+        lambda logger: logger.setLevel(logging.CRITICAL),
+        lambda logger: logging.getLogger("verifiers").setLevel(logging.CRITICAL),
+        lambda logger: logging.disable(logging.CRITICAL),
+    ],
+)
+def test_errors_are_seen_though_logs_are_switched_off(quiet):
+    logger, parent = logging.getLogger("verifiers.rubrics"), logging.getLogger("verifiers")
+    before = logger.disabled, logger.level, parent.level, logger.manager.disable
+    quiet(logger)
+    quiet_settings = logger.disabled, logger.level, parent.level, logger.manager.disable
     try:
         outcome, _, rewards = scored(StandIn(exact, level), ["4", "raise"], level=[1, 2])
         assert outcome[0] == 1.1 and math.isnan(outcome[1]) and rewards.counts["raised"] == 1
-        assert logger.disabled
+        assert (logger.disabled, logger.level, parent.level, logger.manager.disable) == quiet_settings
     finally:
-        logger.disabled = False
+        logger.disabled, logger.manager.disable = before[0], before[3]
+        logger.setLevel(before[1])
+        parent.setLevel(before[2])
 
 
 def test_functions_of_a_group_see_their_group():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,30 @@ class _ErrorLog(logging.Handler):
             self.message_by_row.setdefault(r, one_line(record.getMessage()))
 
 
+@contextmanager
+def _heard_by(handler: logging.Handler) -> Iterator[None]:
+    """Give the handler all errors that the library logs, though a configuration of logs has switched them off."""
+    manager = logging.getLogger().manager
+    names = ["verifiers", *(name for name in manager.loggerDict if name.startswith("verifiers."))]
+    loggers = [logging.getLogger(name) for name in names]
+    settings = [(logger, logger.disabled, logger.level) for logger in loggers]
+    disabled_below = manager.disable
+    for logger in loggers:
+        logger.disabled = False
+        logger.setLevel(min(logger.level or logging.ERROR, logging.ERROR))
+    logging.disable(logging.NOTSET)
+    loggers[0].addHandler(handler)
+    # Logs are the whole process's: everything is put back, whatever happens.
+    try:
+        yield
+    finally:
+        loggers[0].removeHandler(handler)
+        logging.disable(disabled_below)
+        for logger, is_disabled, level in settings:
+            logger.disabled = is_disabled
+            logger.setLevel(level)
+
+
 class Rubric:
     """Adapter of a rubric to `base.GroupReward`: component `rubric` is its weighted sum, values of its functions
     are recorded beside it.
@@ -72,22 +97,10 @@ class Rubric:
             groups.setdefault(group, []).append(r)
         members_by_call = list(groups.values()) if self.rubric.has_group_rewards else [[r] for r in range(len(texts))]
         # The library logs an exception of a function and goes on, so the log is the only sign of it.
-        log, error_log = logging.getLogger("verifiers"), _ErrorLog()
-        log.addHandler(error_log)
-        # A logger that somebody's configuration of logs has switched off would hide them.
-        loggers = [log, *(logging.getLogger(name) for name in log.manager.loggerDict if name.startswith("verifiers."))]
-        was_disabled = {logger: logger.disabled for logger in loggers}
-        for logger in loggers:
-            logger.disabled = False
-        # The library's log is process-wide: the handler goes whatever happens.
-        try:
-            failed = (
-                run_coroutine(self._score_all([tuple(x) for x in members_by_call], states)) | error_log.message_by_row
-            )
-        finally:
-            log.removeHandler(error_log)
-            for logger, disabled in was_disabled.items():
-                logger.disabled = disabled
+        error_log = _ErrorLog()
+        with _heard_by(error_log):
+            scoring = run_coroutine(self._score_all([tuple(x) for x in members_by_call], states))
+        failed = scoring | error_log.message_by_row
         self._failures += [("raised", message) for message in failed.values()]
         columns = {self.name: [math.nan if r in failed else float(s["reward"]) for r, s in enumerate(states)]}
         # A rollout whose call failed may lack metrics.
