@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from gxpo.base.library_logs import errors_of
 from gxpo.base.usercode import described, one_line
 from gxpo.environments.rewards.batch import DecodeRaw, columns_of, raw_texts, run_coroutine
 
@@ -40,30 +40,6 @@ class _ErrorLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         for r in _current_rows.get():
             self.message_by_row.setdefault(r, one_line(record.getMessage()))
-
-
-@contextmanager
-def _heard_by(handler: logging.Handler) -> Iterator[None]:
-    """Give the handler all errors that the library logs, though a configuration of logs has switched them off."""
-    manager = logging.getLogger().manager
-    names = ["verifiers", *(name for name in manager.loggerDict if name.startswith("verifiers."))]
-    loggers = [logging.getLogger(name) for name in names]
-    settings = [(logger, logger.disabled, logger.level) for logger in loggers]
-    disabled_below = manager.disable
-    for logger in loggers:
-        logger.disabled = False
-        logger.setLevel(min(logger.level or logging.ERROR, logging.ERROR))
-    logging.disable(logging.NOTSET)
-    loggers[0].addHandler(handler)
-    # Logs are the whole process's: everything is put back, whatever happens.
-    try:
-        yield
-    finally:
-        loggers[0].removeHandler(handler)
-        logging.disable(disabled_below)
-        for logger, is_disabled, level in settings:
-            logger.disabled = is_disabled
-            logger.setLevel(level)
 
 
 class Rubric:
@@ -98,7 +74,7 @@ class Rubric:
         members_by_call = list(groups.values()) if self.rubric.has_group_rewards else [[r] for r in range(len(texts))]
         # The library logs an exception of a function and goes on, so the log is the only sign of it.
         error_log = _ErrorLog()
-        with _heard_by(error_log):
+        with errors_of("verifiers", error_log):
             scoring = run_coroutine(self._score_all([tuple(x) for x in members_by_call], states))
         failed = scoring | error_log.message_by_row
         self._failures += [("raised", message) for message in failed.values()]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gxpo.base.errors import need
+from gxpo.base.library_logs import errors_of
 from gxpo.environments.envs.adapters import AdapterError, digest
 from gxpo.parts.protocols import Message, TimeStep, ToolCall
 
@@ -96,12 +97,9 @@ class _Rollout:
         if state.get("error") is not None:
             raise AdapterError(f"the rollout failed: {state['error']!r}")
         # listen while the rubric scores: a reward that raises must not count as a reward of 0
-        log, complaints = logging.getLogger("verifiers"), _Complaints()
-        log.addHandler(complaints)
-        try:
+        complaints = _Complaints()
+        with errors_of("verifiers", complaints):
             await env.rubric.score_rollout(state)
-        finally:
-            log.removeHandler(complaints)
         if complaints.messages:
             raise AdapterError(f"scoring failed: {complaints.messages[0]}")
         return state
