@@ -160,3 +160,13 @@ def test_variance_shares_find_weights():
 
 def test_variance_shares_of_equal_scores():
     assert rollout_facts.variance_shares(with_components((0, 1.0, {"f": 1.0}), (0, 1.0, {"f": 1.0}))) == {}
+
+
+def test_a_constant_advantage_of_imitated_answers_is_no_raw_reward() -> None:
+    """Scores and advantages of 1: raw where another group's differ as its scores do, and nothing else is known."""
+    equal = groups(2, 2, lambda g, m: {"completion": "xy"[m], "score": 1.0, "advantage": 1.0})
+    facts = Facts(rollouts(equal))
+    assert facts.advantages is not None and not facts.advantages.raw
+    other = [{"group": 2, "completion": "xy"[m], "score": float(m), "advantage": float(m)} for m in range(2)]
+    raw = Facts(rollouts([*equal, *other])).advantages
+    assert raw is not None and raw.raw

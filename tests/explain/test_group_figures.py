@@ -40,16 +40,17 @@ def test_the_spread_over_a_long_list_is_even() -> None:
 
 def test_residues_of_equal_rewards_are_flagged(tmp_path: Path) -> None:
     columns = {
-        "step": [3] * 8,
-        "prompt": ["a?"] * 4 + ["b?"] * 4,
-        "completion": list("wxyzwxyz"),
-        "near": [0.95] * 4 + [1.0, 0.0, 0.0, 1.0],
-        "advantage": [6e-4] * 4 + [0.866, -0.866, -0.866, 0.866],
+        "step": [3] * 12,
+        "prompt": ["a?"] * 4 + ["b?"] * 4 + ["c?"] * 4,
+        "completion": list("wxyzwxyzwxyz"),
+        "near": [0.95] * 4 + [1.0, 0.0, 0.0, 1.0] + [1.0] * 4,
+        # of the last group a constant advantage, as of imitated answers
+        "advantage": [6e-4] * 4 + [0.866, -0.866, -0.866, 0.866] + [1.0] * 4,
     }
     path = tmp_path / "completions" / "completions_00003.parquet"
     path.parent.mkdir()
     pq.write_table(pa.table(columns), path)
     page = page_of(tmp_path)
-    assert numbers(page.data["groups"]["residue"], 2) == [6e-4, 0.0]
+    assert numbers(page.data["groups"]["residue"], 3) == [6e-4, 0.0, 0.0]
     assert "equal rewards, recorded advantage up to 6.0e-04" in page.text
-    assert numbers(page.data["R"]["recorded"], 8)[4] == 0.866
+    assert numbers(page.data["R"]["recorded"], 12)[4] == 0.866

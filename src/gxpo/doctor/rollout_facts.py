@@ -282,11 +282,13 @@ class Facts:
         # relative to their group advantages sum to about 0 in each
         means = np.array([advantage[g].mean() for g in usable])
         strength = float(np.sqrt(np.mean(advantage[rows] ** 2)))
+        # equal to the scores in groups of equal ones, they may be a constant, as of imitated answers
+        is_raw = bool(unequal) and bool(np.allclose(advantage[rows], score[rows], atol=1e-6))
         return Advantages(
             len(unequal),
             float(x @ y) / scale if scale > 1e-12 else 0.0,
             float(np.sqrt(np.mean(means**2))) / strength if strength else 0.0,
-            bool(np.allclose(advantage[rows], score[rows], atol=1e-6)) and bool((np.abs(means) > 1e-6).any()),
+            is_raw and bool((np.abs(means) > 1e-6).any()),
             np.array(residue, dtype=np.int64),
             sum(len(g) for g in equal),
             float(np.abs(advantage[residue]).max()) if residue else 0.0,

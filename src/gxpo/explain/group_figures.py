@@ -15,7 +15,7 @@ from gxpo.forest.forest import Forest
 
 Floats = NDArray[np.float64]
 MOST_ROLLOUTS, MOST_TOKENS = 10_000, 1_500_000  # on one page
-RESIDUE = 1e-9  # an advantage above it in a group of equal rewards is a residue of rounding
+RESIDUE = (1e-9, 0.1)  # an advantage between them in a group of equal rewards is a residue of rounding
 
 
 @dataclass
@@ -61,13 +61,13 @@ def figures(forest: Forest, looks: Sequence[Outlook], recorded_advantage: Floats
         per_group(torch.where(has_scored, f(outcome, group, is_scored), torch.nan))
         for f in (grouped.min, grouped.max, grouped.mean)
     )
-    # A recorded advantage in a group of equal rewards is a residue of rounding; a lone rollout has no group to be
-    # equal with, and raw rewards as advantages are no residue there.
+    # A small recorded advantage in a group of equal rewards is a residue of rounding; a large one is the method's own,
+    # as of imitated answers. A lone rollout has no group to be equal with, and raw rewards are no residue there.
     largest_recorded = np.zeros(n)
     np.maximum.at(largest_recorded, group_R, np.nan_to_num(np.abs(recorded_advantage)))
     is_equal = high - low <= grouped.DEGENERATE * np.maximum(abs(high), abs(low))
     size = np.bincount(group_R, minlength=n)
-    is_residue = is_equal & (largest_recorded > RESIDUE) & (size > 1)
+    is_residue = is_equal & (largest_recorded > RESIDUE[0]) & (largest_recorded < RESIDUE[1]) & (size > 1)
     names = [""] * n
     for g, name in zip(group_R.tolist(), forest.group, strict=True):
         names[g] = name
