@@ -356,8 +356,8 @@ def _objective(keys: Keys, weights: Mapping[str, Any]) -> tuple[dict[str, Any], 
     if bonus.is_ever_used:
         terms["entropy"] = keys.owned(bonus, "objective.entropy")
     added = keys.parts("objective.add", registry.TERMS, "term")
-    beside = {name: objectives.TermPart.hook(term, "beside")(policy, weights) for name, term in added.items()}
-    return terms | beside, kl_reward
+    adapted_terms = {name: objectives.TermPart.hook(term, "adapt_to")(policy, weights) for name, term in added.items()}
+    return terms | adapted_terms, kl_reward
 
 
 def _stage(key: str, resolved: Mapping[str, Stated]) -> str:

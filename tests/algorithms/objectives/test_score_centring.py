@@ -133,7 +133,7 @@ def test_it_follows_the_policy_term_and_the_weight() -> None:
     [
         ("hispo+score_centring", {}, "ratio_over"),
         ("grpo+score_centring", {"weight.mask": "mismatch_mask"}, "weight.mask"),
-        ("grpo+tis+score_centring", {"objective.add.score_centring.cap": 5.0}, "leave the former out"),
+        ("grpo+tis+score_centring", {"objective.add.score_centring.cap": 5.0}, "leave its own out"),
         ("simpo+score_centring", {}, "corrects a policy gradient"),
     ],
 )

@@ -78,7 +78,7 @@ class TermPart(Part, ABC):
         """Tokens whose policy outputs the term reads, [P] bool; the others may hold anything, nan included."""
         raise NotImplementedError
 
-    def beside(self, policy: Any, weights: Mapping[str, Any]) -> Any:
+    def adapt_to(self, policy: Any, weights: Mapping[str, Any]) -> Any:
         """The term as it is when added to a policy term and under these weight parts; ConfigError if it can't be."""
         return self
 

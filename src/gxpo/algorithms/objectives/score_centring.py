@@ -64,7 +64,7 @@ class ScoreCentring(TermPart):
         """Log-probs, and C of the current cap."""
         return ("logprob", self.output)
 
-    def beside(self, policy: Any, weights: Mapping[str, Any]) -> ScoreCentring:
+    def adapt_to(self, policy: Any, weights: Mapping[str, Any]) -> ScoreCentring:
         """The term with the policy term's aggregation and the cap of the weight `truncated`; ConfigError for an
         objective that is no policy gradient, or weights whose expectation under the sampler is not known."""
         if not isinstance(policy, PolicyGradient):
@@ -86,9 +86,7 @@ class ScoreCentring(TermPart):
                     "two out, or set weight.mismatch=truncated"
                 )
             if cap not in (None, weight_cap):
-                raise ConfigError(
-                    f"score_centring has cap {cap:g} and weight.{name} {weight_cap:g}: leave the former out"
-                )
+                raise ConfigError(f"score_centring has cap {cap:g} and weight.{name} {weight_cap:g}: leave its own out")
             cap = weight_cap
         return replace(
             self,

@@ -87,7 +87,7 @@ class OptionalDraws:
             draws = Draws(token, torch.zeros(token.shape, dtype=torch.float64, device=self.device), None)
         else:
             z = z if self.sampling.temperature == 1 else z / self.sampling.temperature
-            draws = self._drawn(z, uniform, samples)
+            draws = self._draw_rows(z, uniform, samples)
         for row in rows:
             if self.options[names[row]].top_logprobs:
                 self._top[names[row]].append(self._likeliest(z, draws, row, self.options[names[row]].top_logprobs))
@@ -115,7 +115,7 @@ class OptionalDraws:
         values = {**dict(logit_bias), **(dict.fromkeys(self._stop_ids, -math.inf) if forbids_end else {})}
         return TokenBias.of(values) if values else None
 
-    def _drawn(self, scaled: Tensor, uniform: Tensor, samples: Tensor) -> Draws:
+    def _draw_rows(self, scaled: Tensor, uniform: Tensor, samples: Tensor) -> Draws:
         """Draw from softmax(scaled [n, V]), of truncated rows within their support."""
         is_truncated = self._is_truncated[samples]
         if not bool(self._is_truncated.any()):

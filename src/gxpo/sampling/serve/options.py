@@ -36,7 +36,7 @@ def options_of(fields: Mapping[str, Any], *, chat: bool) -> TokenOptions | None:
         frequency_penalty=_number(fields, "frequency_penalty", 0.0, -2.0, 2.0),
         repetition_penalty=_number(fields, "repetition_penalty", 1.0, 0.01, 100.0),
         min_p=_number(fields, "min_p", 0.0, 0.0, 1.0),
-        min_tokens=_whole(fields, "min_tokens", 1 << 20),
+        min_tokens=_integer(fields, "min_tokens", 1 << 20),
         ignore_eos=_flag(fields, "ignore_eos"),
         grammar=_grammar(fields),
         top_logprobs=top_logprobs,
@@ -56,7 +56,7 @@ def _number(fields: Mapping[str, Any], name: str, default: float, least: float, 
     return float(value)
 
 
-def _whole(fields: Mapping[str, Any], name: str, most: int) -> int:
+def _integer(fields: Mapping[str, Any], name: str, most: int) -> int:
     value = fields.get(name, 0)
     if type(value) is not int or not 0 <= value <= most:
         raise Refused(f"{name} is a whole number from 0 to {most}", param=name)
@@ -90,7 +90,7 @@ def _top_logprobs(fields: Mapping[str, Any], chat: bool) -> int:
     if not chat:
         value = fields.get("logprobs", 0)
         return 0 if isinstance(value, bool) else value if isinstance(value, int) and 0 <= value <= TOP else 0
-    top = _whole(fields, "top_logprobs", TOP)
+    top = _integer(fields, "top_logprobs", TOP)
     if top and fields.get("logprobs") is not True:
         raise Refused("top_logprobs needs logprobs: true", param="top_logprobs")
     return top
