@@ -1,4 +1,4 @@
-"""What some devices lack: float64 on Apple's GPUs; and those that no run of gxpo's tests has been on."""
+"""Limits of devices: float64 is missing on Apple's GPUs, and some kinds were never run on."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ def load_of(resolved: Resolved, overrides: dict[str, Any]) -> Load:
 
 def sharded(shape: ModelShape, gpus: int, offload: str = "none") -> dict[str, float]:
     """Return the bytes per GPU of parameters, optimiser and gradients, sharded over `gpus`."""
-    held = formulas.states(shape, IN_16_BITS) | {"gradients": formulas.gradients(shape, IN_16_BITS)}
-    return {name: n / gpus for name, n in held.items() if offload == "none" or name != "optimiser"}
+    bytes_by_part = formulas.states(shape, IN_16_BITS) | {"gradients": formulas.gradients(shape, IN_16_BITS)}
+    return {name: n / gpus for name, n in bytes_by_part.items() if offload == "none" or name != "optimiser"}
 
 
 def pass_bytes(shape: ModelShape, tokens: int, context_parallel: int = 1) -> dict[str, float]:

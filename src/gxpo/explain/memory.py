@@ -201,11 +201,11 @@ def sampling(shape: ModelShape, t: Training) -> dict[str, float]:
     parts["caches moved"] = KEEP_UNTIL * caches
     if t.kept_tokens:
         parts["caches kept"] = float(column * t.kept_tokens)
-    drawn = t.samples * shape.vocabulary * (2 * t.width if t.width >= 4 else t.width + 8)
+    drawing_bytes = t.samples * shape.vocabulary * (2 * t.width if t.width >= 4 else t.width + 8)
     prefill = min(PREFILL_TOKENS, t.prompts * t.prompt)
     layer = prefill * t.width * (3 * shape.intermediate + 4 * shape.hidden + 4 * shape.heads * shape.head_dim)
     # a prefill comes before the samples' own caches are there
-    parts["drawing"] = float(max(drawn, layer - caches - parts["caches moved"]))
+    parts["drawing"] = float(max(drawing_bytes, layer - caches - parts["caches moved"]))
     return parts
 
 

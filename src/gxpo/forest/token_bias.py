@@ -77,14 +77,14 @@ class TokenBias:
 
     def at(self, ids: Tensor) -> Tensor:
         """Values of these ids [n], float32 [n]."""
-        wanted = ids.numpy()
-        out = np.zeros(len(wanted), dtype=np.float32)
+        id_N = ids.numpy()
+        out = np.zeros(len(id_N), dtype=np.float32)
         if self.allowed is not None:
-            byte = np.minimum(wanted >> 3, len(self.allowed) - 1)
-            is_allowed = ((self.allowed[byte] >> (wanted & 7)) & 1).astype(bool) & (wanted >> 3 < len(self.allowed))
+            byte = np.minimum(id_N >> 3, len(self.allowed) - 1)
+            is_allowed = ((self.allowed[byte] >> (id_N & 7)) & 1).astype(bool) & (id_N >> 3 < len(self.allowed))
             out[~is_allowed] = -np.inf
         for i, value in zip(self.ids.tolist(), self.values.tolist(), strict=True):
-            out[wanted == i] += value
+            out[id_N == i] += value
         return torch.from_numpy(out)
 
     # ------------------------------------------------------------ records

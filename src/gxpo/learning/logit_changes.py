@@ -1,4 +1,4 @@
-"""What was done to the logits of tokens before temperature when they were sampled, done again by the learner.
+"""Biases, penalties and masks of sampled tokens, applied again to the learner's logits before temperature.
 
 Biases (a call's `logit_bias`, forbidden end ids, the masks of a grammar) are stored, each distinct one once. Penalties
 are three numbers and the length of the reply so far: ids and their counts are those of the tokens before it on its root

@@ -353,7 +353,7 @@ class Packing:
         )
 
     def _changes(self, token: Tensor) -> LogitChanges | None:
-        """What options of calls changed of the logits of stored tokens [Q]; None if nothing."""
+        """Changes of the logits of stored tokens [Q] by options of calls; None if there are none."""
         if not {"bias", "penalty"} & self.forest.extras.keys():
             return None
         from gxpo.learning.logit_changes import LogitChanges  # few runs have any

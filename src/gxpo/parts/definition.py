@@ -176,7 +176,7 @@ class Stated:
 
     @property
     def error_prefix(self) -> str:
-        """What an error about the value begins with: "FILE:3: ", and nothing for a default."""
+        """Beginning of an error about the value: "FILE:3: "; empty for a default."""
         return "" if self.origin == "default" else f"{self.origin}: "
 
 

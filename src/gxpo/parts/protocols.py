@@ -389,7 +389,7 @@ class Envs(Protocol):
 
 
 def instance_of(envs: Envs, task: Task) -> Any:
-    """What `envs.reset` takes of a task: the seed of its instance, or of listed tasks the task itself."""
+    """Return the argument of `envs.reset` for a task: the seed of its instance, or the task itself if it is listed."""
     return task if getattr(envs, "of_tasks", False) else task.info["seed"]
 
 

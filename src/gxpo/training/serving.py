@@ -175,7 +175,7 @@ class _Loaded(Stages):
 
 
 def parameters(stages: Stages) -> str:
-    """What calls may ask for beyond messages and tools, in one line."""
+    """List the parameters that calls may set beside messages and tools, in one line."""
     if not getattr(stages.engine, "takes_options", False):
         return "stop, n, max_tokens, logprobs, tools (the engine records no others; sampling.engine=torch does)"
     has_formats = find_spec("llguidance") is not None

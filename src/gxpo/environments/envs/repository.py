@@ -104,10 +104,10 @@ class Repository(ABC):
 
     @abstractmethod
     def repository(self, seed: int) -> Repo:
-        """The repository of a seed."""
+        """Build the repository of a seed."""
 
     def content(self, seed: int) -> str:
-        """What makes two instances the same, which decides which are held out: the faulty module."""
+        """Return the text of the faulty module: instances with equal ones are held out together."""
         repo = self.repository(seed)
         return repo.files[repo.module]
 
@@ -151,7 +151,7 @@ class Repository(ABC):
         return passed(self._files[self._repo.module], self._repo.hidden, self._sandbox, self._limits)
 
     def patch(self) -> str:
-        """What the episode has changed, as a unified diff."""
+        """Return the changes of the episode so far as a unified diff."""
         assert self._repo is not None, "reset comes first"
         lines: list[str] = []
         for path in sorted(self._files):
@@ -245,8 +245,8 @@ def _bare_calls(action: str) -> tuple[ToolCall, ...]:
 
 def _argument(arguments: Mapping[str, Any], name: str, kind: type) -> Any:
     if type(arguments.get(name)) is not kind:
-        wanted = "a text" if kind is str else "a whole number"
-        raise Refused(f"{name} is {wanted}, not {arguments.get(name)!r:.40}")
+        kind_text = "a text" if kind is str else "a whole number"
+        raise Refused(f"{name} is {kind_text}, not {arguments.get(name)!r:.40}")
     return arguments[name]
 
 

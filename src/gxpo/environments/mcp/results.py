@@ -17,7 +17,7 @@ OPEN = {  # keywords that may allow arguments beside `properties`
 
 
 class Outcome(NamedTuple):
-    """What came of a call.
+    """Outcome of a tool call.
 
     kind  "ok"; "invalid", it never reached the server; "error", as the tool says; "timeout"; "died", the server ended;
           "unreachable", it could not be started

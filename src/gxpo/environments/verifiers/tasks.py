@@ -84,9 +84,9 @@ def _apart(name: str, library_name: str, options: dict[str, Any]) -> tuple[dict[
         if key in own_options:
             continue
         if key not in fields:
-            known = (*VerifiersTasks.options, *fields)
+            option_names = (*VerifiersTasks.options, *fields)
             raise TaskError(
-                f"task {name!r} has no option {key!r}{did_you_mean(key, known)}; there are {', '.join(known)}"
+                f"task {name!r} has no option {key!r}{did_you_mean(key, option_names)}; there are {', '.join(option_names)}"
             )
         if key in args:
             raise TaskError(f"task {name!r}: option {key!r} is also in args: give it once")

@@ -33,7 +33,7 @@ CONNECT_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Spec:
-    """What names an environment and its tasks, as the JSON that a task carries.
+    """Name of an environment with the options of its tasks, carried by each task as JSON.
 
     name         a module, OWNER/NAME of the library's hub, or the path of a folder or file
     args         fields of the task set's configuration
