@@ -86,7 +86,8 @@ def _apart(name: str, library_name: str, options: dict[str, Any]) -> tuple[dict[
         if key not in fields:
             option_names = (*VerifiersTasks.options, *fields)
             raise TaskError(
-                f"task {name!r} has no option {key!r}{did_you_mean(key, option_names)}; there are {', '.join(option_names)}"
+                f"task {name!r} has no option {key!r}{did_you_mean(key, option_names)}; there are "
+                f"{', '.join(option_names)}"
             )
         if key in args:
             raise TaskError(f"task {name!r}: option {key!r} is also in args: give it once")
