@@ -93,17 +93,17 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, likeliest: int = 0
         column, logprob = inverse_cdf(scaled, uniform)
         return Draws(column, logprob, None, top)
     support = support_of(scaled, sampling.top_k, sampling.top_p)
-    top = likeliest_of(_within(scaled, support), min(likeliest, scaled.shape[1]), support) if likeliest else None
+    top = likeliest_of(within(scaled, support), min(likeliest, scaled.shape[1]), support) if likeliest else None
     return Draws(*draw_within(scaled, support, uniform), support, top)
 
 
 def draw_within(scaled: Tensor, support: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Draw from softmax(scaled [n, V]) within a support [n, K], padded with -1; return tokens and log-probs."""
-    column, logprob = inverse_cdf(_within(scaled, support), uniform)
+    column, logprob = inverse_cdf(within(scaled, support), uniform)
     return support.gather(1, column[:, None]).squeeze(1), logprob
 
 
-def _within(scaled: Tensor, support: Tensor) -> Tensor:
+def within(scaled: Tensor, support: Tensor) -> Tensor:
     """[n, K] logits of the ids in a support, -inf at its padding."""
     return scaled.gather(1, support.clamp_min(0)).masked_fill(support < 0, -torch.inf)
 

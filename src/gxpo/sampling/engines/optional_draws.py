@@ -13,14 +13,14 @@ from torch import Tensor
 
 from gxpo.forest.token_bias import TokenBias, penalised
 from gxpo.parts.protocols import BROKEN, Completion, Sampling, TokenOptions
-from gxpo.sampling.engines.draws import Draws, draw_within, inverse_cdf, support_of
+from gxpo.sampling.engines.draws import Draws, draw_within, inverse_cdf, likeliest_of, support_of, within
 from gxpo.sampling.engines.grammar import Grammars, Matcher
 
 DENSE = 32  # biases that are held as a row of the vocabulary
 
 
 class OptionalDraws:
-    """Draws of the samples of one batch under their requests' options, and what their completions record of it.
+    """Draws of the samples of one batch under their requests' options, and the record of it for their completions.
 
     options   of each sample;   prompts  their ids, for the repetition penalty
     stop_ids  ids that end a sample
@@ -150,17 +150,14 @@ class OptionalDraws:
         """The `k` likeliest ids of a row's distribution and their log-probs; fewer where fewer have a probability."""
         if self.sampling.temperature == 0:
             return [int(draws.token[row])], [0.0]
-        z = scaled[row].double()
-        if draws.support is not None and bool(self._has_support(draws.support[row])):
-            within = draws.support[row][draws.support[row] >= 0]
-            z = torch.full_like(z, -torch.inf).index_copy(0, within, z[within])
-        top = z.log_softmax(0).topk(min(k, len(z)))
-        pairs = [(i, x) for i, x in zip(top.indices.tolist(), top.values.tolist(), strict=True) if x > -math.inf]
+        z, support = scaled[row : row + 1], None if draws.support is None else draws.support[row : row + 1]
+        if support is not None and bool((support >= 0).any()):
+            top = likeliest_of(within(z, support), k, support)[0]
+        else:
+            top = likeliest_of(z, k)[0]
+        n = len(top) // 2
+        pairs = [(int(i), x) for i, x in zip(top[:n].tolist(), top[n:-1].tolist(), strict=True) if x > -math.inf]
         return [i for i, _ in pairs], [x for _, x in pairs]
-
-    @staticmethod
-    def _has_support(ids: Tensor) -> Tensor:
-        return (ids >= 0).any()
 
     def accept(self, tokens: Tensor, samples: Tensor, running: Tensor) -> Tensor:
         """Go on by the tokens [n] that were drawn; return [n] bool: samples whose grammar can't be followed further."""
@@ -176,8 +173,8 @@ class OptionalDraws:
         return torch.tensor([int(sample) in self.broken for sample in samples], dtype=torch.bool)
 
     # ------------------------------------------------------------ afterwards
-    def recorded(self, sample: int, completion: Completion) -> Completion:
-        """The completion of a sample with what was done to its distribution."""
+    def with_changes(self, sample: int, completion: Completion) -> Completion:
+        """Return a sample's completion with the biases, penalties and likeliest ids of its tokens."""
         size, options = len(completion.tokens), self.options[sample]
         changes: dict[str, object] = {}
         keys = np.asarray(self._keys[sample][:size], dtype=np.int64)

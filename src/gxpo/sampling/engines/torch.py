@@ -283,7 +283,7 @@ class TorchEngine:
         row_draws = self._row_draws(rows, state, sampling)
         actions = decode(state, streams, sampling, stopping, leave, self.interrupted, self.likeliest, row_draws)
         completions = actions.completions(self.policy_version)
-        return completions if row_draws is None else [row_draws.recorded(i, c) for i, c in enumerate(completions)]
+        return completions if row_draws is None else [row_draws.with_changes(i, c) for i, c in enumerate(completions)]
 
     def _row_draws(self, rows: Sequence[_Row], state: Batch, sampling: Sampling) -> OptionalDraws | None:
         """Draws under the options of these rows; None: they have none."""
