@@ -56,7 +56,7 @@ def test_each_option_is_read():
         ({"response_format": {"type": "yaml"}}, "response_format has the type text, json_object or json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format has no"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs is an object with one of"),
-        ({"guided_json": {}, "guided_regex": "a"}, "guided_json and guided_regex are both given"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_json and guided_regex are both set"),
         ({"guided_choice": []}, "guided_choice is a list of 1 to 256 texts"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos forbids the end of a reply"),
         ({"prompt_token_ids": [1]}, "prompt_token_ids has no place beside messages"),

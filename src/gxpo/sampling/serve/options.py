@@ -98,11 +98,11 @@ def _top_logprobs(fields: Mapping[str, Any], chat: bool) -> int:
 
 # ---------------------------------------------------------------- formats
 def _grammar(fields: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Grammar of `response_format`, `structured_outputs` or a `guided_...`; at most one of them may be given."""
-    given: list[tuple[str, tuple[str, str]]] = []
+    """Grammar of `response_format`, `structured_outputs` or a `guided_...`; at most one of them may be set."""
+    formats: list[tuple[str, tuple[str, str]]] = []
     if (format_ := _response_format(fields.get("response_format", {"type": "text"}))) is not None:
-        given.append(("response_format", format_))
-    given += [(name, _source(kind, fields[name], name)) for name, kind in GUIDED.items() if name in fields]
+        formats.append(("response_format", format_))
+    formats += [(name, _source(kind, fields[name], name)) for name, kind in GUIDED.items() if name in fields]
     if "structured_outputs" in fields:
         structured = fields["structured_outputs"]
         entries = {k: v for k, v in structured.items() if v is not None} if isinstance(structured, Mapping) else {}
@@ -110,12 +110,14 @@ def _grammar(fields: Mapping[str, Any]) -> tuple[str, str] | None:
             raise Refused(
                 f"structured_outputs is an object with one of {', '.join(STRUCTURED)}", param="structured_outputs"
             )
-        given += [("structured_outputs", _source(kind, value, "structured_outputs")) for kind, value in entries.items()]
-    if not given:
+        formats += [
+            ("structured_outputs", _source(kind, value, "structured_outputs")) for kind, value in entries.items()
+        ]
+    if not formats:
         return None
-    if len(given) > 1:
-        raise Refused(f"{' and '.join(name for name, _ in given)} are both given: leave one out", param=given[1][0])
-    ((name, grammar),) = given
+    if len(formats) > 1:
+        raise Refused(f"{' and '.join(name for name, _ in formats)} are both set: leave one out", param=formats[1][0])
+    ((name, grammar),) = formats
     return checked(grammar, name)
 
 
