@@ -173,6 +173,11 @@ class LearnerSettings(_Section):
         "pass on CPU); auto: on CUDA as measured, see docs/scale.md",
     )
     lora_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="rank of LoRA; 0 trains every parameter")
+    base: Literal["nf4"] | None = Field(
+        default=None,
+        description="storage of the frozen linear layers under LoRA; nf4: 4 bits (QLoRA), computed with in "
+        "learner.dtype; null: learner.dtype",
+    )
     lora_alpha: Annotated[float, Field(gt=0)] = Field(default=16.0, description="scale of LoRA: alpha / rank")
     lora_targets: str | list[str] = Field(default="all-linear", description="modules that get LoRA adapters")
 
