@@ -57,6 +57,22 @@ def test_advice_makes_it_fit():
     ]
 
 
+def test_nf4_takes_half_a_byte_of_a_linear_weight_and_a_128th_part_more():
+    shape = KNOWN["qwen2.5-7b"]
+    # 28 layers: queries and output 3584 x 3584, keys and values 512 x 3584, three matrices of 18944 x 3584
+    linear = 28 * (2 * 3584 * 3584 + 2 * 512 * 3584 + 3 * 18944 * 3584)
+    keys = {"model": "qwen2.5-7b", "learner__dtype": "bfloat16", "learner__lora_rank": 16}
+    dense, quantised = (plan_of("4090", **keys, **more)["update"] for more in ({}, {"learner__base": "nf4"}))
+    assert dense["parameters"] == 2 * shape.parameters
+    # half a byte; a byte for 64 weights; 4 bytes for 256 of those
+    expected = 2 * (shape.parameters - linear) + linear // 2 + linear // 64 + linear // 4096
+    assert quantised["parameters"] == pytest.approx(expected, rel=1e-6)
+    (line,) = [x for x in plan_of("4090", **keys)["advice"] if x.startswith("set ")]
+    assert "learner.base=nf4" in line and line.count("=") <= 3
+    with pytest.raises(ConfigError, match="experts are not: leave it out"):
+        plan_of("h200", model="gpt-oss-20b", learner__lora_rank=16, learner__base="nf4")
+
+
 def test_a_t4_has_no_bfloat16():
     advice = plan_of("t4", learner__dtype="bfloat16")["advice"]
     assert "a t4 has no bfloat16 in hardware: set learner.dtype=float32" in advice

@@ -12,7 +12,7 @@ from peft import PeftModel
 from tests.learning.llamas import VOCABULARY
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from gxpo.base.errors import MissingExtra, ModelError
+from gxpo.base.errors import CheckpointError, MissingExtra, ModelError
 from gxpo.forest.forest import Forest
 from gxpo.learning.lora import LoraSettings
 from gxpo.learning.sampling_copy import SamplingCopy
@@ -154,7 +154,7 @@ def test_a_checkpoint_knows_its_base_and_refuses_another(folder):
     other = learner_of(loaded(folder))
     other.load_tensors(tensors, meta)
     next(iter(nf4.layers_of(other.model).values())).weight.data[0] ^= 1  # one code of one layer
-    with pytest.raises(Exception, match="4-bit weights have fingerprint .* take the model's files"):
+    with pytest.raises(CheckpointError, match=r"4-bit weights have fingerprint .* take the model's files"):
         other.load_tensors(tensors, meta)
     assert TorchLearner(tiny_model(3, **SIZES), lr=0.01).meta() == {"steps": 0}
 

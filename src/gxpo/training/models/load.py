@@ -87,9 +87,9 @@ def load(
                  merged with its base, which must be on this machine (`gxpo.models.peft_directory`)
 
     `dtype` is one of float32, bfloat16, float16, float64; `base` None, or "nf4" for linear layers in 4 bits
-    (`gxpo.models.nf4`). Code that comes with a model is never run. Raises `ModelError` for files that are missing or can't be used, for weights that are missing (transformers would draw
-    them at random) and for values that are not finite. Weights that the model has no place for are skipped with a
-    warning.
+    (`gxpo.models.nf4`). Code that comes with a model is never run. Raises `ModelError` for files that are missing or
+    can't be used, for weights that are missing (transformers would draw them at random) and for values that are not
+    finite. Weights that the model has no place for are skipped with a warning.
     """
     import torch
 
