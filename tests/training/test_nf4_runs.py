@@ -122,7 +122,5 @@ def test_what_a_base_in_nf4_can_not_have_is_refused_in_a_line(keys, words):
 
 
 def test_float16_is_refused_with_what_to_use():
-    with pytest.raises(
-        ConfigError, match="learner.dtype: float16 needs a scale of the loss"
-    ):
+    with pytest.raises(ConfigError, match=r"learner.dtype: float16 needs a scale of the loss"):
         config.resolve({"model": Stated("tiny:cold", "test"), "learner.dtype": Stated("float16", "test")})

@@ -22,8 +22,7 @@ def loading(config: Any, name: str, dtype: str, device: str) -> dict[str, Any]:
 
     Raises `ModelError` for a dtype without kernels and for a model whose files are quantised.
     """
-    # without its optional package `kernels` bitsandbytes warns of a CPU kernel that gxpo doesn't use
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    quiet()
     need("bitsandbytes", "nf4")
     need("accelerate", "nf4")
     transformers: Any = need("transformers", "train")
@@ -40,6 +39,12 @@ def loading(config: Any, name: str, dtype: str, device: str) -> dict[str, Any]:
             bnb_4bit_compute_dtype=getattr(torch, dtype),
         ),
     }
+
+
+def quiet() -> None:
+    """Call before anything imports bitsandbytes, as peft does: without the package `kernels` it warns of a kernel for
+    CPUs that gxpo doesn't use."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 UNQUANTISED = "take the model that they were made from; learner.base=nf4 quantises it"
