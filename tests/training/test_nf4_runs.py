@@ -12,7 +12,7 @@ from tests.models.test_nf4 import SIZES
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import gxpo
-from gxpo.base.errors import ConfigError
+from gxpo.base.errors import ConfigError, ModelError
 from gxpo.models import nf4
 from gxpo.parts.definition import Stated
 from gxpo.training import config
@@ -36,8 +36,8 @@ def folder(tmp_path_factory):
     return path
 
 
-def train(folder, out, steps, **keys):
-    return gxpo.train(str(folder), "arithmetic", "grpo", steps, REWARD, out=out, progress="none", set=KEYS | keys)
+def train(folder, out, steps, watch=None):
+    return gxpo.train(str(folder), "arithmetic", "grpo", steps, REWARD, out=out, progress="none", set=KEYS, watch=watch)
 
 
 def lines(run):
@@ -48,14 +48,15 @@ def lines(run):
 @pytest.mark.slow
 def test_a_run_is_stored_resumed_verified_and_exported(folder, tmp_path):
     whole = train(folder, tmp_path / "whole", 3)
-    train(folder, tmp_path / "cut", 2)
-    resumed = gxpo.resume(tmp_path / "cut", steps=3)
-    assert lines(resumed.path) == lines(whole.path) and all(row["grad_norm"] > 0 for row in lines(whole.path))
+    train(folder, tmp_path / "cut", 3, watch=lambda row: row["step"] == 2)
+    resumed = gxpo.resume(tmp_path / "cut")
+    for row, expected in zip(lines(resumed.path), lines(whole.path), strict=True):
+        assert {k: v for k, v in row.items() if v != expected[k]} == {} and row["grad_norm"] > 0
     tensors = load_file(whole.path / "checkpoints" / "step-000003" / "tensors.safetensors")
     assert all("lora_" in name for name in tensors)
     settings = (whole.path / "config.yaml").read_text()
     assert "nf4" in settings and "bitsandbytes" in settings
-    assert verify(whole.path).ok
+    assert verify(whole.path).verdict == "equal"
 
     # merged: the numbers that products read, and the adapters on top
     directory = whole.save_pretrained(tmp_path / "merged")
@@ -70,6 +71,8 @@ def test_a_run_is_stored_resumed_verified_and_exported(folder, tmp_path):
 
     # the adapter alone, over the same base again
     adapter = whole.save_pretrained(tmp_path / "adapter", adapter=True)
+    with pytest.raises(ModelError, match=r"trained over .* in nf4.*: gxpo export RUN DIR, without --adapter"):
+        load(str(adapter), task="arithmetic")
     assert "load it over those" in (adapter / "README.md").read_text()
     quantisation = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
     bare = AutoModelForCausalLM.from_pretrained(folder, quantization_config=quantisation, device_map={"": "cpu"})
@@ -100,7 +103,7 @@ def test_other_settings_train_over_nf4(folder, tmp_path, keys):
     method = keys.pop("method", "grpo")
     run = gxpo.train(str(folder), "arithmetic", method, 2, REWARD, out=tmp_path / "run", progress="none", set=keys)
     assert [row["step"] for row in run.metrics] == [1, 2] and all(row["grad_norm"] > 0 for row in run.metrics)
-    assert all(row["sampler_gap"] < 0.2 for row in run.metrics)
+    assert all((row["sampler_gap"] or 0.0) < 0.2 for row in run.metrics)  # None: of earlier weights
 
 
 @pytest.mark.parametrize(
