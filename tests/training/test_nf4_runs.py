@@ -109,7 +109,7 @@ def test_other_settings_train_over_nf4(folder, tmp_path, keys):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"learner.lora_rank": 0}, "learner.lora_rank=0, which trains them: set learner.lora_rank=16"),
+        ({"learner.lora_rank": 0}, "learner.lora_rank=0, which trains every weight: set learner.lora_rank=16"),
         ({"learner.dtype": "float64"}, "set bfloat16 or float32"),
         ({"model": "flow"}, "model flow, which denoises"),
         ({"cluster.backend": "fsdp"}, "cluster.backend=fsdp: set cluster.backend=local"),

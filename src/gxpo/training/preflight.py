@@ -145,7 +145,7 @@ def check_base(s: RunSettings) -> None:
     if s.learner.base is None:
         return
     unfit = {
-        "learner.lora_rank=0, which trains them: set learner.lora_rank=16": not s.learner.lora_rank,
+        "learner.lora_rank=0, which trains every weight: set learner.lora_rank=16": not s.learner.lora_rank,
         f"learner.dtype={s.learner.dtype}: set bfloat16 or float32": s.learner.dtype == "float64",
         f"model {s.model}, which denoises: leave it out": pipelines.denoises(s.model),
         f"cluster.backend={s.cluster.backend}: set cluster.backend=local": s.cluster.backend != "local",
