@@ -115,7 +115,7 @@ def _base_storage(path: Path) -> str | None:
     """`learner.base` of the run that exported an adapter, from the configuration beside it; None: as in the files."""
     file = path / "gxpo.yaml"
     settings = yamltext.load(file.read_text(encoding="utf-8"), str(file)) if file.is_file() else {}
-    return settings.get("learner", {}).get("base")
+    return settings.get("learner.base")
 
 
 def _merge(path: Path, base: Path, place: Path, kind_of: Callable[[Any], Any]) -> None:
