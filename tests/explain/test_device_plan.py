@@ -86,7 +86,7 @@ def test_a_t4_has_no_bfloat16():
 
 
 def test_what_fits_nowhere_names_a_larger_gpu_and_shards():
-    (line,) = [x for x in plan_of("t4", model="qwen2.5-7b")["advice"] if "no settings" in x]
+    (line,) = [x for x in plan_of("t4", model="llama-3.1-70b")["advice"] if "no settings" in x]
     assert (
         "cluster.backend=fsdp" in line and "h100" in line and "l4" not in line.partition(";")[2].partition("would")[0]
     )

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 pytest.importorskip("bitsandbytes")
-from peft import PeftModel
 from tests.learning.llamas import VOCABULARY
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gxpo.base.errors import CheckpointError, MissingExtra, ModelError
 from gxpo.forest.forest import Forest
@@ -199,15 +198,3 @@ def test_a_missing_package_is_named_with_its_extra(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(MissingExtra, match=r"pip install 'gxpo\[nf4\]'"):
         loaded(folder)
-
-
-def test_an_adapter_is_loaded_by_peft_over_the_same_base(folder, tmp_path):
-    learner = learner_of(loaded(folder))
-    learner.step(forest(), slanted)
-    learner.model.save_pretrained(tmp_path, save_embedding_layers=False)
-    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-                                  bnb_4bit_compute_dtype=torch.float32)  # fmt: skip
-    base = AutoModelForCausalLM.from_pretrained(folder, quantization_config=settings, device_map={"": "cpu"})
-    peft_model, ids = PeftModel.from_pretrained(base, str(tmp_path)).train(), torch.arange(9)[None]
-    with torch.no_grad():
-        assert torch.allclose(peft_model(ids).logits, learner.model(ids).logits, atol=1e-5)

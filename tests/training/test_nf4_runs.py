@@ -12,7 +12,7 @@ from tests.models.test_nf4 import SIZES
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import gxpo
-from gxpo.base.errors import ConfigError, ModelError
+from gxpo.base.errors import CheckpointError, ConfigError, ModelError
 from gxpo.models import nf4
 from gxpo.parts.definition import Stated
 from gxpo.training import config
@@ -57,6 +57,9 @@ def test_a_run_is_stored_resumed_verified_and_exported(folder, tmp_path):
     settings = (whole.path / "config.yaml").read_text()
     assert "nf4" in settings and "bitsandbytes" in settings
     assert verify(whole.path).verdict == "equal"
+
+    with pytest.raises(CheckpointError, match=r"trained over learner.base=nf4: set learner.base=nf4"):
+        gxpo.train(from_run=whole.path, steps=1, set={"learner.base": None}, out=tmp_path / "dense")
 
     # merged: the numbers that products read, and the adapters on top
     directory = whole.save_pretrained(tmp_path / "merged")
