@@ -128,6 +128,7 @@ class InProcess:
     `stored`, the number of stored tokens), and the named outputs of one of them, live (`_live`).
     """
 
+    model: Any
     optimiser: Optimiser
     tokens_per_microbatch: int
     lockstep = False  # True if every process must make equally many passes: parameters are sharded over them
