@@ -165,9 +165,9 @@ def test_a_lost_device_ends_its_part_and_stands_in_the_file(gpu, tmp_path):
 
 def test_a_part_that_hangs_or_crashes_costs_itself_alone(gpu, tmp_path, monkeypatch):
     python = [sys.executable, "-S", "-c"]
-    assert gpu.in_process([*python, "import time; time.sleep(60)"], 0.2) == "killed after 0 s"
-    assert gpu.in_process([*python, "raise SystemExit(5)"], 60) == "ended with exit code 5"
-    assert gpu.in_process([*python, "raise SystemExit(3)"], 60) is None
+    assert gpu.run_process([*python, "import time; time.sleep(60)"], 0.2) == "killed after 0 s"
+    assert gpu.run_process([*python, "raise SystemExit(5)"], 60) == "ended with exit code 5"
+    assert gpu.run_process([*python, "raise SystemExit(3)"], 60) is None
 
     commands = []
 
