@@ -371,6 +371,6 @@ if INSTALLED:
 
     @pytest.mark.parametrize("case", ["default", "accumulated", "twice"])
     def test_the_installed_trl_takes_the_same_three_steps(check, case, tmp_path):
-        rows = check.against_trl(case, check.saved_model(tmp_path))
+        rows = check.against_trl(case, check.save_model(tmp_path))
         assert len(rows) >= 3
         assert all(max(row["loss"], row["gradient"]) < 1e-5 for row in rows), rows
