@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from scripts.pages.docs_site.check_links import broken
+from scripts.pages.docs_site.check_links import broken_links
 from scripts.pages.docs_site.docstrings import as_rst, without_types
 from scripts.pages.docs_site.stage import FENCED, LINK, Site, sections
 
@@ -108,4 +108,4 @@ def test_signatures_of_classes_have_names_and_defaults():
 def test_a_link_that_leads_nowhere_in_a_built_site_is_named(tmp_path):
     (tmp_path / "a.html").write_text('<a href="b.html#there">1</a><a href="b.html#no">2</a><img src="no.png">')
     (tmp_path / "b.html").write_text('<h2 id="there">x</h2><a href="https://example.org/">3</a><a href="a.html">4</a>')
-    assert broken(tmp_path) == ["a.html: b.html#no: no such anchor", "a.html: no.png: no such file"]
+    assert broken_links(tmp_path) == ["a.html: b.html#no: no such anchor", "a.html: no.png: no such file"]
