@@ -271,7 +271,7 @@ def survive(setting: Setting, out: Path, kills: Sequence[Kill], servers: Sequenc
     outcome = Outcome(out / "run", setting)
     start = time.monotonic()
     running = Running(setting, out, servers)
-    generator = random.Random(str([(k.victim, k.step, k.delay) for k in kills]))
+    rng = random.Random(str([(k.victim, k.step, k.delay) for k in kills]))
     todo, due, restarts, last_look = list(kills), None, [], 0.0
     try:
         while time.monotonic() - start < LONGEST:
@@ -287,14 +287,14 @@ def survive(setting: Setting, out: Path, kills: Sequence[Kill], servers: Sequenc
                 due = now + todo[0].delay
             if todo and due is not None and now >= due and (pids := running.victims(todo[0])):
                 kill, due = todo.pop(0), None
-                pid = generator.choice(pids)
+                pid = rng.choice(pids)
                 os.kill(pid, signal.SIGKILL)
                 kill.progress = {"after_step": len(lines(outcome.out / "metrics.jsonl"))}
                 outcome.kills.append(kill)
                 for server in servers:
                     if server.process.pid == pid:
                         server.process.wait()
-                        restarts.append((server, now + generator.uniform(0.0, 1.0)))
+                        restarts.append((server, now + rng.uniform(0.0, 1.0)))
             if (code := running.controller.poll()) is not None:
                 outcome.failures += running.wait_until_gone()
                 if code == 0:

@@ -81,9 +81,9 @@ class Clamps(TorchFunctionMode):
 
 def compositions(seed: int) -> Iterator[tuple[str, str]]:
     """Yield triples in random order, each once, with the reason for which it can't be composed ("" where it can)."""
-    generator, names, specs = random.Random(seed), sorted(set(METHODS) - ELSEWHERE), set[str]()
+    rng, names, specs = random.Random(seed), sorted(set(METHODS) - ELSEWHERE), set[str]()
     while True:
-        spec = "+".join(sorted(generator.sample(names, 3)))
+        spec = "+".join(sorted(rng.sample(names, 3)))
         if spec in specs:
             continue
         specs.add(spec)

@@ -48,10 +48,10 @@ def solution(a: int, b: int, err: Callable[[int], int] = lambda x: x) -> str:
 
 
 def sums(n: int, seed: int, low: int = 10, high: int = 100) -> list[tuple[str, str]]:
-    generator = random.Random(seed)
+    rng = random.Random(seed)
     pairs: dict[tuple[int, int], None] = {}
     while len(pairs) < n:
-        pairs[(generator.randrange(low, high), generator.randrange(low, high))] = None
+        pairs[(rng.randrange(low, high), rng.randrange(low, high))] = None
     return [(question(a, b), str(a + b)) for a, b in pairs]
 
 
@@ -90,16 +90,14 @@ def warm_start(path: Path, low: float, high: float, noise: float) -> LlamaForCau
     if (path / "config.json").exists():
         return LlamaForCausalLM.from_pretrained(path)
     torch.manual_seed(11)
-    generator, policy = random.Random(11), model()
+    rng, policy = random.Random(11), model()
     optimiser = torch.optim.AdamW(policy.parameters(), lr=2e-3)
     rows = sums(200, 99)
     for step in range(1, 3001):
         batch = []
         for _ in range(96):
-            a, b = generator.randrange(10, 100), generator.randrange(10, 100)
-            text = solution(
-                a, b, lambda x: max(0, x + generator.choice((-2, -1, 1, 2))) if generator.random() < noise else x
-            )
+            a, b = rng.randrange(10, 100), rng.randrange(10, 100)
+            text = solution(a, b, lambda x: max(0, x + rng.choice((-2, -1, 1, 2))) if rng.random() < noise else x)
             batch.append((encode(render(question(a, b))), [*encode(text), EOS]))
         longest = max(len(p) + len(r) for p, r in batch)
         ids = torch.tensor([[BOS, *p, *r] + [PAD] * (longest - len(p) - len(r)) for p, r in batch])
