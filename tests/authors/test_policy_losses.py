@@ -25,8 +25,8 @@ def graded(method, forest, log_ratio, credit=None, keys=None, entropy=None, beha
     x = (gap - 1.3 if logprob is None else torch.tensor(logprob, dtype=F64)).requires_grad_()
     old = x.detach() - gap
     below = old if behaviour is None else torch.tensor(behaviour, dtype=F64)
-    given_entropy = None if entropy is None else torch.tensor(entropy, dtype=F64)
-    policy = gxpo.PolicyTokens(x, below, entropy=given_entropy, proximal_logprob=old)
+    entropy_P = None if entropy is None else torch.tensor(entropy, dtype=F64)
+    policy = gxpo.PolicyTokens(x, below, entropy=entropy_P, proximal_logprob=old)
     advantage_P = m.advantages(forest) if credit is None else torch.tensor(credit, dtype=F64)
     value = m.loss(forest, policy, advantages=advantage_P).value
     return float(value.detach()), torch.autograd.grad(value, x)[0].tolist(), advantage_P.tolist()

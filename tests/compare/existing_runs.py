@@ -31,8 +31,8 @@ def run(
     ]
     actual = {0: 0.0, steps // 2: 0.25, steps: end}
     rows = [{"step": n, "eval_accuracy": v, "eval_length": 9.0 - n} for n, v in actual.items()]
-    for name, saved_lines in (("metrics", lines), ("evaluations", rows)):
-        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in saved_lines))
+    for name, lines_of_file in (("metrics", lines), ("evaluations", rows)):
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines_of_file))
     (path / "evaluations").mkdir()
     for n, value in actual.items():
         (path / "evaluations" / f"step-{n:06d}.json").write_text(json.dumps({tasks[0]: value, tasks[1]: value}))

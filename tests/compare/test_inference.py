@@ -61,8 +61,8 @@ def test_one_seed_says_nothing_of_others() -> None:
     low, high = scipy.stats.t.interval(0.95, 4, 0.6, math.sqrt(0.3 / 5))  # variance 1.2 / 4
     assert (actual.low, actual.high) == pytest.approx((low, high))
     assert actual.n == 1 and math.isnan(actual.p)
-    single_seed_interval = inference.seed_interval([0.6])
-    assert single_seed_interval.mean == 0.6 and math.isnan(single_seed_interval.low) and single_seed_interval.holds_zero
+    interval = inference.seed_interval([0.6])
+    assert interval.mean == 0.6 and math.isnan(interval.low) and interval.holds_zero
 
 
 def test_without_verdicts_seeds_alone() -> None:

@@ -52,16 +52,16 @@ def some_forest() -> Forest:
 
 def learner(kind: str, *, sharded: bool, **more: Any) -> TorchLearner:
     make, model, settings = KINDS[kind]
-    built_sharded_learner, given_value = ShardedLearner if sharded else TorchLearner, make(**model)
-    loaded = {p.data_ptr() for p in given_value.parameters()}
-    own_value = built_sharded_learner(
-        given_value, **{"lr": 0.01, "tokens_per_microbatch": 12, "reference": True, **settings, **more}
+    learner_class, policy = ShardedLearner if sharded else TorchLearner, make(**model)
+    loaded = {p.data_ptr() for p in policy.parameters()}
+    learner_object = learner_class(
+        policy, **{"lr": 0.01, "tokens_per_microbatch": 12, "reference": True, **settings, **more}
     )
     if sharded and "dtype" not in settings:  # samplers have the model that was loaded, and there is no second one
-        assert loaded <= {p.data_ptr() for p in own_value.samples.parameters()}
+        assert loaded <= {p.data_ptr() for p in learner_object.samples.parameters()}
         whole_models = [x for x in gc.get_objects() if isinstance(x, nn.Parameter) and x.data_ptr() in loaded]
         assert len(whole_models) == len(loaded)
-    return own_value
+    return learner_object
 
 
 def work(folder: Path, sharded: bool, kinds: list[str]) -> None:

@@ -104,9 +104,9 @@ def test_each_step_has_one_turn_and_the_credit_so_far():
     trained = [[int(x) for x in step[0]] for step in learner.steps]
     assert trained == [[0, 0, 0, 1, 1, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 1, 1]]
     # every step moves its tokens by .15: e^.15 = 1.161834, and twice that is held at 1.2; b has not been trained on
-    given_steps = [step[1].tolist() for step in learner.steps]
-    assert given_steps[1] == pytest.approx([math.exp(0.15)] * 6 + [-1] * 2)
-    assert given_steps[2] == pytest.approx([1.2] * 6 + [-1] * 2)
+    credits = [step[1].tolist() for step in learner.steps]
+    assert credits[1] == pytest.approx([math.exp(0.15)] * 6 + [-1] * 2)
+    assert credits[2] == pytest.approx([1.2] * 6 + [-1] * 2)
     assert learner.renewed == pytest.approx([0.15, 0.3])
 
 
@@ -121,11 +121,11 @@ def test_turns_from_the_end_and_products_since_the_start():
     assert trained == [[0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
     # after the first step three tokens have moved by .05 each: e^.15; b's two: e^.1. After the second one token has
     # moved by .1 since the start: e^.15 e^.1
-    given_steps = [step[1].tolist() for step in learner.steps]
-    assert given_steps[0] == credit.tolist()
+    credits = [step[1].tolist() for step in learner.steps]
+    assert credits[0] == credit.tolist()
     a, b = math.exp(0.15), math.exp(0.1)
-    assert given_steps[1] == pytest.approx([a] * 6 + [-b] * 2)
-    assert given_steps[2] == pytest.approx([1.2] * 6 + [-b] * 2)  # e^.25 = 1.284 is held
+    assert credits[1] == pytest.approx([a] * 6 + [-b] * 2)
+    assert credits[2] == pytest.approx([1.2] * 6 + [-b] * 2)  # e^.25 = 1.284 is held
 
 
 def test_empty_and_last_steps_correct_nothing():

@@ -85,13 +85,13 @@ print(json.dumps(sorted(opened)))
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The wheel that `pip install .` builds, unpacked."""
-    built_mktemp = tmp_path_factory.mktemp("wheel")
-    with pytest.MonkeyPatch.context() as local_context:
-        local_context.chdir(ROOT)
-        built = built_mktemp / build_wheel(str(built_mktemp))
-    with zipfile.ZipFile(built) as archive:
-        archive.extractall(built_mktemp / "unpacked")
-    return built_mktemp / "unpacked"
+    folder = tmp_path_factory.mktemp("wheel")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        wheel_file = folder / build_wheel(str(folder))
+    with zipfile.ZipFile(wheel_file) as archive:
+        archive.extractall(folder / "unpacked")
+    return folder / "unpacked"
 
 
 def tracked(*folders):
@@ -135,7 +135,7 @@ def test_source_distribution_holds_all_tracked_files(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_each_data_file_in_the_wheel_is_read_by_its_reader(wheel):
     """A new kind of file needs its reader in `READERS`; one that nothing reads need not be shipped."""
-    remote_paths = {
+    data_files = {
         str(p.relative_to(wheel))
         for p in (wheel / "gxpo").rglob("*")
         if p.is_file() and p.suffix != ".py" and p.name != "py.typed"
@@ -147,7 +147,7 @@ def test_each_data_file_in_the_wheel_is_read_by_its_reader(wheel):
         env={**os.environ, "PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1"},  # which are files, too
     )
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout.splitlines()[-1])) == remote_paths
+    assert set(json.loads(done.stdout.splitlines()[-1])) == data_files
 
 
 def test_the_metadata_names_licence_versions_and_extras(wheel):

@@ -40,8 +40,8 @@ def test_links_and_anchors_lead_somewhere():
             if re.match(r"[a-z]+:", link):
                 continue
             name, _, anchor = link.partition("#")
-            remote_page = page if not name else Path(os.path.normpath(page.parent / name))
-            if not remote_page.exists() or (anchor and anchor not in anchors(remote_page)):
+            target_page = page if not name else Path(os.path.normpath(page.parent / name))
+            if not target_page.exists() or (anchor and anchor not in anchors(target_page)):
                 lost.append((str(page.relative_to(ROOT)), link))
     assert len(PAGES) > 80 and lost == []
 

@@ -28,8 +28,8 @@ def small(**changes):
 
 
 def trained(out, **changes):
-    given_settings = {"model": "tiny:cold", "task": ROWS, "eval_task": EVAL, "reward": digits, "steps": 2, "set": KEYS}
-    return gxpo.train(**given_settings | changes, out=out)
+    arguments = {"model": "tiny:cold", "task": ROWS, "eval_task": EVAL, "reward": digits, "steps": 2, "set": KEYS}
+    return gxpo.train(**arguments | changes, out=out)
 
 
 def crc(run):

@@ -34,13 +34,11 @@ def tiny():
 @contextmanager
 def servers(n, tiny):
     with ExitStack() as stack:
-        built_values = []
+        pairs = []
         for _ in range(n):
             model = copy.deepcopy(tiny.model)
-            built_values.append(
-                stack.enter_context(served(model=model, tokenizer=tiny.tokenizer, loader=Loader(model)))
-            )
-        yield [url for url, _ in built_values], [how for _, how in built_values]
+            pairs.append(stack.enter_context(served(model=model, tokenizer=tiny.tokenizer, loader=Loader(model))))
+        yield [url for url, _ in pairs], [how for _, how in pairs]
 
 
 def train(path, urls, steps=3, shared=None, **given):

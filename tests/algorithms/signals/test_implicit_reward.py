@@ -67,9 +67,9 @@ def test_preferences_equal_a_loop(rows) -> None:
         column(*[r[1] for r in rows]), torch.tensor([r[0] for r in rows]), torch.tensor([r[2] for r in rows])
     )
     expected: dict[int, list[tuple[int, int]]] = {}
-    for i, (g, x, local_value) in enumerate(rows):
-        for j, (h, y, remote_value) in enumerate(rows):
-            if g == h >= 0 and local_value and remote_value and x > y:
+    for i, (g, x, is_first_valid) in enumerate(rows):
+        for j, (h, y, is_second_valid) in enumerate(rows):
+            if g == h >= 0 and is_first_valid and is_second_valid and x > y:
                 expected.setdefault(g, []).append((i, j))
     pairs = {p: 1 / len(of) / len(expected) for of in expected.values() for p in of}
     got = dict(zip(zip(actual[0].tolist(), actual[1].tolist(), strict=True), actual[2].tolist(), strict=True))

@@ -316,9 +316,9 @@ def test_every_kind_of_reward_can_ask_for_the_special_tokens(tmp_path):
     path = tmp_path / "raw.py"
     names = ("raw_alone", "raw_async", "raw_batch", "raw_step")
     path.write_text("\n\n".join(inspect.getsource(globals()[name]) for name in names))
-    single_function = lambda completion, completion_raw: raw_alone(completion, completion_raw)  # noqa: E731  in this process
+    function = lambda completion, completion_raw: raw_alone(completion, completion_raw)  # noqa: E731  in this process
     forms = [
-        single_function,
+        function,
         raw_async,
         raw_batch,
         raw_step,
@@ -423,7 +423,7 @@ def test_signature_of_an_object_in_a_file_tells_what_it_scores(tmp_path):
     for name, component in batch.items():
         actual = from_file(f"{tmp_path}/r.py:{name}")
         assert isinstance(actual.call, Batch) and actual.name == component, name
-    single_texts = (
+    words = (
         "single",
         "exact(0.5)",
         "exact(shift=1)",
@@ -432,7 +432,7 @@ def test_signature_of_an_object_in_a_file_tells_what_it_scores(tmp_path):
         "wrapped_single",
         "Scorer(k=2).one",
     )
-    for name in single_texts:  # in the worker
+    for name in words:  # in the worker
         actual = from_file(f"{tmp_path}/r.py:{name}")
         assert actual.source is not None and not actual.grouped, name
     assert (

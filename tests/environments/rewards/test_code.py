@@ -82,10 +82,10 @@ class Plain:
 
     def run(self, files, stdin="", limits=SHORT):
         with fresh_directory(files) as directory:
-            command, given_encode = [sys.executable, "-S", "main.py"], stdin.encode("utf-8", "replace")
+            command, stdin_bytes = [sys.executable, "-S", "main.py"], stdin.encode("utf-8", "replace")
             try:
                 done = subprocess.run(
-                    command, input=given_encode, capture_output=True, timeout=limits.wall, check=False, cwd=directory
+                    command, input=stdin_bytes, capture_output=True, timeout=limits.wall, check=False, cwd=directory
                 )
             except subprocess.TimeoutExpired as error:
                 return Result("timeout", (error.stdout or b"").decode())

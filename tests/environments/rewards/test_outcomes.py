@@ -116,8 +116,8 @@ def test_refusals():
     ):
         with pytest.raises(ConfigError, match=why):
             Tiered(**wrong)
-    given_method = gxpo.method("ssl_sweet_spot", {"reward.shape.tiered.values": [0.01, 0.02, 0.2]})
-    assert given_method.shapes["tiered"].options["values"] == (0.01, 0.02, 0.2)
+    tiered_method = gxpo.method("ssl_sweet_spot", {"reward.shape.tiered.values": [0.01, 0.02, 0.2]})
+    assert tiered_method.shapes["tiered"].options["values"] == (0.01, 0.02, 0.2)
 
 
 Rescaled = shape("rescaled")

@@ -37,10 +37,10 @@ class Mine:
     """A source of a user's, on the base of lists."""
 
     def __new__(cls, per_step: int) -> Any:
-        built_listed_tasks = ListedTasks()
-        built_listed_tasks.name, built_listed_tasks.seed, built_listed_tasks.per_step = "mine", 1, per_step
-        built_listed_tasks.split([Task(f"t{i}", f"say {i}", "x") for i in range(7)], [Task("h", "h", "x")], 0.5)
-        return built_listed_tasks
+        source = ListedTasks()
+        source.name, source.seed, source.per_step = "mine", 1, per_step
+        source.split([Task(f"t{i}", f"say {i}", "x") for i in range(7)], [Task("h", "h", "x")], 0.5)
+        return source
 
 
 def sources(folder: Path, per_step: int) -> dict[str, Any]:

@@ -38,8 +38,8 @@ def forest_of(found: list[list[tuple[list[int], bool]]]) -> Forest:
     records = []
 
     def told(name: str, ids: list[int]) -> dict[str, Any]:
-        saved_value, media_at = media.to_record(ids)
-        return {name: saved_value, "media_at": media_at}
+        record, media_at = media.to_record(ids)
+        return {name: record, "media_at": media_at}
 
     for n, pieces in enumerate(found):
         turns: list[dict[str, Any]] = []

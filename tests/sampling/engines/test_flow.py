@@ -74,8 +74,8 @@ def test_a_flows_samples_do_not_depend_on_the_batch():
     small = FlowEngine(engine.model, batch_rows=2).sample(requests[::-1], NOISY)[::-1]
     for request, group, others in zip(requests, together, small, strict=True):
         for stream, a, b in zip(request.streams, group, others, strict=True):
-            single_value = one(engine, Request(request.prompt, (stream,)))
-            for x in (b, single_value):
+            completion_alone = one(engine, Request(request.prompt, (stream,)))
+            for x in (b, completion_alone):
                 assert x.extras["latent"] == pytest.approx(a.extras["latent"], abs=1e-12)
                 assert x.logprobs == pytest.approx(a.logprobs, abs=1e-12)
 
@@ -105,9 +105,9 @@ def test_starts_of_different_length_go_together():
     full_value = one(engine, Request((10,), (key(0),)), ODE)
     requests = [continued(full_value, 3), Request((10,), (key(1),)), continued(full_value, 1)]
     for request, [actual] in zip(requests, engine.sample(requests, NOISY), strict=True):
-        single_value = one(engine, request)
+        completion = one(engine, request)
         assert len(actual.tokens) == 5 - (len(request.prompt) - 1)
-        assert actual.extras["latent"] == pytest.approx(single_value.extras["latent"], abs=1e-12)
+        assert actual.extras["latent"] == pytest.approx(completion.extras["latent"], abs=1e-12)
 
 
 def test_max_new_tokens_cuts():

@@ -44,8 +44,8 @@ def no_pauses(monkeypatch):
 def servers(n, **settings):
     """Addresses and settings of `n` servers with equal models of their own."""
     with ExitStack() as stack:
-        built_values = [stack.enter_context(served(**settings)) for _ in range(n)]
-        yield [url for url, _ in built_values], [how for _, how in built_values]
+        pairs = [stack.enter_context(served(**settings)) for _ in range(n)]
+        yield [url for url, _ in pairs], [how for _, how in pairs]
 
 
 @contextmanager
@@ -230,14 +230,14 @@ def test_servers_with_different_models():
 def updated(n, tmp_path, learner, **settings):
     """`n` servers that load weights, an engine that publishes the learner's to them, and the settings of each."""
     with ExitStack() as stack:
-        built_values = []
+        pairs = []
         for i in range(n):
             model = llama(seed=10 + i)
-            built_values.append(stack.enter_context(served(model=model, loader=Loader(model))))
-        urls = [url for url, _ in built_values]
+            pairs.append(stack.enter_context(served(model=model, loader=Loader(model))))
+        urls = [url for url, _ in pairs]
         yield (
             stack.enter_context(engine_on(urls, learner=learner, weights=str(tmp_path), **settings)),
-            [how for _, how in built_values],
+            [how for _, how in pairs],
         )
 
 
@@ -360,12 +360,12 @@ def test_a_file_with_wrong_checksums_changes_no_server(tmp_path):
     model = llama(seed=4)
     loader = Loader(model)
     before = [p.detach().clone() for p in model.parameters()]
-    built_write = WeightFiles(llama(seed=5), str(tmp_path)).write(1)
-    name = next(iter(built_write.sums))
-    text = loader.gxpo_load(replace(built_write, sums={**built_write.sums, name: built_write.sums[name] + 1}).message)
+    publication = WeightFiles(llama(seed=5), str(tmp_path)).write(1)
+    name = next(iter(publication.sums))
+    text = loader.gxpo_load(replace(publication, sums={**publication.sums, name: publication.sums[name] + 1}).message)
     assert text["wrong"] == [name] and text["stamp"] is None
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert loader.gxpo_load(built_write.message)["stamp"] == built_write.stamp
+    assert loader.gxpo_load(publication.message)["stamp"] == publication.stamp
     assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True) if a.dim() > 1)
 
 

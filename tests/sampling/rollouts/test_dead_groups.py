@@ -318,12 +318,12 @@ def test_a_run_resumed_from_the_middle_is_the_run_never_stopped(
              lambda: TaskTemperature(2, when="uniform", step=0.3, most=2.0)], ids=["hotter", "task"],
 )  # fmt: skip
 def test_log_probs_of_hot_episodes_equal_the_learners(part: Any) -> None:
-    built_part, heats = part(), set()
+    rollout, heats = part(), set()
     with EnvPool(source(ENV), workers=0) as envs:
         for step in (1, 2):
             now = world_session(envs, rules=EpisodeRules(3), sampling=Sampling(max_new_tokens=1), step=step)
-            forest = now.score(built_part.grow(world_tasks(now, 2), now))
-            built_part.observe(forest)
+            forest = now.score(rollout.grow(world_tasks(now, 2), now))
+            rollout.observe(forest)
             heats |= {s["temperature"] for s in forest.sampling}
             actual = TorchLearner(now.engine.model, lr=1e-3).outputs(forest, ("logprob",))["logprob"]
             assert torch.allclose(actual, forest.path_behaviour_logprob, rtol=0, atol=1e-9)

@@ -67,9 +67,9 @@ def test_a_file_of_rollouts_gives_the_prefixes(tmp_path):
     dump(teacher, tmp_path / "teacher.jsonl")
     session = TreeSession()
     forest = Prefixes(group_size=6, tree=str(tmp_path / "teacher.jsonl")).grow([A, B], session)
-    given_tokens = {tuple(p.tokens) for p in beginnings(teacher)["a"]}
+    prefixes = {tuple(p.tokens) for p in beginnings(teacher)["a"]}
     used = {tuple(tokens_of(forest, r)[: forest.info[r]["prefix"]]) for r in range(6)}
-    assert used <= given_tokens and len(used) > 1
+    assert used <= prefixes and len(used) > 1
     assert [forest.info[r]["prefix"] for r in range(6, 12)] == [0] * 6  # the file does not have b
     generated = sum(len(tokens_of(forest, r)) - forest.info[r]["prefix"] for r in range(12))
     assert session.budget.generated_tokens == generated and session.budget.discarded == 0
@@ -81,9 +81,9 @@ def test_a_file_of_rollouts_gives_the_prefixes(tmp_path):
 
 def test_a_group_depends_on_nothing_else_in_the_batch():
     part = Prefixes(group_size=5, chunks=4)
-    together, single_part = part.grow([A, B], TreeSession()), part.grow([B], TreeSession())
+    together, alone = part.grow([A, B], TreeSession()), part.grow([B], TreeSession())
     rows = [r for r in range(together.n_trajectories) if together.task[r] == "b"]
-    assert [tokens_of(together, r) for r in rows] == [tokens_of(single_part, r) for r in range(5)]
+    assert [tokens_of(together, r) for r in rows] == [tokens_of(alone, r) for r in range(5)]
 
 
 def test_the_support_covers_prefixes_too():
