@@ -226,12 +226,12 @@ def test_unended_completions_are_cut_and_thresholds_are_verdicts():
 def test_evaluation_leaves_the_training_batch_as_it_is():
     trainer = make_trainer("ngrpo")
     trainer.optimiser_step(PROMPTS)
-    kept_train = trainer._batch_by_mode["train"]
+    training_batch = trainer._batch_by_mode["train"]
     trainer.model.eval()
     batch = trainer._generate_and_score_completions([{"prompt": p} for p in PROMPTS for _ in range(4)])
     with torch.no_grad():
         loss = trainer.compute_loss(trainer.model, batch)
-    assert math.isfinite(float(loss)) and trainer._batch_by_mode["train"] is kept_train
+    assert math.isfinite(float(loss)) and trainer._batch_by_mode["train"] is training_batch
     assert trainer._metrics["eval"]["entropy"] and trainer._metrics["eval"]["gxpo/clip_fraction"] == [0.0]
 
 

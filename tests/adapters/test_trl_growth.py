@@ -59,11 +59,11 @@ class Reward:
 def make_trainer(method="dapo", micro=16, *, reward=None, overrides=None, out=None, dataset=None, **settings):
     parts = 16 // micro
     start = {"gradient_accumulation_steps": parts, "steps_per_generation": parts, "per_device_train_batch_size": micro}
-    listed_settings = {"success_at": 1.0, **{k: settings.pop(k) for k in ("success_at", "solutions") if k in settings}}
+    options = {"success_at": 1.0, **{k: settings.pop(k) for k in ("success_at", "solutions") if k in settings}}
     config = Config(**{**start, **settings})
     return GrownTrainer(
         small(), Reward() if reward is None else reward, config, out=out, method=method, overrides=overrides,
-        dataset=dataset, **listed_settings,
+        dataset=dataset, **options,
     )  # fmt: skip
 
 

@@ -181,8 +181,8 @@ def test_patches_are_hidden_anew_each_step_and_alike_in_a_group(lent):
     black = [[tuple(np.asarray(x == 0).all(2)[::4, ::4].flat) for x in step[12]] for step in (first, second)]
     assert len(black[0][0]) == 4 and black[0] != black[1]
     for cells, picture in zip(black, (first[12][0], second[12][0]), strict=True):
-        kept_kron = ~np.kron(np.reshape(cells[0], (2, 2)), np.ones((4, 4), dtype=bool))
-        assert not kept_kron.all() and np.array_equal(picture[kept_kron], plain[12][0][kept_kron])
+        visible_mask = ~np.kron(np.reshape(cells[0], (2, 2)), np.ones((4, 4), dtype=bool))
+        assert not visible_mask.all() and np.array_equal(picture[visible_mask], plain[12][0][visible_mask])
 
 
 REFUSED = [

@@ -283,9 +283,9 @@ def test_drive_keeps_72_then_50_then_25_of_175() -> None:
     sampler_part = part_at("tasks.sampler", keys["tasks.sampler"])(shares=keys["tasks.sampler.shares"])
     rate = torch.tensor([((37 * i) % 175) / 175 for i in range(175)], dtype=F64)
     order = sorted(range(175), key=lambda i: float(rate[i]))
-    for drawn_value, kept_count in ((0.0, 175), (1.0, 72), (2.0, 50), (3.0, 25), (9.0, 25)):
-        weights = sampler_part.weights({"rate": rate, "drawn": torch.full((175,), drawn_value, dtype=F64)})
-        assert {i for i in range(175) if weights[i] > 0} == set(order[:kept_count])
+    for draw, n_kept in ((0.0, 175), (1.0, 72), (2.0, 50), (3.0, 25), (9.0, 25)):
+        weights = sampler_part.weights({"rate": rate, "drawn": torch.full((175,), draw, dtype=F64)})
+        assert {i for i in range(175) if weights[i] > 0} == set(order[:n_kept])
 
 
 # ---------------------------------------------------------------- fiberpo: arXiv 2604.03044, section 3.3.1

@@ -43,9 +43,9 @@ GAP = [math.log(r) for r in RATIO]
 def gppo_token(r, a, low, high, c):
     """max(-A r, -A clip(r, low / stop(r) r, high / stop(r) r)), and for A < 0 no more than -A c: value, slope."""
     inside, slope = -a * r, -a * r
-    held_low = min(max(r, low), high)
-    if -a * held_low > inside:
-        inside = slope = -a * held_low  # the bound carries r / stop(r)
+    clipped_ratio = min(max(r, low), high)
+    if -a * clipped_ratio > inside:
+        inside = slope = -a * clipped_ratio  # the bound carries r / stop(r)
     if a < 0 and -a * c < inside:
         return -a * c, 0.0
     return inside, slope

@@ -115,11 +115,11 @@ def test_clip_cov_where_every_candidate_is_taken() -> None:
     for row, below, credit in zip(NEW, OLD, SPREAD, strict=True):
         for p, q, a in zip(row, below, credit, strict=True):
             rho = math.exp(p - q)
-            plain, held_rho = -a * rho, -a * min(max(rho, 0.0), 2.0)
-            out = 1.0 < covariance[i] < 5.0 and not held_rho > plain
+            plain, clipped_term = -a * rho, -a * min(max(rho, 0.0), 2.0)
+            out = 1.0 < covariance[i] < 5.0 and not clipped_term > plain
             dropped.append(out)
-            total += 0.0 if out else max(plain, held_rho) / n
-            slopes.append(0.0 if out or held_rho > plain else -a * rho / n)
+            total += 0.0 if out else max(plain, clipped_term) / n
+            slopes.append(0.0 if out or clipped_term > plain else -a * rho / n)
             i += 1
     assert sum(dropped) == 3 and max(covariance) > 1 > min(covariance)
     actual, gradient = of_gxpo("clip_cov@paper", {"objective.covariance_share": 1.0}, credit=SPREAD)
@@ -176,10 +176,10 @@ def dppo(
             else:
                 kl = q * (lq - lp) + (1 - q) * math.log((1.0 - q + 1e-8) / (1.0 - p + 1e-8))
                 high, low = kl > bound and p > q, kl > bound and p < q
-            kept_value = 0.0 if (high if a > 0 else low) else 1.0
+            mask = 0.0 if (high if a > 0 else low) else 1.0
             rho = min(math.exp(min(lp - lq, 20.0)), most)
-            total += -a * rho * kept_value * lp / n
-            slopes.append(-a * rho * kept_value / n)
+            total += -a * rho * mask * lp / n
+            slopes.append(-a * rho * mask / n)
     return total, slopes
 
 

@@ -13,15 +13,15 @@ def run(
 ) -> Path:  # fmt: skip
     """A run of `steps` steps with `tokens` each, evaluated before, in the middle and after; keys with __ for a dot."""
     path.mkdir(parents=True)
-    stated_values = {k.replace("__", "."): v for k, v in keys.items()}
+    keys_of_run = {k.replace("__", "."): v for k, v in keys.items()}
     config = [
         f"method: {method} # --set",
         f"seed: {seed} # --set",
         f"out: {path} # default",
         "optim.lr: 0.001 # default",
     ]
-    config += [f"{k}: {json.dumps(v)} # run.yaml:3" for k, v in {**SHARED, **stated_values}.items()]
-    if "optim.lr" in stated_values:
+    config += [f"{k}: {json.dumps(v)} # run.yaml:3" for k, v in {**SHARED, **keys_of_run}.items()]
+    if "optim.lr" in keys_of_run:
         config.remove("optim.lr: 0.001 # default")
     config.append(f"credit.scale: {'none' if method == 'dr_grpo' else 'std'} # {method}")
     (path / "config.yaml").write_text("\n".join(config) + "\n")

@@ -123,9 +123,9 @@ def test_killed_trial_of_a_command_has_the_same_table(folder: Path) -> None:
     # runs that were finished are not made again
     assert (folder / "killed/lr=2/seed-0/metrics.jsonl").stat().st_mtime_ns == before
     assert not any("seed 0" in line for line in lines)
-    full_value, again = (conclude_trial(made(out)).comparison for out in ("whole", "killed"))
-    assert repr(again.differences) == repr(full_value.differences) and again.notes == full_value.notes
-    assert [d.verdict for d in full_value.differences] == ["better"]
+    whole, again = (conclude_trial(made(out)).comparison for out in ("whole", "killed"))
+    assert repr(again.differences) == repr(whole.differences) and again.notes == whole.notes
+    assert [d.verdict for d in whole.differences] == ["better"]
 
 
 @ALL
@@ -223,8 +223,8 @@ def test_other_trainers_run_by_a_command(folder: Path) -> None:
 def test_children_get_no_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_URI", "GITHUB_TOKEN"):
         monkeypatch.setenv(name, "secret")
-    kept_environment = environment_of(tmp_path)
-    assert "secret" not in kept_environment.values() and kept_environment["WANDB_MODE"] == "disabled"
+    environment = environment_of(tmp_path)
+    assert "secret" not in environment.values() and environment["WANDB_MODE"] == "disabled"
 
 
 def test_fields_are_those_of_the_installed_trl(folder: Path) -> None:

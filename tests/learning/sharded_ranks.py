@@ -95,11 +95,13 @@ def work(folder: Path, sharded: bool, kinds: list[str]) -> None:
         copy = dict(own_learner.samples.named_parameters())
         assert all(torch.equal(copy[n], before[n].to(copy[n])) for n in before if n in copy), kind
         if isinstance(own_learner, ShardedLearner):
-            listed_values = {n: p for n, p in own_learner.optimiser.parameter_by_name.items() if hasattr(p, "to_local")}
-            held_total = sum(p.to_local().numel() for p in listed_values.values()) / sum(
-                p.numel() for p in listed_values.values()
+            sharded_parameters = {
+                n: p for n, p in own_learner.optimiser.parameter_by_name.items() if hasattr(p, "to_local")
+            }
+            share_of_rank = sum(p.to_local().numel() for p in sharded_parameters.values()) / sum(
+                p.numel() for p in sharded_parameters.values()
             )
-            notes[kind] = {"share": held_total, **own_learner.checksum()}
+            notes[kind] = {"share": share_of_rank, **own_learner.checksum()}
             own_learner.save(folder / f"saved-{kind}")
             notes[kind] |= going_on(own_learner)
     save_file({k: v.contiguous() for k, v in out.items()}, folder / f"world{runtime.world()}rank{runtime.rank()}")

@@ -225,7 +225,7 @@ def test_rank_correlation_and_what_foretells():
         {"task": "t", "method": "grpo", "optim.lr": 1.0}, {"task": "t", "method": "gigpo", "optim.lr": 1.0}, 3
     )
     names = [study.digest(predictors.first_gradient(k)) for k in (pair.base, pair.arm)]
-    known_fields = {
+    measurements = {
         "signal": {
             names[0]: {"signal": 0.01, "error": 0.001, "tokens_per_task": 100},
             names[1]: {"signal": 0.06, "error": 0.1, "tokens_per_task": 200},
@@ -233,12 +233,12 @@ def test_rank_correlation_and_what_foretells():
         "fidelity": {"t/grpo": 0.3, "t/gigpo": 0.5},
     }
     # 10,000 tokens are 100 tasks of the base, 100 * .01 = 1: cosine 1/2; 50 of the arm, 50 * .06 = 3: 3/4
-    assert predictors.by_signal(pair, known_fields) == pytest.approx(0.25)
-    known_fields["signal"][names[0]]["error"] = 0.01  # neither is told from 0
-    assert math.isnan(predictors.by_signal(pair, known_fields))
-    assert predictors.by_fidelity(pair, known_fields) == pytest.approx(0.2)
+    assert predictors.by_signal(pair, measurements) == pytest.approx(0.25)
+    measurements["signal"][names[0]]["error"] = 0.01  # neither is told from 0
+    assert math.isnan(predictors.by_signal(pair, measurements))
+    assert predictors.by_fidelity(pair, measurements) == pytest.approx(0.2)
     other = predictors.Pair(pair.base, {**pair.arm, "credit.scale": "none"}, 3)
-    assert math.isnan(predictors.by_fidelity(other, known_fields))
+    assert math.isnan(predictors.by_fidelity(other, measurements))
     store = {
         (name, s): row(s, [0.2, x + 0.01 * s]) for name, x in zip(pair.names, (0.3, 0.4), strict=True) for s in range(3)
     }

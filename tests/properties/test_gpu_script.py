@@ -117,10 +117,10 @@ def test_parts_of_engines_write_their_figures(gpu, tmp_path, capfd, monkeypatch)
     if python is None:
         assert "verl: skipped: " in capfd.readouterr().out
         return
-    full_value, half = (rows(out)[f"verl:toy/{dtype}"] for dtype in ("float32", "bfloat16"))
-    assert full_value["gradient_of_grpo"] < 1e-5 < half["gradient_of_grpo"] < 0.1
-    assert half["probe_scale"] < 0.25  # the bound of a run in bfloat16
-    assert full_value["pull_over_forward"] > 0 and full_value["tokens"] == 48
+    float32_row, bfloat16_row = (rows(out)[f"verl:toy/{dtype}"] for dtype in ("float32", "bfloat16"))
+    assert float32_row["gradient_of_grpo"] < 1e-5 < bfloat16_row["gradient_of_grpo"] < 0.1
+    assert bfloat16_row["probe_scale"] < 0.25  # the bound of a run in bfloat16
+    assert float32_row["pull_over_forward"] > 0 and float32_row["tokens"] == 48
 
 
 def test_verl_is_looked_for_where_it_is_said_to_be(gpu, tmp_path, capsys, monkeypatch):

@@ -113,10 +113,10 @@ def tracked(*folders):
 
 
 def test_the_wheel_holds_the_sources_and_nothing_else(wheel):
-    held_wheels = {str(p.relative_to(wheel)) for p in wheel.rglob("*") if p.is_file()}
-    about = {name for name in held_wheels if ".dist-info/" in name}
-    assert {f"src/{name}" for name in held_wheels - about} >= tracked("src/gxpo", "src/gxpo_worlds")
-    assert {name.split("/")[0] for name in held_wheels - about} == {"gxpo", "gxpo_worlds"}
+    names_in_wheel = {str(p.relative_to(wheel)) for p in wheel.rglob("*") if p.is_file()}
+    about = {name for name in names_in_wheel if ".dist-info/" in name}
+    assert {f"src/{name}" for name in names_in_wheel - about} >= tracked("src/gxpo", "src/gxpo_worlds")
+    assert {name.split("/")[0] for name in names_in_wheel - about} == {"gxpo", "gxpo_worlds"}
     assert {name.partition(".dist-info/")[2] for name in about} == {
         "METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE",
     }  # fmt: skip
@@ -127,9 +127,9 @@ def test_source_distribution_holds_all_tracked_files(tmp_path, monkeypatch):
     """Whoever has it can run the tests and make the documentation."""
     monkeypatch.chdir(ROOT)
     with tarfile.open(tmp_path / build_sdist(str(tmp_path))) as archive:
-        held_partitions = {name.partition("/")[2] for name in archive.getnames()}
-    assert {name for name in tracked(".") - held_partitions if not name.startswith((".ci/", ".github/"))} == set()
-    assert held_partitions - tracked(".") <= {"PKG-INFO"}
+        names_in_archive = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in tracked(".") - names_in_archive if not name.startswith((".ci/", ".github/"))} == set()
+    assert names_in_archive - tracked(".") <= {"PKG-INFO"}
 
 
 @pytest.mark.slow

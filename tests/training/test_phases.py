@@ -124,8 +124,8 @@ def test_a_second_phase_is_a_run_from_the_first_ones_parameters(tmp_path, reward
         assert trainer.learner.optimiser.steps == 0
     finally:
         trainer.close()
-    kept_checkpoint = checkpoint.load(checkpoint.latest(first))[0]
-    assert all(torch.equal(start[k], kept_checkpoint[f"parameter/{k}"]) for k in start)
+    tensors = checkpoint.load(checkpoint.latest(first))[0]
+    assert all(torch.equal(start[k], tensors[f"parameter/{k}"]) for k in start)
     assert lines(full_path)[:2] == lines(first)
 
 

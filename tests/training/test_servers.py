@@ -43,9 +43,9 @@ def servers(n, tiny):
 
 def train(path, urls, steps=3, shared=None, **given):
     options = {"weights": str(shared or path), "patience": 0.0, "min_replicas": 1}
-    listed_settings = {**SMALL, "sampling.servers": urls, "sampling.engine_options": options, **given.get("set", {})}
+    keys = {**SMALL, "sampling.servers": urls, "sampling.engine_options": options, **given.get("set", {})}
     path.mkdir(exist_ok=True)
-    return gxpo.train("tiny:cold", "arithmetic", "grpo", steps, REWARD, out=path / "run", set=listed_settings)
+    return gxpo.train("tiny:cold", "arithmetic", "grpo", steps, REWARD, out=path / "run", set=keys)
 
 
 def told(run):

@@ -21,8 +21,8 @@ SHORT = {"tasks.per_step": 2, "rollout.group_size": 3, "sampling.max_new_tokens"
 
 
 def train(path, steps=2, **settings):
-    listed_values = {**SHORT, **settings}
-    return gxpo.train("tiny:cold", "arithmetic", "grpo", steps, REWARD, out=path / "run", set=listed_values)
+    keys = {**SHORT, **settings}
+    return gxpo.train("tiny:cold", "arithmetic", "grpo", steps, REWARD, out=path / "run", set=keys)
 
 
 def test_a_run_is_sampled_by_the_weights_it_has(tmp_path, monkeypatch):
@@ -69,8 +69,8 @@ def test_settings_that_do_not_go_together(tmp_path, settings, words):
 
 @pytest.mark.slow
 def test_server_with_stale_weights_ends_the_run_after_a_step(tmp_path):
-    held_models = models.load("tiny:cold", task="arithmetic")
-    with served(model=held_models.model, tokenizer=held_models.tokenizer) as (url, _):
+    loaded = models.load("tiny:cold", task="arithmetic")
+    with served(model=loaded.model, tokenizer=loaded.tokenizer) as (url, _):
         keys = {"sampling.engine": "openai", "sampling.servers": url}
         with pytest.raises(ModelError, match="the policy is at version 1, and nobody updates"):
             train(tmp_path, **keys)

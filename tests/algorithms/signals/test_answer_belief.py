@@ -215,10 +215,10 @@ def test_no_probe_follows_a_unit_that_is_the_answer() -> None:
 def test_cue_and_answer_are_encoded_together() -> None:
     """ "is " is [5, 6], "is 85" is [5, 9]: what is asked for is the 9 after the 5."""
     table = {"is ": [5, 6], "is 85": [5, 9]}
-    seen_forests: list[Forest] = []
+    forests: list[Forest] = []
 
     def outputs(forest: Forest, names: Any) -> dict[str, torch.Tensor]:
-        seen_forests.append(forest)
+        forests.append(forest)
         logprob = torch.tensor([0.1, 0.5, 0.1, 0.25], dtype=F64).log()
         return {"logprob": logprob, "entropy": torch.tensor([9.0, 0.1, 9.0, 0.2], dtype=F64)}
 
@@ -227,7 +227,7 @@ def test_cue_and_answer_are_encoded_together() -> None:
         learner=learner, decode=str, encode=table.__getitem__, answers=lambda f: ["85"]
     )
     actual = AnswerBelief(cue="is ").compute(Forest.from_completions([[2]], [[[3]]], [1.0]), {}, own_simple_namespace)
-    assert seen_forests[0].token[seen_forests[0].path_token].tolist() == [5, 9, 5, 9]
+    assert forests[0].token[forests[0].path_token].tolist() == [5, 9, 5, 9]
     expected = {"belief_before": 0.5, "belief_after": 0.25, "answer_confidence": math.exp(-0.2)}
     assert {name: float(x) for name, x in actual.items()} == pytest.approx(expected)
 

@@ -168,12 +168,12 @@ def episode(i: int, turns: list[tuple[str, str | None, float | None]], expected:
         "turns": [
             {
                 "observation": [2],
-                "observation_text": seen_value,
+                "observation_text": observation,
                 "action": [3],
                 "reward": paid,
                 "info": {} if error is None else {"action_error": error},
             }
-            for seen_value, error, paid in turns
+            for observation, error, paid in turns
         ],
         "reward": 1.0,
         "info": {} if expected is None else {"expected": expected},

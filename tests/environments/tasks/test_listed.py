@@ -28,8 +28,8 @@ def test_a_step_has_whole_sets_and_so_has_each_side():
     )
     assert training.isdisjoint(held_out) and training | held_out == set(range(10)) and held_out
     for step in range(1, 10):
-        drawn_values = Counter(t.info["same_as"] for t in task_source.draw(4, step))
-        assert set(drawn_values.values()) == {2} and len({t.id for t in task_source.draw(4, step)}) == 4
+        counts = Counter(t.info["same_as"] for t in task_source.draw(4, step))
+        assert set(counts.values()) == {2} and len({t.id for t in task_source.draw(4, step)}) == 4
     assert task_source.draw(2, 3) == task_source.draw(4, 3)[:2]
     epoch = [t.id for step in range(1, 1 + len(task_source.training) // 4) for t in task_source.draw(4, step)]
     assert len(set(epoch)) == len(epoch)

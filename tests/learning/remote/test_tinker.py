@@ -129,14 +129,14 @@ def test_steps_states_and_slopes_that_are_not_finite(tmp_path: Path) -> None:
         # AdamW of float32 gradients: where one is near 0, its sign is rounding
         assert torch.allclose(learner.outputs(probe_forest)["logprob"], after, rtol=0, atol=2e-4)
 
-        kept_fingerprint = engine.fingerprint()
+        fingerprint = engine.fingerprint()
         learner.save(tmp_path / "engine")
         meta = learner.meta()
         learner.step(probe_forest, loss)
         moved = engine.fingerprint()
-        assert moved != kept_fingerprint
+        assert moved != fingerprint
         learner.load(tmp_path / "engine", meta)
-        assert engine.fingerprint() == kept_fingerprint
+        assert engine.fingerprint() == fingerprint
         learner.step(probe_forest, loss)
         assert engine.fingerprint() == moved  # the moments came back, too
 

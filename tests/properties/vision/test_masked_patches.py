@@ -54,9 +54,9 @@ def test_cells_are_hidden_whole_and_the_rest_stays():
     forest = forest_of(own_pixels)
     masked = MaskedObservation().masked(forest, tools())
     (cells,) = hidden_cells(masked).values()
-    kept_kron = ~np.kron(cells, np.ones((8, 8), dtype=bool))
+    visible_mask = ~np.kron(cells, np.ones((8, 8), dtype=bool))
     (ref,) = masked.media[0]
-    assert 0 < cells.sum() < 16 and np.array_equal(media.PICTURES.pixels(ref)[kept_kron], own_pixels[kept_kron])
+    assert 0 < cells.sum() < 16 and np.array_equal(media.PICTURES.pixels(ref)[visible_mask], own_pixels[visible_mask])
     text = forest.token < media.FIRST
     assert torch.equal(masked.token[text], forest.token[text])
     assert masked.token[~text].tolist() == list(media.ids(ref, 16))

@@ -92,11 +92,11 @@ def test_the_ode_draws_the_initial_noise_alone():
 @pytest.mark.parametrize("kept", [1, 2, 4])
 def test_a_sample_goes_on_from_any_latent(kept):
     engine = FlowEngine(small_flow())
-    full_value = one(engine, Request((10,), (key(0),)), ODE)
-    rest = one(engine, continued(full_value, kept), ODE)
-    assert rest.extras["latent"] == pytest.approx(full_value.extras["latent"][kept:], abs=1e-12)
-    assert rest.extras["time"].tolist() == full_value.extras["time"][kept:].tolist() and rest.finish == "stop"
-    step = one(engine, continued(full_value, kept), dataclasses.replace(NOISY, max_new_tokens=1))
+    completion = one(engine, Request((10,), (key(0),)), ODE)
+    rest = one(engine, continued(completion, kept), ODE)
+    assert rest.extras["latent"] == pytest.approx(completion.extras["latent"][kept:], abs=1e-12)
+    assert rest.extras["time"].tolist() == completion.extras["time"][kept:].tolist() and rest.finish == "stop"
+    step = one(engine, continued(completion, kept), dataclasses.replace(NOISY, max_new_tokens=1))
     assert len(step.tokens) == 1 and step.finish == ("stop" if kept == 4 else "length")
 
 
@@ -113,9 +113,9 @@ def test_starts_of_different_length_go_together():
 def test_max_new_tokens_cuts():
     engine = FlowEngine(small_flow())
     cut = one(engine, Request((10,), (key(0),)), dataclasses.replace(NOISY, max_new_tokens=3))
-    full_value = one(engine, Request((10,), (key(0),)))
+    completion = one(engine, Request((10,), (key(0),)))
     assert (len(cut.tokens), cut.finish) == (3, "length")
-    assert (cut.extras["latent"] == full_value.extras["latent"][:3]).all()
+    assert (cut.extras["latent"] == completion.extras["latent"][:3]).all()
 
 
 def test_gaussians_are_standard_normal_and_finite_at_the_ends():

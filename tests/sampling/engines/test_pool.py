@@ -81,14 +81,14 @@ def test_the_turns_of_an_episode_go_to_one_server():
     with servers(2) as (urls, hows), engine_on(urls) as engine:
         for step in range(3):
             engine.sample(requests(step=step, keep=True), SHORT)
-        seen_prompts = [{(*body["prompt"], body["seed"]) for body in sampled(how)} for how in hows]
+        prompts_by_server = [{(*body["prompt"], body["seed"]) for body in sampled(how)} for how in hows]
         homes = {name: replica.url for name, replica in engine.pool._homes.items()}
         assert len(homes) == 8 and set(homes.values()) == set(urls)
         engine.sample(requests(step=3, keep=True), SHORT)
         assert {name: replica.url for name, replica in engine.pool._homes.items()} == homes
         engine.release(["0/0"])
         assert "0/0" not in engine.pool._homes
-    assert not seen_prompts[0] & seen_prompts[1]
+    assert not prompts_by_server[0] & prompts_by_server[1]
 
 
 def test_a_server_has_no_more_requests_under_way_than_allowed():
@@ -279,17 +279,15 @@ def test_weights_are_published_to_all_servers_with_a_stamp(tmp_path):
 
 @pytest.mark.slow
 def test_no_server_samples_before_it_has_the_weights(tmp_path):
-    learner, seen_records = llama(seed=1), []
+    learner, records = llama(seed=1), []
     with updated(2, tmp_path, learner) as (engine, hows):
         for how in hows:
-            how.before_answer = lambda body, how=how: seen_records.append(
-                how.loader.gxpo_stamp == body.get("cache_salt")
-            )
+            how.before_answer = lambda body, how=how: records.append(how.loader.gxpo_stamp == body.get("cache_salt"))
         for step in range(3):
             moved(learner, step)
             engine.policy_version = step
             engine.sample(requests(step=step), SHORT)
-    with_salt = [x for x in seen_records if x]
+    with_salt = [x for x in records if x]
     assert len(with_salt) == 24  # the probes carry none
 
 
@@ -345,12 +343,12 @@ def test_weights_of_runs_that_were_killed_are_removed(tmp_path):
     left = {path.name for path in tmp_path.iterdir()}
     assert len(left) == 2
     going_on = WeightFiles(learner, str(tmp_path))
-    held_write = going_on.write(1)
+    publication = going_on.write(1)
     other = WeightFiles(learner, str(tmp_path))
     assert {p.name for p in tmp_path.iterdir()} == {"gxpo-weights-mine", going_on.folder.name, other.folder.name}
-    going_on.keep_only(held_write)
+    going_on.keep_only(publication)
     WeightFiles(learner, str(tmp_path)).close()
-    assert held_write.path.is_file()
+    assert publication.path.is_file()
     going_on.close()
     other.close()
     assert [p.name for p in tmp_path.iterdir()] == ["gxpo-weights-mine"]

@@ -338,11 +338,11 @@ def test_one_cohort_is_sampled_while_tools_of_the_other_work():
 
 @pytest.mark.slow
 def test_equal_runs_match_in_bits_and_other_batchings_in_tokens():
-    full_value, again = (grown(jittery, model=model(), sampling=Sampling(max_new_tokens=6))[0] for _ in range(2))
-    assert full_value.to_records() == again.to_records()
+    forest, again = (grown(jittery, model=model(), sampling=Sampling(max_new_tokens=6))[0] for _ in range(2))
+    assert forest.to_records() == again.to_records()
     apart, _ = grown(jittery, model=model(), sampling=Sampling(max_new_tokens=6), patience=0.0, concurrency=1)
-    assert apart.token.tolist() == full_value.token.tolist()
-    assert torch.allclose(apart.path_behaviour_logprob, full_value.path_behaviour_logprob, rtol=0, atol=1e-5)
+    assert apart.token.tolist() == forest.token.tolist()
+    assert torch.allclose(apart.path_behaviour_logprob, forest.path_behaviour_logprob, rtol=0, atol=1e-5)
 
 
 def test_concurrent_calls_of_an_agent_are_reproducible():
@@ -489,10 +489,10 @@ def test_mistakes_are_found_before_the_run(run, says, tmp_path, monkeypatch):
 
 
 def test_an_evaluation_is_the_agents(tmp_path):
-    seen_evaluations = []
+    evaluations = []
 
     def run(base_url, api_key, evaluation):
-        seen_evaluations.append(evaluation)
+        evaluations.append(evaluation)
         once(base_url, api_key)
         return True
 
@@ -500,7 +500,5 @@ def test_an_evaluation_is_the_agents(tmp_path):
     small = {"tasks.per_step": 1, "sampling.max_new_tokens": 2, "eval.tasks": 3, "eval.samples": 2}
     done = gxpo.train("tiny:cold", "arithmetic", method, steps=1, out=tmp_path / "run", set=small)
     assert (
-        done.evaluations[0]["eval_accuracy"] == 1.0
-        and seen_evaluations.count(True) == 12
-        and seen_evaluations.count(False) == 2
+        done.evaluations[0]["eval_accuracy"] == 1.0 and evaluations.count(True) == 12 and evaluations.count(False) == 2
     )

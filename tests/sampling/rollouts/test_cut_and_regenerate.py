@@ -84,8 +84,8 @@ def test_a_reply_names_a_step_or_accepts() -> None:
 def test_suffix_is_regenerated_after_the_steps_before_the_flaw() -> None:
     session = GrowingSession(policy("good,bad,end"), judge)
     forest = CutAndRegenerate(group_size=2, template=ASK).grow(tasks("a"), session)
-    asked_values = [[session.decode(r.prompt) for r in requests] for requests, _ in session.calls]
-    assert asked_values == [["a?"], ["a?<1. good,\n2. bad,\n3. end>"] * 2, ["a?good,"] * 2]
+    contexts = [[session.decode(r.prompt) for r in requests] for requests, _ in session.calls]
+    assert contexts == [["a?"], ["a?<1. good,\n2. bad,\n3. end>"] * 2, ["a?good,"] * 2]
     answer, refiner = forest.action(0), forest.action(1)
     assert session.decode(answer) == "good,ok" and session.decode(refiner) == "2"
     assert forest.group == ["s60/a"] * 2 and forest.id == ["s60/a/0", "s60/a/1"]

@@ -108,11 +108,11 @@ def test_large_advantages_come_back_every_fifth_step() -> None:
     actual = forests[4]
     # three groups of one right in five: 0.8 / sqrt(0.2) = 1.788854, the others -0.447214; the fourth was all right
     credit = [round(a, 5) for a in advantages(eframe(), actual)]
-    drawn_values = [r for r in range(actual.n_trajectories) if actual.origin[r] == "replay" and actual.weight[r] > 0]
-    assert [credit[r] for r in drawn_values] == [1.78885] * 3
-    assert [actual.id[r] for r in drawn_values] == [f"s{s}/a/0/again" for s in (1, 2, 3)]
+    replayed_rows = [r for r in range(actual.n_trajectories) if actual.origin[r] == "replay" and actual.weight[r] > 0]
+    assert [credit[r] for r in replayed_rows] == [1.78885] * 3
+    assert [actual.id[r] for r in replayed_rows] == [f"s{s}/a/0/again" for s in (1, 2, 3)]
     assert [actual.trainable[actual.path_token[actual.path_of(r)]].all().item() for r in range(5, 20)] == [
-        r in drawn_values for r in range(5, 20)
+        r in replayed_rows for r in range(5, 20)
     ]
     scarce = GroupReplay(5, choice="largest", least=1.0, fill=0.4, every=5)
     for step in range(1, 6):

@@ -37,7 +37,7 @@ def test_prefixes_are_untrained_and_each_stored_once(step, size):
     part = Prefixes(group_size=size, chunks=4)
     forest = part.grow([A, B], session)
     assert forest.n_trajectories == 2 * size and bool(forest.scored.all())
-    seen_records: dict[tuple[str, tuple[int, ...]], int] = {}
+    counts: dict[tuple[str, tuple[int, ...]], int] = {}
     for r in range(forest.n_trajectories):
         own_path, tokens, n = forest.path_of(r), tokens_of(forest, r), forest.info[r]["prefix"]
         assert forest.path_trainable[own_path].tolist() == [False] * n + [True] * (len(tokens) - n)
@@ -49,7 +49,7 @@ def test_prefixes_are_untrained_and_each_stored_once(step, size):
             context.append(token)
         for k in range(n):  # a prefix token of a group is one stored token, whoever has it
             stored = int(forest.path_token[own_path[k]])
-            assert seen_records.setdefault((forest.group[r], tuple(tokens[: k + 1])), stored) == stored
+            assert counts.setdefault((forest.group[r], tuple(tokens[: k + 1])), stored) == stored
         assert len(tokens) <= session.sampling.max_new_tokens
     prefixes = prefixes_of(forest)
     assert prefixes.length.tolist() == [info["prefix"] for info in forest.info]

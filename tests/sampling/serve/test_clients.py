@@ -52,23 +52,23 @@ def test_the_openai_package_in_a_loop_with_tools():
 
 def test_the_openai_package_streams_and_reads_errors():
     openai = pytest.importorskip("openai")
-    seen_names = []
+    names = []
 
     async def run(base_url, api_key):
         client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
         stream = await client.chat.completions.create(model="x", messages=[user("hi")], stream=True, tools=[ADD])
         calls = [c async for chunk in stream for c in chunk.choices[0].delta.tool_calls or ()]
-        seen_names.append([c.function.name for c in calls])
+        names.append([c.function.name for c in calls])
         try:
             await client.chat.completions.create(model="x", messages=[user("long " * 5000)])
         except openai.BadRequestError as error:
-            seen_names.append(error.code)
+            names.append(error.code)
         done = await client.completions.create(model="x", prompt="hi", logprobs=1)
-        seen_names.append(len(done.choices[0].logprobs.token_logprobs))
+        names.append(len(done.choices[0].logprobs.token_logprobs))
         return 1.0
 
     played(run, lambda text, key: CALL, TASKS[:1], 1)
-    assert seen_names[:2] == [["add"], "context_length_exceeded"] and seen_names[2] > 5
+    assert names[:2] == [["add"], "context_length_exceeded"] and names[2] > 5
 
 
 def test_smolagents_calls_its_tools():

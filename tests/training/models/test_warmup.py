@@ -171,17 +171,17 @@ def test_greedy_accuracy_agrees_with_one_prompt_at_a_time():
             if context[-1] == tokenizer.eos_token_id:
                 break
         expected.append((context[start:], context[-1] == tokenizer.eos_token_id))
-    seen_tasks = []
+    evaluated_tasks = []
 
     class Recording:
         @staticmethod
         def scorer(text, task):
-            seen_tasks.append((task.id, text))
+            evaluated_tasks.append((task.id, text))
             return {"correct": 1.0, "format": 0.5}
 
     correct, formed = greedy_accuracy(model, tokenizer, Recording(), tasks, 6)
     ended = [(t.id, tokenizer.decode(ids[:-1])) for t, (ids, end) in zip(tasks, expected, strict=True) if end]
-    assert sorted(seen_tasks) == sorted(ended)
+    assert sorted(evaluated_tasks) == sorted(ended)
     assert (correct, formed) == (len(ended) / 5, 0.5 * len(ended) / 5)
 
 
