@@ -104,16 +104,16 @@ def checks() -> bool:
             rewards, mask, uid = batch(seed, sizes)
             inputs = {"token_level_rewards": rewards.clone(), "response_mask": mask, "index": uid}
             theirs, _ = core.get_adv_estimator_fn(name)(**inputs, config=None)
-            own_text, _ = adapter.estimator(method, overrides)(rewards, mask, uid)
-            gap = max(gap, float((own_text - theirs).abs().max()))
+            ours, _ = adapter.estimator(method, overrides)(rewards, mask, uid)
+            gap = max(gap, float((ours - theirs).abs().max()))
         say(f"{name} and gxpo's {method}", gap < CLOSE, f"largest difference {gap:.1e} in 20 batches")
     good &= check_trainer(say)
     for name, rows in LOSSES.items():
         for method, overrides, settings, mode, parts in rows:
             gap, slope = loss_gaps(core, adapter, name, method, overrides, settings, mode, parts)
-            own_text = " ".join([method, *(f"{k.removeprefix('objective.')}={v}" for k, v in overrides.items())])
+            composition = " ".join([method, *(f"{k.removeprefix('objective.')}={v}" for k, v in overrides.items())])
             figures = f"value {gap:.1e}, gradient {slope:.1e} relative"
-            say(f"loss {name}, {mode}, and gxpo's {own_text}", max(gap, slope) < CLOSE, figures)
+            say(f"loss {name}, {mode}, and gxpo's {composition}", max(gap, slope) < CLOSE, figures)
     unknown = {n for n in core.POLICY_LOSS_REGISTRY if not n.startswith("gxpo/")} - {*LOSSES, *LEFT_OUT}
     say("losses of verl that are compared or left out", not unknown, ", ".join(sorted(unknown)) or "all of them")
     for name, why in LEFT_OUT.items():

@@ -28,7 +28,7 @@ WORKERS = 2
 RUN = {
     "task": "arithmetic", "method": "grpo", "tasks.per_step": 2, "rollout.group_size": 4, "sampling.max_new_tokens": 5,
     "eval.every": 0, "eval.tasks": 2, "trainer.checkpoint_every": 1, "optim.lr": 0.01, "chat.template": "none",
-    "reward": f"{ROOT / 'tests' / 'trainer' / 'parity_reward.py'}:parity",
+    "reward": f"{ROOT / 'tests' / 'training' / 'parity_reward.py'}:parity",
 }  # fmt: skip
 
 
