@@ -4,18 +4,18 @@ import random
 
 
 def products(n: int = 4000, guesses: int = 1) -> list[dict]:
-    """Make products of two-digit numbers, each with worked examples: one asks the tool and copies what it says, the
-    other `guesses` are wrong."""
-    rows, rng = [], random.Random(0)
+    """Products of two-digit numbers, each with worked examples: one asks the tool and copies what it says, the other
+    `guesses` are wrong."""
+    rows, stream = [], random.Random(0)
     for _ in range(n):
-        a, b = rng.randrange(10, 100), rng.randrange(10, 100)
-        tool_example = [
+        a, b = stream.randrange(10, 100), stream.randrange(10, 100)
+        asked = [
             {"role": "assistant", "content": f'<tool>multiply({{"a": {a}, "b": {b}}})</tool>'},
             {"role": "tool", "content": str(a * b)},
             {"role": "assistant", "content": f"#{a * b}"},
         ]
-        wrong_answers = [f"#{rng.randrange(100, 10_000)}" for _ in range(guesses)]
-        completions = [tool_example, *wrong_answers]
+        guessed = [f"#{stream.randrange(100, 10_000)}" for _ in range(guesses)]
+        completions = [asked, *guessed]
         rows.append(
             {
                 "prompt": f"{a}*{b}=",

@@ -36,7 +36,7 @@ SETTINGS = {
 
 
 def diversity(file: Path) -> float:
-    """Return the mean distance of two samples of one condition, from the texts of a file of rollouts."""
+    """Mean distance of two samples of one condition, from the texts of a file of rollouts."""
     points = defaultdict(list)
     for line in file.read_text().splitlines():
         row = json.loads(line)
@@ -46,7 +46,7 @@ def diversity(file: Path) -> float:
 
 
 def run(name: str, seed: int) -> dict:
-    """Train one run; return accuracy before and after, diversity of the first and of the last rollouts."""
+    """One run: accuracy before and after, diversity of the first and of the last rollouts."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         gxpo.train("flow", "points", name, 40, out=out, seed=seed, set=SETTINGS | ARMS[name])
@@ -60,7 +60,7 @@ def run(name: str, seed: int) -> dict:
 
 
 def table(file: Path) -> None:
-    """Print means over seeds, with the interval of the paired change."""
+    """Means over seeds, with the interval of the paired change."""
     rows = defaultdict(list)
     for line in file.read_text().splitlines():
         row = json.loads(line)
@@ -70,8 +70,8 @@ def table(file: Path) -> None:
         mean, n = sum(gains) / len(gains), len(gains)
         spread = math.sqrt(sum((x - mean) ** 2 for x in gains) / max(n - 1, 1))
         means = {k: sum(r[k] for r in runs) / n for k in ("before", "after", "diversity_before", "diversity_after")}
-        means_text = "  ".join(f"{k} {x:.3f}" for k, x in means.items())
-        print(f"{arm:16} seeds {n}  {means_text}  gain {mean:+.3f} +- {2.776 * spread / math.sqrt(n):.3f}")
+        shown = "  ".join(f"{k} {x:.3f}" for k, x in means.items())
+        print(f"{arm:16} seeds {n}  {shown}  gain {mean:+.3f} +- {2.776 * spread / math.sqrt(n):.3f}")
 
 
 if __name__ == "__main__":
