@@ -248,11 +248,12 @@ def warm_task(name: str, task: str) -> str | None:
 
 def unread_style(name: str, task: str, options: Mapping[str, Any]) -> str | None:
     """Return the setting to change if a world's style (default "chat") is not the one that the warm start was
-    trained on; None if they agree."""
+    trained on; None if they agree, or the task is another one."""
     warm_start_task = warm_task(name, task)
     recipe = WARMUPS.get(warm_start_task or "", Recipe())
     style = recipe.options.get("style")
-    if recipe.expert is None or style == options.get("style", "chat"):
+    is_other_task = task != (recipe.task or warm_start_task)
+    if recipe.expert is None or is_other_task or style == options.get("style", "chat"):
         return None
     start = f"the warm start of {name} for {warm_start_task}"
     return f"{start} reads tasks in style {style!r} alone: set tasks.options.style={style}"
