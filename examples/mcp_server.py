@@ -4,18 +4,18 @@ import random
 
 
 def products(n: int = 4000, guesses: int = 1) -> list[dict]:
-    """Distinct products of two-digit numbers, each with worked examples: one asks the tool and copies what it says, the
+    """Make distinct products of two-digit numbers, each with worked examples: one asks the tool and copies what it says, the
     other `guesses` are wrong."""
-    rows, stream = [], random.Random(0)
-    for pair in stream.sample(range(90 * 90), n):
+    rows, rng = [], random.Random(0)
+    for pair in rng.sample(range(90 * 90), n):
         a, b = 10 + pair // 90, 10 + pair % 90
-        asked = [
+        tool_example = [
             {"role": "assistant", "content": f'<tool>multiply({{"a": {a}, "b": {b}}})</tool>'},
             {"role": "tool", "content": str(a * b)},
             {"role": "assistant", "content": str(a * b)},
         ]
-        guessed = [str(stream.randrange(100, 10_000)) for _ in range(guesses)]
-        completions = [asked, *guessed]
+        wrong_answers = [str(rng.randrange(100, 10_000)) for _ in range(guesses)]
+        completions = [tool_example, *wrong_answers]
         rows.append(
             {
                 "prompt": f"{a}*{b}=",
@@ -28,7 +28,7 @@ def products(n: int = 4000, guesses: int = 1) -> list[dict]:
 
 
 def right(completion: str, answer: str) -> dict[str, float]:
-    """Reward of the product in digits; `math` would also pay the question, `73*24`, which has the same value."""
+    """Reward the product in digits; `math` would also pay the question, `73*24`, which has the same value."""
     return {"correct": float(completion == answer)}
 
 
