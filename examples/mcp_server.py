@@ -4,8 +4,8 @@ import random
 
 
 def products(n: int = 4000, guesses: int = 1) -> list[dict]:
-    """Make distinct products of two-digit numbers, each with worked examples: one asks the tool and copies what it says, the
-    other `guesses` are wrong."""
+    """Make distinct products of two-digit numbers, each with worked examples: one asks the tool and copies what it
+    says, the other `guesses` are wrong."""
     rows, rng = [], random.Random(0)
     for pair in rng.sample(range(90 * 90), n):
         a, b = 10 + pair // 90, 10 + pair % 90
