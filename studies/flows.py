@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -68,7 +69,7 @@ class Measure(Callback):
     def __init__(self) -> None:
         self.by_step: dict[int, dict[str, float]] = {}
 
-    def on_evaluation(self, figures, run) -> None:
+    def on_evaluation(self, figures: Any, run: Any) -> None:
         degrees = [task.info["degrees"] for task in run.trainer.source.held_out(CONDITIONS)]
         requests = [
             Request((d,), tuple(StreamKey(0, 0, f"{g}/{d}", i) for i in range(SAMPLES))) for g, d in enumerate(degrees)
@@ -116,7 +117,7 @@ def table(file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("arms", nargs="*", default=list(ARMS))
     parser.add_argument("--store", type=Path, default=HERE / "flows.jsonl")
     parser.add_argument("--table", type=Path, help="print the figures of this file; run nothing")
@@ -128,12 +129,13 @@ def main() -> None:
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=HERE
     )
     there = {(row["arm"], row["seed"]) for row in read(arguments.store)}
-    for seed, arm in itertools.product(SEEDS, arguments.arms):
-        if (arm, seed) not in there:
-            row = {**run(arm, seed), "commit": commit.stdout.strip()}
-            with arguments.store.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(json.dumps(row), flush=True)
+    for seed in SEEDS:
+        for arm in arguments.arms:
+            if (arm, seed) not in there:
+                row = {**run(arm, seed), "commit": commit.stdout.strip()}
+                with arguments.store.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
