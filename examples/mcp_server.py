@@ -1,20 +1,20 @@
-"""An MCP server with one tool, and worked examples of its use: both are for mcp_tools.yaml."""
+"""An MCP server with one tool, worked examples of its use, and their reward: all three are for mcp_tools.yaml."""
 
 import random
 
 
 def products(n: int = 4000, guesses: int = 1) -> list[dict]:
-    """Products of two-digit numbers, each with worked examples: one asks the tool and copies what it says, the other
-    `guesses` are wrong."""
+    """Distinct products of two-digit numbers, each with worked examples: one asks the tool and copies what it says, the
+    other `guesses` are wrong."""
     rows, stream = [], random.Random(0)
-    for _ in range(n):
-        a, b = stream.randrange(10, 100), stream.randrange(10, 100)
+    for pair in stream.sample(range(90 * 90), n):
+        a, b = 10 + pair // 90, 10 + pair % 90
         asked = [
             {"role": "assistant", "content": f'<tool>multiply({{"a": {a}, "b": {b}}})</tool>'},
             {"role": "tool", "content": str(a * b)},
-            {"role": "assistant", "content": f"#{a * b}"},
+            {"role": "assistant", "content": str(a * b)},
         ]
-        guessed = [f"#{stream.randrange(100, 10_000)}" for _ in range(guesses)]
+        guessed = [str(stream.randrange(100, 10_000)) for _ in range(guesses)]
         completions = [asked, *guessed]
         rows.append(
             {
@@ -25,6 +25,11 @@ def products(n: int = 4000, guesses: int = 1) -> list[dict]:
             }
         )
     return rows
+
+
+def right(completion: str, answer: str) -> dict[str, float]:
+    """Reward of the product in digits; `math` would also pay the question, `73*24`, which has the same value."""
+    return {"correct": float(completion == answer)}
 
 
 if __name__ == "__main__":

@@ -95,7 +95,11 @@ def test_the_tasks_own_reward_scores_the_last_reply(envs):
 def test_the_tools_are_in_the_prompt_and_results_follow_the_calls(envs):
     _, engine = played(envs, [CALL, "#85"])
     first, second = engine.prompts
-    assert "- add: Sum of two whole numbers." in first and first.endswith("37+48=") and "hidden" not in first
+    assert (
+        "- add(a: integer, b: integer): Sum of two whole numbers." in first
+        and first.endswith("37+48=")
+        and "hidden" not in first
+    )
     assert second == f"{first}{CALL}<tool_result>\n85\n</tool_result>"
 
 
@@ -129,7 +133,13 @@ def test_logged_dialogues_are_trained_under_prompts_with_the_tools(envs):
     paths = [tokenizer.decode(forest.context(int(a)), skip_special_tokens=True) for a in forest.step_action]
     sampled = played(envs, [CALL, "#85"])[1].prompts
     assert [text.removesuffix(end) for text, end in zip(paths[:2], (CALL, "#85"), strict=True)] == sampled
-    assert "- add: Sum of two whole numbers." in paths[2] and forest.outcome.tolist() == [1.0, 1.0]
+    assert "- add(a: integer, b: integer): Sum of two whole numbers." in paths[2] and forest.outcome.tolist() == [
+        1.0,
+        1.0,
+    ]
+    s.sampling = Sampling(max_new_tokens=len(CALL))  # its end has no room
+    with pytest.warns(UserWarning, match=f"a logged turn has {len(CALL) + 1} tokens and sampling.max_new_tokens is"):
+        Logged().grow(tasks, s)
 
 
 SMALL = {"tasks.per_step": 2, "rollout.group_size": 2, "eval.tasks": 1, "sampling.max_new_tokens": 4}
@@ -146,7 +156,7 @@ def test_a_run_has_tools_and_is_repeated_exactly(tmp_path):
         rows.append([{k: v for k, v in row.items() if not k.startswith(("time_", "memory_"))} for row in run.metrics])
     assert rows[0] == rows[1] and rows[0][0]["tool_calls_mean"] == 0.0 and run.metrics[0]["time_tools_s"] == 0.0
     record = json.loads((tmp_path / "one" / "rollouts").glob("*.jsonl").__next__().read_text().splitlines()[0])
-    assert "- add: Sum of two whole numbers." in record["prompt_text"]
+    assert "- add(a: integer, b: integer): Sum of two whole numbers." in record["prompt_text"]
 
 
 KILLED = """

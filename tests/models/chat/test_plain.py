@@ -48,8 +48,8 @@ def test_cut_actions_and_copies():
 def test_calls_by_tags():
     tokenizer = character_tokenizer()
     talk = PlainChat(tokenizer).start([{"role": "user", "content": "a"}], TOOLS)
-    assert tokenizer.decode(talk.context).startswith("<bos>You can call tools.")
-    assert tokenizer.decode(talk.context).endswith("}}\na")
+    assert tokenizer.decode(talk.context).startswith("<bos>Tools. Write calls as <tool>")
+    assert tokenizer.decode(talk.context).endswith("): Looks.\na")
     call = '<tool>look({"key": "b"})</tool>'
     reply = talk.act(tokenizer(call, add_special_tokens=False).input_ids)
     assert [(c.name, c.arguments) for c in reply.calls] == [("look", {"key": "b"})]

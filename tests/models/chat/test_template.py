@@ -250,7 +250,10 @@ def test_calls_by_tags_where_the_template_knows_no_tools():
     assert chat.tools_format == "tags"
     talk = chat.start([USER], TOOLS)
     first = decoded(chat, talk.context)
-    assert '<tool>name({"argument": value})</tool>' in first and "- find.all: Looks." in first
+    assert (
+        '<tool>name({"argument": value})</tool>' in first
+        and "- find.all(key?: string, count?: integer, deep?: boolean): Looks." in first
+    )
     call = 'Let me look. <tool>look({"key": "a"})</tool><tool>find.all({})</tool>'
     reply, text, opening = turn(talk, "gemma", call, "<end_of_turn>", RESULT, {**RESULT, "content": "no"})
     assert [(c.name, c.arguments) for c in reply.calls] == [("look", {"key": "a"}), ("find.all", {})]

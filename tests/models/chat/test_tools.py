@@ -1,10 +1,12 @@
+import json
+
 import pytest
 from tests.models.chat.families import tokenizer_of
 from tests.models.chat.test_conversation import USER, chat_of
 from tests.models.chat.writers import TOOLS, action_text
 
 from gxpo.base.errors import ConfigError
-from gxpo.models.chat.tools import as_user, function_of, types_of, with_call_ids, with_instructions
+from gxpo.models.chat.tools import as_user, function_of, instructions, types_of, with_call_ids, with_instructions
 from gxpo.parts.protocols import ToolCall
 
 SYSTEM = {"role": "system", "content": "rules"}
@@ -13,14 +15,51 @@ RESULT = {"role": "tool", "content": "found"}
 
 def test_where_the_instructions_stand():
     with_system = with_instructions([SYSTEM, USER], TOOLS, True)
-    assert with_system[0]["content"].startswith("rules\n\nYou can call tools.") and with_system[1] == USER
+    assert with_system[0]["content"].startswith("rules\n\nTools. Write calls as <tool>") and with_system[1] == USER
     without = with_instructions([USER], TOOLS, True)
     assert [m["role"] for m in without] == ["system", "user"]
     refused = with_instructions([SYSTEM, USER], TOOLS, False)
     assert refused[0] == SYSTEM and refused[1]["content"].endswith(f"\n\n{USER['content']}")
     for messages in (with_system, without, refused):
         text = "".join(m["content"] for m in messages)
-        assert '"count": {"type": "integer"}' in text and text.count("- look: Looks.") == 1
+        assert text.count("- look(key?: string, count?: integer, deep?: boolean): Looks.") == 1
+
+
+def test_a_tool_is_a_line_as_a_person_would_write_it():
+    find = {
+        "name": "find",
+        "description": "Search the notes.",
+        "parameters": {
+            "type": "object",
+            "title": "findArguments",
+            "properties": {
+                "text": {"title": "Text", "type": "string", "description": "what to look for"},
+                "most_hits": {"title": "Most Hits", "type": "integer", "default": 10},
+                "order": {"enum": ["new", "old"], "type": "string"},
+                "near": {"type": "array", "items": {"type": "number"}},
+            },
+            "required": ["text", "near"],
+        },
+    }
+    assert instructions([find]).splitlines()[-1] == (
+        '- find(text: string (what to look for), most_hits?: integer = 10, order?: "new" | "old", '
+        'near: {"type": "array", "items": {"type": "number"}}): Search the notes.'
+    )
+    assert instructions([{"name": "stop"}]).endswith("\n- stop()")
+
+
+def test_what_a_line_cannot_say_stays_json_schema():
+    open_ended = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "string"}}
+    for schema in (open_ended, {**open_ended, "$defs": {}}, {"type": "object", "required": ["a"]}):
+        *_, head, text = instructions([{"name": "put", "description": "Keeps.", "parameters": schema}]).splitlines()
+        assert head == "- put: Keeps." and json.loads(text.removeprefix("  arguments: ")) == schema
+    bounded = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 1}, "m": True, "title": {"title": "x"}},
+    }
+    assert instructions([{"name": "f", "parameters": bounded}]).endswith(
+        '- f(n?: {"type": "integer", "minimum": 1}, m?: true, title?: {"title": "x"})'
+    )
 
 
 def test_answers_of_tools_as_messages_of_the_user():

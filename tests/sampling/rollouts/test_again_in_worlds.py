@@ -142,6 +142,13 @@ def test_where_all_fail_the_experts_episode_comes_in(asked: EnvPool) -> None:
     assert session.budget.rollouts == 2  # the expert's are not sampled
 
 
+def test_a_group_of_references_alone_samples_nothing(asked: EnvPool) -> None:
+    session = acting(asked, lambda text, key: "no", step=3)
+    forest = ReferenceInGroup(1, references=1).grow(seeded(session, 0), session)
+    assert forest.origin == ["demonstration"] and said(forest, 0) == ["?go"] * 3
+    assert session.budget.rollouts == 0
+
+
 def test_what_an_expert_can_not_do_is_refused_or_left_out(asked: EnvPool) -> None:
     session = acting(asked, lambda text, key: "no", sampling=Sampling(max_new_tokens=3))
     with pytest.warns(UserWarning, match="it has 4 tokens"):

@@ -222,8 +222,10 @@ def test_a_task_without_a_reference_answer_is_named() -> None:
 
 
 def test_what_can_not_work_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.references is 3.*group_size - 1 = 2"):
-        ReferenceInGroup(3, 3)
+    with pytest.raises(ConfigError, match=r"rollout\.references is 4.*group_size = 3"):
+        ReferenceInGroup(3, 4)
+    with pytest.raises(ConfigError, match=r"all 3 of a group are references"):
+        ReferenceInGroup(3, 3, "policy")
     with pytest.raises(ConfigError, match=r"rollout\.statistics"):
         ReferenceInGroup(3, 1, "both")  # type: ignore[arg-type]  # what is tested
     with pytest.raises(ConfigError, match=r"rollout\.group_size is 1; it must be 2 or more"):

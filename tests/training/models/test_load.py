@@ -276,6 +276,12 @@ def test_tasks_without_worlds_have_their_warm_starts_style():
     assert unread_style("tiny-vision", "shapes", {}) is None
 
 
+def test_another_tasks_warm_start_needs_no_style():
+    assert (
+        unread_style("tiny:toolqa", "products.py:products", {}) is None and unread_style("tiny:shop", "nim", {}) is None
+    )
+
+
 # ---------------------------------------------------------------- adapters
 def test_an_adapter_directory_is_merged_with_its_base(tmp_path, monkeypatch):
     """PEFT's own forward pass over base and adapter is what the merged model must compute."""

@@ -12,12 +12,7 @@ from gxpo.parts.protocols import Message, ToolCall
 
 Schema = Mapping[str, Any]
 
-INSTRUCTIONS = """You can call tools. A call is written as
-<tool>name({"argument": value})</tool>
-with the arguments as one JSON object; several calls may follow each other. Then stop:
-each answer comes back between <tool_result> and </tool_result>.
-
-Tools:
+INSTRUCTIONS = """Tools. Write calls as <tool>name({"argument": value})</tool>, then stop; answers are in <tool_result>.
 """
 
 
@@ -39,13 +34,41 @@ def types_of(tools: Sequence[Schema]) -> Types:
 
 
 def instructions(tools: Sequence[Schema]) -> str:
-    """Instructions for calling these tools, for a system message."""
-    lines = []
-    for function in map(function_of, tools):
-        about = f": {function['description']}" if function.get("description") else ""
-        schema = json.dumps(function.get("parameters") or {}, ensure_ascii=False)
-        lines.append(f"- {function['name']}{about}\n  arguments: {schema}")
-    return INSTRUCTIONS + "\n".join(lines)
+    """Instructions for calling these tools, for a system message: a line for each, as a person would write it.
+
+    `find(text: string, limit?: integer = 10): Search the notes.`; what this form can't say stays JSON Schema.
+    """
+    return INSTRUCTIONS + "\n".join(map(_line, map(function_of, tools)))
+
+
+def _line(function: Schema) -> str:
+    about = f": {function['description']}" if function.get("description") else ""
+    schema = function.get("parameters") or {}
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    # keywords beside these say how arguments depend on one another, or which others there may be
+    is_plain = schema.keys() <= {"type", "title", "properties", "required"} and {*required} <= properties.keys()
+    if not is_plain:
+        return f"- {function['name']}{about}\n  arguments: {json.dumps(schema, ensure_ascii=False)}"
+    arguments = [f"{name}{'' if name in required else '?'}: {_type(name, p)}" for name, p in properties.items()]
+    return f"- {function['name']}({', '.join(arguments)}){about}"
+
+
+def _type(name: str, parameter: Any) -> str:
+    """Type of a parameter, its default and description: `integer = 10 (most results)`; other schemas as JSON."""
+    if not isinstance(parameter, Mapping):
+        return json.dumps(parameter)
+    stated = dict(parameter)
+    # titles that programs make of names
+    if str(stated.get("title", "")).lower() == name.replace("_", " ").lower():
+        del stated["title"]
+    default = f" = {json.dumps(stated.pop('default'), ensure_ascii=False)}" if "default" in stated else ""
+    about = f" ({stated.pop('description')})" if "description" in stated else ""
+    kind = json.dumps(stated, ensure_ascii=False)
+    if stated.keys() == {"type"} and isinstance(stated["type"], str):
+        kind = stated["type"]
+    elif stated.keys() - {"type"} == {"enum"} and stated["enum"]:
+        kind = " | ".join(json.dumps(value, ensure_ascii=False) for value in stated["enum"])
+    return f"{kind}{default}{about}"
 
 
 def with_instructions(messages: Sequence[Message], tools: Sequence[Schema], system: bool) -> list[Message]:

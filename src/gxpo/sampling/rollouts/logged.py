@@ -336,13 +336,25 @@ class Logged(RolloutPart):
         if self.file:
             return self._draw_from_file(len(tasks), session)
         names = name_draws(tasks)
-        return Forest.from_records(
-            [
-                self._line(self._under_return(task, answer), name, answer, session)
-                for task, name in zip(tasks, names, strict=True)
-                for answer in answers_of(task)
-            ]
-        )
+        lines = [
+            self._line(self._under_return(task, answer), name, answer, session)
+            for task, name in zip(tasks, names, strict=True)
+            for answer in answers_of(task)
+        ]
+        self._check_lengths(lines, session)
+        return Forest.from_records(lines)
+
+    def _check_lengths(self, lines: Sequence[dict[str, Any]], session: Session) -> None:
+        """Warn once of turns that the policy has no room for: its own calls are cut, and nobody can read them."""
+        most = max(len(turn["action"]) for line in lines for turn in line["turns"])
+        limit, note = session.sampling.max_new_tokens, "lengths of turns"
+        if session.envs is not None and session.envs.tools and most > limit and note not in self.checked:
+            self.checked.add(note)
+            warnings.warn(
+                f"a logged turn has {most} tokens and sampling.max_new_tokens is {limit}: the policy's own calls are "
+                f"cut: set sampling.max_new_tokens={most} or more",
+                stacklevel=3,
+            )
 
     def _draw_from_file(self, n: int, session: Session) -> Forest:
         # another tokenizer's ids would train on other texts without a word, so a few are compared once a file

@@ -144,7 +144,8 @@ class ReferenceInGroup(Rollout):
     statistics  "mixed": the answer is compared with the samples like any other member; "policy": group statistics are
                 those of the samples alone, and the answer is measured against them (`compared` false)
 
-    In an environment the reference is its expert. Source: LUFFY, arXiv 2504.14945.
+    If `references` is `group_size`, nothing is sampled: for imitation, with credit `constant_advantage`. In an
+    environment the reference is its expert. Source: LUFFY, arXiv 2504.14945.
     """
 
     group_size: Count = 8
@@ -154,10 +155,14 @@ class ReferenceInGroup(Rollout):
     allows = EXPERTS
 
     def __post_init__(self) -> None:
-        if self.references >= self.group_size:
+        if self.references > self.group_size:
             raise ConfigError(
-                f"rollout.references is {self.references}; it must be from 1 to rollout.group_size - 1 = "
-                f"{self.group_size - 1}"
+                f"rollout.references is {self.references}; it must be from 1 to rollout.group_size = {self.group_size}"
+            )
+        if self.references == self.group_size and self.statistics == "policy":
+            raise ConfigError(
+                f"rollout.statistics=policy compares with samples, and all {self.group_size} of a group are "
+                "references: raise rollout.group_size, or set rollout.statistics=mixed"
             )
 
     def check_task(self, task: Task, solution: Callable[[Task], str | None]) -> None:
