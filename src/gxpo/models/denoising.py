@@ -69,7 +69,7 @@ def parts_of(kind: str, output: Tensor, latent: Tensor, alpha: Tensor, sigma: Te
     """
     a, s = alpha[:, None], sigma[:, None]
     if kind == "flow":
-        return latent - s * output, latent + (1 - s) * output
+        return latent - s * output, latent + a * output
     if kind == "epsilon":
         return (latent - s * output) / a, output
     if kind == "v_prediction":

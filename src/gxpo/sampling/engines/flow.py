@@ -141,34 +141,29 @@ class FlowEngine:
         for i, (_, prompt_latent, _) in enumerate(starts):
             if prompt_latent is not None:
                 latent[i] = prompt_latent.to(latent)
+        # Rows may continue from different latents: step j of a row makes entry `entry_NL` of the schedule. The initial
+        # noise, entry 0, is a standard normal; every other entry is a step of the model from the one before.
+        entry_NL = (n_prompt_latents[:, None] + torch.arange(longest, device=self.device)).clamp_max(len(times) - 1)
+        one = torch.ones(1, dtype=torch.float64, device=self.device)
+        scale_NL, carry_NL = torch.cat([one, scales])[entry_NL], torch.cat([0 * one, carries])[entry_NL]
+        time_NL = times[entry_NL].to(torch.float64)
+        if ahead:  # one step of the ODE from wherever a row is
+            scale_NL, carry_NL, time_NL = 0 * scale_NL, carries[-1] + 0 * carry_NL, times[-1] + 0 * time_NL
         out = {"latent": torch.zeros(n, longest, size, dtype=model.dtype, device=self.device)}
-        names = ("time", "noise_scale", "noise_kept")
-        out |= {x: torch.zeros(n, longest, dtype=torch.float64, device=self.device) for x in names}
+        out |= {"time": time_NL, "noise_scale": scale_NL, "noise_kept": carry_NL}
         logprob = torch.zeros(n, longest, dtype=torch.float64, device=self.device)
-        # Rows may continue from different latents: step j of a row is entry `schedule_index` of the schedule.
         for j in range(longest):
             active = (n_prompt_latents + j < len(times)).nonzero().squeeze(1)
             if not len(active):
                 break
-            schedule_index = n_prompt_latents[active] + j  # of the latent that is made, in the schedule
-            # The initial noise is a standard normal; every other entry is a step of the model from the one before.
-            is_initial, previous = schedule_index == 0, (schedule_index - 1).clamp_min(0)
-            scale, carry = (
-                torch.where(is_initial, 1.0, scales[previous]),
-                torch.where(is_initial, 0.0, carries[previous]),
-            )
-            new_time = times[schedule_index]
-            if ahead:
-                scale, carry, new_time = 0 * scale, carries[-1] + 0 * carry, times[-1] + 0 * new_time
+            scale, entry = scale_NL[active, j], entry_NL[active, j]
             mean = torch.zeros(len(active), size, dtype=torch.float64, device=self.device)
-            stepped = (~is_initial).nonzero().squeeze(1)
+            stepped = entry.nonzero().squeeze(1)
             if len(stepped):
-                k, row = previous[stepped], active[stepped]
-                mean[stepped] = model.mean(latent[row], condition[row], times[k], new_time[stepped], carry[stepped])
+                row, now = active[stepped], times[entry[stepped] - 1]
+                mean[stepped] = model.mean(latent[row], condition[row], now, time_NL[row, j], carry_NL[row, j])
             new_latent = (mean + scale[:, None] * noise[active, j]).to(latent)
-            latent[active] = new_latent
-            for name, x in zip(("latent", *names), (new_latent, new_time, scale, carry), strict=True):
-                out[name][active, j] = x
+            latent[active] = out["latent"][active, j] = new_latent
             logprob[active, j] = model.log_density(new_latent.to(torch.float64), mean, scale)
         length = (len(times) - n_prompt_latents).clamp_max(longest).tolist()
         reaches_end = ((n_prompt_latents + longest >= len(times)) | ahead).tolist()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 import torch
 from annotated_types import Ge, MinLen
+from torch import Tensor
 from torch.nn.functional import pad
 
 from gxpo.forest.forest import Forest
@@ -169,7 +170,7 @@ def action(*pieces: Completion) -> dict[str, Any]:
 
     last, extras = pieces[-1], {}
     for name in payload(pieces):
-        extras[name] = torch.from_numpy(np.concatenate([piece.extras[name] for piece in pieces]))
+        extras[name] = extra_of(pieces, name)
     # supports differ in width from call to call: padded with -1, which is no id, they are one tensor [T, K]
     if any(piece.support is not None for piece in pieces):
         supports = [
@@ -178,9 +179,10 @@ def action(*pieces: Completion) -> dict[str, Any]:
         width = max(block.shape[1] for block in supports)
         extras["support"] = torch.cat([pad(b.to(torch.int64), (0, width - b.shape[1]), value=-1) for b in supports])
     # a piece without them was sampled from unchanged logits: no bias, and penalties that do nothing
-    for name, neutral in ((BIAS, torch.tensor(-1)), (PENALTY, torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64))):
-        if any(getattr(piece, name) is not None for piece in pieces):
-            blocks = [getattr(piece, name) for piece in pieces]
+    for name, nothing, dtype in ((BIAS, -1, torch.int64), (PENALTY, [0.0, 0.0, 1.0, 0.0], torch.float64)):
+        blocks = [getattr(piece, name) for piece in pieces]
+        if any(x is not None for x in blocks):
+            neutral = torch.tensor(nothing, dtype=dtype)
             extras[name] = torch.cat(
                 [
                     neutral.expand(len(p.tokens), *neutral.shape) if x is None else torch.as_tensor(x)
@@ -196,6 +198,12 @@ def action(*pieces: Completion) -> dict[str, Any]:
         "biases": to_records(biases_of(pieces), extras[BIAS].tolist()) if BIAS in extras else {},
         **_versions(pieces),
     }
+
+
+def extra_of(pieces: Sequence[Completion], name: str) -> Tensor:
+    """What an engine has recorded under this name, [T, ...]: the rows of all pieces."""
+    blocks = [piece.extras[name] for piece in pieces]
+    return torch.from_numpy(blocks[0] if len(blocks) == 1 else np.concatenate(blocks))
 
 
 def biases_of(pieces: Sequence[Completion]) -> dict[int, TokenBias]:

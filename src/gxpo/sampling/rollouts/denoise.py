@@ -16,7 +16,6 @@ from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 from annotated_types import Interval
 
 from gxpo.base.errors import ConfigError
@@ -29,6 +28,7 @@ from gxpo.sampling.rollouts.build import (
     Limit,
     RolloutPart,
     action,
+    extra_of,
     group_of,
     keyed,
     name_draws,
@@ -292,15 +292,17 @@ def latent_record(
     left_out  steps with noise that are not trained
     """
     parts = [part for part in parts if part.tokens]
-    extras = {key: np.concatenate([part.extras[key] for part in parts]) for key in parts[0].extras}
-    trainable = extras["noise_scale"] > 0
+    turn = action(*parts)
+    extras = turn["extras"]
+    extras |= {key: extra_of(parts, key) for key in parts[0].extras if key not in extras}
+    trainable = (extras["noise_scale"] > 0).tolist()
     trainable[0] &= "fork" in columns  # without a fork the first token is the initial noise
-    trainable[list(left_out)] = False
-    turn = action(*parts) | {
-        "trainable": trainable.tolist(),
+    for k in left_out:
+        trainable[k] = False
+    turn |= {
+        "trainable": trainable,
         "segments": segment_begins(len(trainable), chunks),
-        "extras": {key: torch.from_numpy(x) for key, x in extras.items()},
-        "action_text": _format_latent(extras["latent"][-1]),
+        "action_text": _format_latent(parts[-1].extras["latent"][-1]),
     }
     # a model of pictures has made one: its text names it, and the record refers to it
     if (picture := parts[-1].picture) is not None:
