@@ -146,10 +146,10 @@ class MaskedLearner(ModuleLearner):
         names: Sequence[str] = ("logprob",),
         *,
         policy: str = "current",
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Detached float64 [P] outputs of the "current" or the "reference" policy, for every action token; none of them
-        uses `given`."""
+        uses `constants`."""
         reader = replace(self.policy, model=self.module_of(policy))
         batches = self._microbatches(self._packing(forest), torch.arange(forest.n_entries), None)
         nothing = torch.full((forest.n_entries,), torch.nan, dtype=torch.float64)

@@ -27,9 +27,9 @@ AT_LAYERS = ("logprob", "entropy", "mean_logprob")  # may be followed by "@LAYER
 # are followed by "@ALPHA", "@K", "@K", and "@CAP" or "@none"
 WITH_NUMBER = ("divergence", "likeliest", "likeliest_logprob", "expected_score")
 BY_HAND = {"logprob", "entropy"}  # with hand-written gradients, over the whole vocabulary
-# constants that an output is made with: ids, and log-probs of them and of all others together
+# constants that an output is computed with: ids, and log-probs of them and of all others together
 TEACHER = ("teacher_ids", "teacher_logprob")
-GIVEN = {"divergence": TEACHER, "expected_score": LIKELIEST}
+CONSTANTS = {"divergence": TEACHER, "expected_score": LIKELIEST}
 
 
 class Readout:
@@ -262,7 +262,7 @@ def _cap(output: Output) -> float | None:
     return cap
 
 
-def _check_names(names: Sequence[str], heads: Sequence[str], given: Mapping[str, Tensor] | None) -> None:
+def _check_names(names: Sequence[str], heads: Sequence[str], constants: Mapping[str, Tensor] | None) -> None:
     for name in names:
         output = Output(name)
         if output.kind == "value":
@@ -276,9 +276,9 @@ def _check_names(names: Sequence[str], heads: Sequence[str], given: Mapping[str,
             layer_outputs = [Output(kind, "LAYER", normed=normed) for normed in (True, False) for kind in AT_LAYERS]
             known_outputs = ", ".join((*OUTPUTS, *layer_outputs, *(f"{x}@NUMBER" for x in WITH_NUMBER)))
             raise ModelError(f"the torch learner has no output {name!r}; it has {known_outputs}")
-        if not set(constants := GIVEN.get(output.kind, ())) <= set(given or {}):
+        if not set(inputs := CONSTANTS.get(output.kind, ())) <= set(constants or {}):
             raise ModelError(
-                f"output {name!r} is of a stored distribution: give {' and '.join(constants)} beside the loss"
+                f"output {name!r} is of a stored distribution: give {' and '.join(inputs)} beside the loss"
             )
 
 
@@ -293,7 +293,7 @@ def read(
     head: nn.Linear | None = None,
     heads: Sequence[str] = (),
     logits_at_once: int = 2**23,
-    given: Mapping[str, Tensor] | None = None,
+    constants: Mapping[str, Tensor] | None = None,
     changes: LogitChanges | None = None,
 ) -> dict[str, Tensor]:
     """Named outputs [n] of the distribution softmax(logits / temperature), restricted to `support` if given.
@@ -303,25 +303,25 @@ def read(
     logprob = z_target - logsumexp z, entropy = logsumexp z - sum p z and mean_logprob = mean z - logsumexp z with
     z = logits / temperature over the allowed ids; value, value@NAME = the row of head(state) that `heads` names so, of
     the state in which the token is chosen;
-    "divergence@A" = `generalised_jensen_shannon` with alpha A to given["teacher_ids"] [n, K] and
-    given["teacher_logprob"] [n, K + 1] (as `with_rest` gives them, of the same temperature and support; all -1 and
-    -inf: 0); "expected_score@CAP" = `expected_score` under given["sampler_ids"] and given["sampler_logprob"], of these
-    shapes; "likeliest@K" [n, K], "likeliest_logprob@K" [n, K + 1]: the K likeliest ids, as numbers, and `with_rest` of
-    them, without gradient.
+    "divergence@A" = `generalised_jensen_shannon` with alpha A to constants["teacher_ids"] [n, K] and
+    constants["teacher_logprob"] [n, K + 1] (as `with_rest` gives them, of the same temperature and support; all -1 and
+    -inf: 0); "expected_score@CAP" = `expected_score` under constants["sampler_ids"] and constants["sampler_logprob"],
+    of these shapes; "likeliest@K" [n, K], "likeliest_logprob@K" [n, K + 1]: the K likeliest ids, as numbers, and
+    `with_rest` of them, without gradient.
 
     states [n, H]; target [n] ids; temperature [n]; support [n, A] allowed ids padded with -1, a row of all -1 being the
     whole vocabulary. Computed in float32 at least, in chunks of `logits_at_once` logits, which the backward pass
     computes again instead of holding more of them.
     """
     # a mistake in lengths would otherwise be broadcast or cut off silently
-    _check_names(names, heads, given)
+    _check_names(names, heads, constants)
     n = target.shape[0]
     if states.shape[:1] != (n,) or temperature.shape != (n,) or (support is not None and support.shape[:1] != (n,)):
         raise ValueError(
             f"states {tuple(states.shape)}, target {tuple(target.shape)}, temperature {tuple(temperature.shape)} and "
             f"support {None if support is None else tuple(support.shape)} must share their first dimension"
         )
-    stored = {name: x for name, x in (given or {}).items() if any(name in names for names in GIVEN.values())}
+    stored = {name: x for name, x in (constants or {}).items() if any(name in names for names in CONSTANTS.values())}
     if wrong := [name for name, x in stored.items() if x.shape[0] != n]:
         raise ValueError(f"{' and '.join(wrong)} must have a row for each of the {n} tokens that are read")
     # value heads read the hidden state itself and need no logits
@@ -425,8 +425,8 @@ def _read_chunk(
         out["mean_logprob"] = mean - log_total
     # these ids index the vocabulary, not the columns of the support
     for output in map(Output, names):
-        if output.kind in GIVEN:
-            ids, constant = (stored[name] for name in GIVEN[output.kind])
+        if output.kind in CONSTANTS:
+            ids, constant = (stored[name] for name in CONSTANTS[output.kind])
             student = with_rest(vocabulary_z, log_total, ids, support)
             if output.kind == "divergence":
                 out[output] = generalised_jensen_shannon(student, constant.to(student), _alpha(output))

@@ -80,10 +80,10 @@ class ShardedLearner(TorchLearner):
         names: Sequence[str] = ("logprob",),
         *,
         policy: str = "current",
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         try:
-            return super().outputs(forest, names, policy=policy, given=given)
+            return super().outputs(forest, names, policy=policy, constants=constants)
         finally:
             self._reshard()
 
@@ -106,9 +106,9 @@ class ShardedLearner(TorchLearner):
         batch: MicroBatch,
         names: Sequence[str],
         readout: Readout,
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        return within(readout.causal, super()._forward, batch, names, readout, given)
+        return within(readout.causal, super()._forward, batch, names, readout, constants)
 
     def _reshard(self) -> None:
         """Drop gathered parameters that no backward pass will drop: the optimiser moves the shards."""

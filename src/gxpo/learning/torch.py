@@ -294,7 +294,7 @@ class TorchLearner(InProcess):
         names: Sequence[str] = ("logprob",),
         *,
         policy: str = "current",
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Detached float64 [P] outputs ("logprob", "entropy", "value"...) of the "current" or the "reference" policy.
 
@@ -302,8 +302,8 @@ class TorchLearner(InProcess):
         several current policies each reads its own. "logprob", "entropy" and "mean_logprob" followed by "@3" or "@0.25"
         are of the head on the normed hidden state after layer 3, or after that share of the layers, and with
         "unnormed_" before them of the state as it is; "likeliest@K" [P, K] and "likeliest_logprob@K" [P, K + 1] are the
-        likeliest ids, and their log-probs and that of all others; "divergence@A" is to the teacher that is `given`, and
-        "expected_score@CAP" of the sampler that is `given` (see
+        likeliest ids, and their log-probs and that of all others; "divergence@A" is to the teacher in `constants`, and
+        "expected_score@CAP" of the sampler in `constants` (see
         `gxpo.learning.readout.read`).
         """
         # the reference reads all tokens, of several current policies each its own
@@ -319,7 +319,7 @@ class TorchLearner(InProcess):
         nan_outputs = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
         with adapters, self._short_memory("computing log-probs"):
             return outputs_of(
-                lambda b: self._forward(b, names, readout, given), batches, nan_outputs, lockstep=self.lockstep
+                lambda b: self._forward(b, names, readout, constants), batches, nan_outputs, lockstep=self.lockstep
             )
 
     @torch.no_grad()
@@ -373,7 +373,7 @@ class TorchLearner(InProcess):
         batch: MicroBatch,
         names: Sequence[str],
         readout: Readout,
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Outputs [E] of a micro-batch's entries, float64, with gradient where it is enabled."""
         layers = readout.by_layer(names)
@@ -384,13 +384,13 @@ class TorchLearner(InProcess):
         state_index, target, temperature, support, changes, reading = (
             batch.place, batch.target, batch.temperature, batch.support, batch.changes, batch.reading
         )  # fmt: skip
-        # readings are distinct (token, temperature); constants in `given` may differ between entries that share one
-        given_rows: dict[str, Tensor] | None = None
-        if given:
+        # readings are distinct (token, temperature); `constants` may differ between entries that share one
+        constant_rows: dict[str, Tensor] | None = None
+        if constants:
             state_index, target, temperature = state_index[reading], target[reading], temperature[reading]
             support = None if support is None else support[reading]
             changes, reading = None if changes is None else changes[reading], torch.arange(len(reading))
-            given_rows = {name: one_to_device(x[batch.entries], self.device) for name, x in given.items()}
+            constant_rows = {name: one_to_device(x[batch.entries], self.device) for name, x in constants.items()}
         out = {}
         index_there, target_there, temperature_there = to_device((state_index, target, temperature), self.device)
         for (layer, normed), layer_states in zip(layers, states, strict=True):
@@ -405,7 +405,7 @@ class TorchLearner(InProcess):
                 head=self.value_head,
                 heads=self.value_heads,
                 logits_at_once=self.logits_at_once,
-                given=given_rows,
+                constants=constant_rows,
                 changes=changes,
             )
             if soft:
@@ -414,10 +414,10 @@ class TorchLearner(InProcess):
             out |= {name: x[reading] for name, x in layer_outputs.items()}
         return out
 
-    def _live(self, batch: MicroBatch, names: Sequence[str], *given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _live(self, batch: MicroBatch, names: Sequence[str], *constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if with_columns := [name for name in names if self._readout.columns(name) is not None]:
             raise ModelError(f"output {with_columns[0]!r} has no gradient: ask `outputs` for it, not a step")
-        return self._forward(batch, names, self._readout, *given)
+        return self._forward(batch, names, self._readout, *constants)
 
     def _states(self, sheet: Sheet, readout: Readout, layers: Sequence[int] = (-1,)) -> list[Tensor]:
         """Hidden states [n, H] of a sheet's tokens after each of these layers."""

@@ -252,10 +252,10 @@ class Learner(Protocol):
         names: Sequence[str] = ("logprob",),
         *,
         policy: str = "current",
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Detached float64 [P] outputs ([P, K] of some); `policy` is "current" or "reference". Untrainable entries are
-        computed too. `given`: constants [P, ...] that some outputs are made with."""
+        computed too. `constants`: [P, ...] by name that some outputs are computed with."""
         ...
 
     def follow(self, policy: Any, rate: float) -> None:
@@ -282,7 +282,7 @@ class Learner(Protocol):
         names: Sequence[str] = ("logprob",),
         couples: str = "token",
         active: Tensor | None = None,
-        given: Mapping[str, Tensor] | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ) -> StepInfo:
         """One optimiser step on L(x); exact for any micro-batches."""
         ...

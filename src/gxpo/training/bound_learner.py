@@ -211,9 +211,9 @@ class BoundLearner:
         return {"names": self._names, "couples": self.method.couples, **self.constant_arguments(batch.signals)}
 
     def constant_arguments(self, signals: Signals) -> dict[str, dict[str, Tensor]]:
-        """The signals that outputs of the loss are made with, where a term names any (`TermPart.given`)."""
+        """The signals that outputs of the loss are computed with, where a term names any (`TermPart.constants`)."""
         return (
-            {"given": {name: signals[name] for name in self.method.output_signals}}
+            {"constants": {name: signals[name] for name in self.method.output_signals}}
             if self.method.output_signals
             else {}
         )

@@ -86,7 +86,7 @@ class Plain:
 
 
 class Asks(TermPart):
-    given = ("teacher_ids",)
+    constants = ("teacher_ids",)
 
     def __call__(self, forest, policy, credit, weight, signals, step):
         return policy.logprob.sum() * 0 + 10 * step
@@ -101,7 +101,7 @@ class Asks(TermPart):
 def test_a_sum_hands_everything_on_to_its_terms(toy) -> None:
     both = Plain() + Asks()
     assert isinstance(both, TermSum) and [type(t) for t in both.terms] == [Plain, Asks]
-    assert both.given == ("teacher_ids",)
+    assert both.constants == ("teacher_ids",)
     assert float(both(toy.forest, toy.policy(), toy.credit, toy.weight, {"of": 3.0}, 4)[0].detach()) == 47.0
     weight = column(1, 0, -1, 1, 0)
     assert both.active(toy.forest, toy.credit, weight).tolist() == [True, False, True, False, False]

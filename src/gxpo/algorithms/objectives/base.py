@@ -53,7 +53,7 @@ class TermPart(Part, ABC):
     couples   "token" | "trajectory" | "group" | "step": which entries of x may influence each other's derivative
     outputs   policy outputs that it reads, gradient included: `Output`s, or their names ("logprob", "entropy")
     needs     signals it reads
-    given     signals [P, ...] that the learner makes some of its outputs with ("divergence@A": the teacher's)
+    constants signals [P, ...] that the learner computes some of its outputs with ("divergence@A": the teacher's)
     requires  what the rollouts must carry
     reads_credit  False for a term that reads outcomes or verdicts instead
     """
@@ -63,7 +63,7 @@ class TermPart(Part, ABC):
     couples: str = "token"
     outputs: tuple[str, ...] = ("logprob",)
     needs: tuple[str, ...] = ()
-    given: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     learns_from_equal_groups: bool = False
 
@@ -171,7 +171,7 @@ class TermSum(TermPart):
         if not self.terms:
             raise ConfigError("an objective needs at least one term")
         object.__setattr__(self, "couples", max((t.couples for t in self.terms), key=COUPLES.index))
-        for name in ("outputs", "needs", "given", "requires"):
+        for name in ("outputs", "needs", "constants", "requires"):
             union = dict.fromkeys(x for term in self.terms for x in TermPart.hook(term, name))
             object.__setattr__(self, name, tuple(union))
 

@@ -52,7 +52,7 @@ class ScoreCentring(TermPart):
     cap: Positive | None = None
 
     needs = LIKELIEST
-    given = LIKELIEST
+    constants = LIKELIEST
 
     @property
     def output(self) -> Output:
