@@ -212,23 +212,23 @@ def merge(
     An override that takes nothing from that method, and nothing of the composition away, is `Stated.by_method`.
     """
     # an override either states a value, or borrows a stage from another method by that method's name
-    decided, borrowed = {}, {}
+    values, stage_sources = {}, {}
     for key, override in overrides.items():
         if isinstance(override.value, str) and override.value in methods:
-            borrowed[key] = override
+            stage_sources[key] = override
         else:
-            decided[key] = override
+            values[key] = override
     # methods merge without an order: two different values of one key are an error with a remedy, never the last one
     merged: dict[str, Stated] = {}
     for label, _, keys in definitions:
         for key, value in keys.items():
             # options of rewards are joined by reward and name: a method states those of its own rewards only
-            if key == JOINED and key in decided:
-                decided[key] = joined(decided[key], value)
-            if key in decided or any(_governs(k, key, keys) for k in borrowed):
+            if key == JOINED and key in values:
+                values[key] = join_reward_options(values[key], value)
+            if key in values or any(_governs(k, key, keys) for k in stage_sources):
                 continue
             # what a method adds to its own part goes with that part when the caller replaces it
-            if any(key.startswith(f"{stage}.add.") and stage in keys for stage in decided):
+            if any(key.startswith(f"{stage}.add.") and stage in keys for stage in values):
                 continue
             # values are compared and not texts, so that 1 and 1.0 from two files are no conflict
             if key in merged and not same(merged[key].value, value):
@@ -239,19 +239,19 @@ def merge(
                     f"in Python {{{key!r}: {first.origin.split('@')[0]!r}}}"
                 )
             merged.setdefault(key, Stated(value, label))
-    for key, override in borrowed.items():
+    for key, override in stage_sources.items():
         # a stage is borrowed with its parameters: half of another method's stage would be a method that nobody has
         # published
         source = methods[override.value]
-        taken = {k: v for k, v in source.keys.items() if _governs(key, k, source.keys)}
-        merged |= {k: Stated(v, f"{override.origin} (as in {source.name})") for k, v in taken.items()}
+        stage_keys = {k: v for k, v in source.keys.items() if _governs(key, k, source.keys)}
+        merged |= {k: Stated(v, f"{override.origin} (as in {source.name})") for k, v in stage_keys.items()}
         # a method that has nothing at this stage: the stage is as in the base, which has to be said and not dropped
-        if not taken and not any(_governs(key, k, keys) for _, _, keys in definitions for k in keys):
+        if not stage_keys and not any(_governs(key, k, keys) for _, _, keys in definitions for k in keys):
             merged[key] = dataclasses.replace(override, by_method=True)
-    return merged | decided
+    return merged | values
 
 
-def joined(override: Stated, below: Any) -> Stated:
+def join_reward_options(override: Stated, below: Any) -> Stated:
     """Options of rewards as the caller states them, over those that a method states of the same rewards."""
     if not isinstance(override.value, Mapping):
         return override
@@ -279,12 +279,12 @@ def check_refusals(
                 raise ConfigError(f"{label} can't work with {key}={show(resolved[key])}: set {key} to another value")
 
 
-def check_allowed(part: Any, resolved: Mapping[str, Stated]) -> None:
+def check_allowed(part: Any, keys: Mapping[str, Stated]) -> None:
     """Raise where a setting of the run has a value that a part can't work with: it `allows` other ones alone."""
-    for key, (values, why) in getattr(part, "allows", {}).items():
-        if key in resolved and not any(same(resolved[key].value, v) for v in values):
-            others = " or ".join(map(show, values))
-            raise ConfigError(f"{key}={show(resolved[key].value)}: {show(part)} {why}: set {key} to {others}")
+    for key, (values, reason) in getattr(part, "allows", {}).items():
+        if key in keys and not any(same(keys[key].value, v) for v in values):
+            alternatives = " or ".join(map(show, values))
+            raise ConfigError(f"{key}={show(keys[key].value)}: {show(part)} {reason}: set {key} to {alternatives}")
 
 
 def finite(value: Any, unbounded: bool = False) -> bool:
@@ -335,6 +335,6 @@ def is_section(key: str, keys: Iterable[str]) -> bool:
 
 
 def unknown_key(key: str, valid: Sequence[str]) -> ConfigError:
-    """The error for a key that nothing has, with what is close."""
+    """Error for a key that no part has, with the nearest known key."""
     weights = "; weights of several rewards are scoring.weights" if key.startswith("reward.") else ""
     return ConfigError(f"unknown key {key!r}{did_you_mean(key, valid)}{weights}")

@@ -230,7 +230,7 @@ class Completion:
     top_ids: np.ndarray | None = None  # [len(tokens), K] int64 likeliest ids in order, padded with -1
     top_logprobs: np.ndarray | None = None  # [len(tokens), K] their log-probs
 
-    def within(self, room: int) -> Completion:
+    def truncate(self, room: int) -> Completion:
         """The first `room` tokens of a completion that had more room."""
         if len(self.tokens) <= room:
             return self

@@ -22,8 +22,18 @@ from gxpo.base import yamltext
 from gxpo.base.errors import ConfigError, did_you_mean
 from gxpo.methods.compose import method
 from gxpo.methods.method import Method
-from gxpo.parts.definition import JOINED, Stated, check_allowed, finite, is_schedule, is_section, joined, show, stage_of
-from gxpo.parts.options import SECTIONS, canonical, dotted, leaves, settings_of, silent_keys
+from gxpo.parts.definition import (
+    JOINED,
+    Stated,
+    check_allowed,
+    finite,
+    is_schedule,
+    is_section,
+    join_reward_options,
+    show,
+    stage_of,
+)
+from gxpo.parts.options import SECTIONS, canonical, flatten_keys, leaves, settings_of, silent_keys
 from gxpo.parts.settings import RUN_KEYS, RunSettings
 from gxpo.sampling.rollouts.logged import OF_PHASES
 from gxpo.training.phase_plan import RULES, Phase, expand, may_change
@@ -283,7 +293,7 @@ def resolve(settings: Mapping[str, Stated], *, composed: Method | None = None) -
     keys of the method go over those that it was composed with."""
     places = [f"{s.error_prefix}{k}" for k, s in settings.items()]
     plain = [yamltext.plain(s.value, place) for s, place in zip(settings.values(), places, strict=True)]
-    settings = dotted({k: replace(s, value=value) for (k, s), value in zip(settings.items(), plain, strict=True)})
+    settings = flatten_keys({k: replace(s, value=value) for (k, s), value in zip(settings.items(), plain, strict=True)})
     return _resolved(over({}, {canonical(k): s for k, s in settings.items()}), composed)
 
 
@@ -326,7 +336,7 @@ def _resolve(settings_given: Mapping[str, Stated], composed: Method | None) -> R
         composed = method(composed, part_keys, compat=compat.value)
     # Options of rewards join: the method's stay for those that the user does not state.
     if JOINED in stated_run_keys and JOINED in composed.run_keys:
-        stated_run_keys[JOINED] = joined(stated_run_keys[JOINED], composed.run_keys[JOINED].value)
+        stated_run_keys[JOINED] = join_reward_options(stated_run_keys[JOINED], composed.run_keys[JOINED].value)
     stated_run_keys = over(composed.run_keys, stated_run_keys)
     settings = _validate(stated_run_keys)
     merged = {k: Stated(v, "default") for k, v in RUN_KEYS.items()} | stated_run_keys

@@ -139,7 +139,7 @@ def test_a_misread_prompt_loses_its_own_samples_alone(engine, monkeypatch):
     (line,) = messages
     assert f"request of task '1' otherwise than the learner does, first at place {len(two.prompt) - 1} of" in line
     assert "unscored" in line
-    assert all(c.within(1).finish == MISREAD for c in actual[1]) and actual[0][0].within(1).finish != MISREAD
+    assert all(c.truncate(1).finish == MISREAD for c in actual[1]) and actual[0][0].truncate(1).finish != MISREAD
 
 
 def test_a_first_picture_that_is_misread_is_an_error(engine, monkeypatch):

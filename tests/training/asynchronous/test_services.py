@@ -103,7 +103,7 @@ def test_each_token_has_the_log_prob_of_the_version_that_drew_it() -> None:
             allowed = logits.double().topk(5)
             place = allowed.indices.tolist().index(token)
             assert logprob == pytest.approx(float(allowed.values.log_softmax(0)[place]), abs=1e-5)
-    cut = next(c for _, c in actual if c.versions).within(2)
+    cut = next(c for _, c in actual if c.versions).truncate(2)
     assert cut.versions == () and len(cut.tokens) == 2
 
 

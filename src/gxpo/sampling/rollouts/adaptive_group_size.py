@@ -234,7 +234,7 @@ class AdaptiveGroupSize(Rollout):
             return [math.nan if x else p for x, p in zip(is_unsure, self.memory.predict(tasks), strict=True)]
         if isinstance(self.prior, str):
             return self.memory.predict(tasks, 2.0, mean=0.5)
-        return self.memory.predict(tasks, self.prior, unseen=0.5)
+        return self.memory.predict(tasks, self.prior, initial=0.5)
 
     def first(self, draws: Sequence[Draw], play: Play) -> list[Attempts]:
         rates = self.predict([draw.task.id for draw in draws])

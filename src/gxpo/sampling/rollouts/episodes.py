@@ -326,7 +326,7 @@ class Play:
         completions = [completion for group in groups for completion in group]
         if not shortest_prefix:
             return completions
-        return [c.within(limit - len(e.action_prefix)) for e, c in zip(episodes, completions, strict=True)]
+        return [c.truncate(limit - len(e.action_prefix)) for e, c in zip(episodes, completions, strict=True)]
 
     @staticmethod
     def _requests(episodes: Sequence[Episode]) -> list[Request]:

@@ -70,7 +70,9 @@ def join_samples(
     joined_completions = [list(group) for group in completions]
     for (i, j), (piece,) in zip(rest.sources, continuations, strict=True):
         prefix = joined_completions[i][j]
-        joined_completions[i][j] = _join_completion(prefix, piece.within(sampling.max_new_tokens - len(prefix.tokens)))
+        joined_completions[i][j] = _join_completion(
+            prefix, piece.truncate(sampling.max_new_tokens - len(prefix.tokens))
+        )
     return joined_completions
 
 
