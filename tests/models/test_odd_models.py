@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 from gxpo.base.errors import ModelError
 from gxpo.bench.random_models import KINDS, TINY, Sizes
-from gxpo.learning.lora import LoraSettings, merged
+from gxpo.learning.lora import LoraSettings, merge_adapters
 from gxpo.models.decoder.forward import Decoder
 from gxpo.models.tiny import character_tokenizer
 from gxpo.parts.protocols import Request, Sampling, StreamKey
@@ -127,7 +127,7 @@ def test_an_adapter_on_the_head_is_read_by_sampler_and_learner():
     own_learner.restore({n: x + 0.1 * torch.randn(x.shape, generator=draw) for n, x in own_learner.snapshot().items()})
     bare = alone(own_learner.model, FORKED)["logprob"]
     assert torch.allclose(own_learner.outputs(FORKED)["logprob"], bare, rtol=0, atol=1e-5)
-    one = merged(copy.deepcopy(own_learner.model))
+    one = merge_adapters(copy.deepcopy(own_learner.model))
     assert torch.allclose(alone(one, FORKED)["logprob"], bare, rtol=0, atol=1e-5)
 
 

@@ -159,7 +159,7 @@ class InProcess:
                 local_gradients = {name: local(g) for name, g in self.optimiser.gradients().items()}
                 culprit = runtime.first_of(first_not_finite(local_gradients) or "") or "the sum of its squares"
                 return replace(info, grad_norm=norm, nonfinite=culprit)
-            return replace(info, grad_norm=norm, moved=self.optimiser.moved)
+            return replace(info, grad_norm=norm, moved_share=self.optimiser.moved_share)
         finally:  # an error must not leave a half-summed gradient for the next step
             self.optimiser.zero()
 
@@ -233,17 +233,17 @@ class InProcess:
         )
         self.optimiser.share()  # a sum over processes, never a mean: L has its own denominators
         # report nan, not the constants, for tokens that were not run
-        computed = torch.zeros(forest.n_entries, dtype=torch.bool)
-        computed[entries] = True
+        is_computed_P = torch.zeros(forest.n_entries, dtype=torch.bool)
+        is_computed_P[entries] = True
         with torch.no_grad():
             value = float(loss(x))
         return StepInfo(
             empty=False,
             loss=value,
-            tokens_forward=sum(batch.stored for batch in batches),
+            tokens_forward=sum(batch.n_stored for batch in batches),
             tokens_flat=packing.flat_tokens(entries),
             microbatches=len(batches),
-            outputs={name: v.masked_fill(~computed, torch.nan) for name, v in x.items()},
+            outputs={name: v.masked_fill(~is_computed_P, torch.nan) for name, v in x.items()},
         )
 
     # ------------------------------------------------------------ samplers
@@ -438,13 +438,13 @@ def _merge(
     batches: Sequence[MicroBatch],
     start: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    merged = {name: torch.zeros_like(x) for name, x in start.items()}
+    sum_by_name = {name: torch.zeros_like(x) for name, x in start.items()}
     for batch, outputs in own_outputs:
-        for name, x in merged.items():
+        for name, x in sum_by_name.items():
             x[batch.entries] = outputs[name]
-    runtime.all_sum([merged[name] for name in sorted(merged)])
+    runtime.all_sum([sum_by_name[name] for name in sorted(sum_by_name)])
     computed_P = torch.zeros(len(next(iter(start.values()))), dtype=torch.bool)
     for batch in batches:
         computed_P[batch.entries] = True
     computed_mask = {name: computed_P.view(-1, *[1] * (x.dim() - 1)) for name, x in start.items()}
-    return {name: torch.where(computed_mask[name], merged[name], x) for name, x in start.items()}
+    return {name: torch.where(computed_mask[name], sum_by_name[name], x) for name, x in start.items()}

@@ -44,7 +44,7 @@ class Steps:
     data: Tensor
 
     @property
-    def stored(self) -> int:
+    def n_stored(self) -> int:
         """Number of steps for which the network runs."""
         return int((self.inner | self.renoised).sum())
 

@@ -25,13 +25,13 @@ class Answers:
 
     rows     the answers, whose tokens are read one after the other
     entries  [E] the action tokens (of P) that are read, and reading [E] which of the rows' tokens is each one's
-    stored   tokens of all views
+    n_stored tokens of all views
     """
 
     rows: list[Row]
     entries: Tensor
     reading: Tensor
-    stored: int
+    n_stored: int
 
 
 class MaskedPacking:

@@ -1,4 +1,4 @@
-"""Protocols of learning: what is known of each token (policies' outputs, signals), advantages, weights, terms, updates.
+"""Protocols of learning: policies' outputs and signals, advantages, weights, loss terms, learners, updates.
 
 Suffixes name axes: `_R` trajectories, `_P` path tokens, `_T` stored tokens. All that credit and weights receive is
 detached.
@@ -235,7 +235,7 @@ class StepInfo:
     tokens_forward: int = 0  # stored tokens that went through the model with gradient
     tokens_flat: int = 0  # what they would have been without sharing
     microbatches: int = 0
-    moved: float | None = None  # share of the weights that changed, float32 ones by a sample; None: not counted
+    moved_share: float | None = None  # share of the weights that changed, float32 ones by a sample; None: not counted
     nonfinite: str = ""  # the first parameter whose gradient was not finite: no step was taken
     outputs: Mapping[str, Tensor] = field(default_factory=dict)  # detached policy outputs [P], nan where not computed
 

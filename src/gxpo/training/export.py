@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gxpo.base.errors import CheckpointError, ConfigError, GxpoError, ModelError
-from gxpo.learning.lora import ALONE, LoraSettings, merged, parameters_of_policy, trained_policies, with_lora
+from gxpo.learning.lora import ALONE, LoraSettings, merge_adapters, parameters_of_policy, trained_policies, with_lora
 from gxpo.learning.torch import VALUE_HEAD
 from gxpo.models.chat.render import source
 from gxpo.models.chat.rendered import RENDERED
@@ -176,7 +176,7 @@ def trained(
         base = loaded.path or (None if settings.model.startswith("tiny") else settings.model)
         model = with_lora(model, lora, base=None if base is None else str(base))
         _load_parameters(model, parameters, full)
-        model = model if adapter else merged(model)
+        model = model if adapter else merge_adapters(model)
     return _cast(model, kind), loaded.tokenizer
 
 

@@ -262,7 +262,7 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
         notify(unread)
     _check_tower(s, loaded.model)
     chat_format = _chat(s, loaded.tokenizer, loaded.model)
-    sharded: dict[str, Any] = {"sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
+    sharded: dict[str, Any] = {"is_sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
     learner = (ShardedLearner if sharded else TorchLearner)(
         loaded.model,
         **sharded,

@@ -307,7 +307,7 @@ class Stages(Resources):
             )
         # Low-precision weights round small steps away, while the optimiser's float32 copies gather them: it shows in
         # the first optimiser steps of a run, which are the only ones looked at.
-        moved = [i.moved for i in infos if i.moved is not None] if self.learner.optimiser.copies else []
+        moved = [i.moved_share for i in infos if i.moved_share is not None] if self.learner.optimiser.copies else []
         if moved and self.learner.optimiser.steps == len(moved) and max(moved) < MIN_WEIGHTS_MOVED:
             warnings.warn(
                 f"optim.lr={lr:.3g} changes {max(moved):.1%} of the {self.settings.learner.dtype} weights a step: the "

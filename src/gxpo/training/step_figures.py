@@ -231,7 +231,7 @@ def update_figures(
     computed_infos = [i for i in infos if not i.empty]
     moving_infos = [i for i in computed_infos if not i.nonfinite]
     forward, flat = sum(i.tokens_forward for i in computed_infos), sum(i.tokens_flat for i in computed_infos)
-    moved = [i.moved for i in moving_infos if i.moved is not None]
+    moved = [i.moved_share for i in moving_infos if i.moved_share is not None]
     names = dict.fromkeys(k for m in metrics for k in m)
     return {
         **{name: _average([m[name] for m in metrics if name in m]) for name in names},

@@ -84,7 +84,7 @@ class RemoteLearner:
                 if [x.numel() for x in out[name]] != [row.read.numel() for row in chunk_rows]:
                     raise ModelError(f"the training engine returned {name} for another number of tokens than requested")
                 readings[name] += out[name]
-        return {name: rows.gathered(parts) for name, parts in readings.items()}
+        return {name: rows.gather(parts) for name, parts in readings.items()}
 
     # ------------------------------------------------------------ steps
     def step(
@@ -132,7 +132,7 @@ class RemoteLearner:
             x[name] = x[name].index_copy(0, entries, value)
         slope = gradient_of(loss, x)
         # then the slopes row by row; an error in between must leave no part of a gradient in the engine
-        row_slopes = {name: rows.scattered(g[entries]) for name, g in slope.items() if bool(g[entries].any())}
+        row_slopes = {name: rows.scatter(g[entries]) for name, g in slope.items() if bool(g[entries].any())}
         pull_count = 0
         # what an earlier call may have left there
         self.engine.discard()
@@ -157,29 +157,29 @@ class RemoteLearner:
         )
 
     # ------------------------------------------------------------ unsupported: weights in this process
-    def _elsewhere(self, what: str) -> ConfigError:
-        return ConfigError(f"{what} needs the weights in this process: use cluster.backend=local or fsdp")
+    def _needs_local_weights(self, subject: str) -> ConfigError:
+        return ConfigError(f"{subject} needs the weights in this process: use cluster.backend=local or fsdp")
 
     def gradient(self, *_: Any, **__: Any) -> dict[str, Tensor]:
-        raise self._elsewhere("an update that asks for gradients")
+        raise self._needs_local_weights("an update that asks for gradients")
 
     def snapshot(self) -> dict[str, Tensor]:
-        raise self._elsewhere("an update that copies and restores the parameters")
+        raise self._needs_local_weights("an update that copies and restores the parameters")
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        raise self._elsewhere("an update that copies and restores the parameters")
+        raise self._needs_local_weights("an update that copies and restores the parameters")
 
     def hidden(self, forest: Forest, layer: int = -1) -> Tensor:
-        raise self._elsewhere("a part that reads hidden states")
+        raise self._needs_local_weights("a part that reads hidden states")
 
     def logits(self, states: Tensor) -> Tensor:
-        raise self._elsewhere("a part that reads logits")
+        raise self._needs_local_weights("a part that reads logits")
 
     def second_learner(self, *, lr: float) -> RemoteLearner:
-        raise self._elsewhere("a part that trains a second model")
+        raise self._needs_local_weights("a part that trains a second model")
 
     def follow(self, policy: Any, rate: float) -> None:
-        raise self._elsewhere("a model that follows the policy")
+        raise self._needs_local_weights("a model that follows the policy")
 
     # ------------------------------------------------------------ state
     def publish(self) -> None:

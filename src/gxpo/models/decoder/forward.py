@@ -67,7 +67,7 @@ class Decoder:
         self.recompute = recompute
         self.products: Products = products
         self.choices: Mapping[str, str] = choices or {}
-        self.within: Within = directly
+        self.run_inside: Within = directly
 
     @staticmethod
     def why_not(causal: Any) -> str | None:
@@ -161,7 +161,7 @@ class Decoder:
                 # later layers add nothing that was asked for
                 if states_by_layer.keys() >= set(layers):
                     return [states_by_layer[layer] for layer in layers]
-            run: Callable[..., Tensor] = partial(self.within, layer.module, self._layer)
+            run: Callable[..., Tensor] = partial(self.run_inside, layer.module, self._layer)
             arguments = (layer, x, *tables[layer.rope], plans[layer.window], product)
             # hold one hidden state a layer; the rest of it is computed again in the backward pass
             if self.recompute and torch.is_grad_enabled():

@@ -130,7 +130,7 @@ class PublishedPolicy(SamplingCopy):
         """Load the weights of a published version into the copy."""
         if version == self._copy_version:
             return
-        self.put(self.published[version].items())
+        self.set_weights(self.published[version].items())
         self._copy_version = version
 
     def retire(self, needed: set[int]) -> None:

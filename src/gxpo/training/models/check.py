@@ -11,7 +11,7 @@ import torch
 from gxpo.base.devices import to_host_float64
 from gxpo.base.errors import ModelError
 from gxpo.forest.forest import Forest
-from gxpo.learning.architecture import untrained_loss, why_flat
+from gxpo.learning.architecture import flat_layout_reason, untrained_loss
 from gxpo.learning.torch import TorchLearner
 from gxpo.models.chat.render import has_template
 from gxpo.models.decoder.architecture import layers_of
@@ -97,7 +97,7 @@ def checked(loaded: Loaded) -> ModelReport:
     reason_slow = Decoder.why_not(causal)
     if readout.decoder is None and reason_slow is None:
         reason_slow = "it does not do what its configuration says"
-    reason_flat = why_flat(readout)
+    reason_flat = flat_layout_reason(readout)
     layers = [] if readout.decoder is None else layers_of(causal, readout.decoder.family)
     report = ModelReport(
         model=loaded.name,
