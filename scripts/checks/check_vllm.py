@@ -207,7 +207,7 @@ def pictures(engine: VllmEngine, dtype: str) -> bool:
         pairs = [(r.prompt, c) for r, group in zip(asked_values, answered, strict=True) for c in group]
         actual = torch.cat([gaps(engine.model, prompt, c, 1.0) for prompt, c in pairs])
         message = f"max {float(actual.max()):.2e}, mean {float(actual.mean()):.2e} nats over {actual.numel()} tokens"
-        drawn_pairs = {t for _, c in pairs for t in c.tokens} & {*vision.banned}
+        drawn_pairs = {t for _, c in pairs for t in c.tokens} & {*vision.banned_ids}
         return check(name, float(actual.max()) < CLOSE[dtype] and not drawn_pairs, message), answered
 
     good, answered = compare("pictures, first turn", prompts, 1)

@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from gxpo.base.errors import need
 from gxpo.models.decoder.architecture import FULL, WINDOWED
-from gxpo.models.decoder.choices import Sizes, Trial, timed
+from gxpo.models.decoder.choices import Sizes, Trial, time_kernels
 
 KERNEL = "sdpa_or_block_mask"  # transformers takes a name with "sdpa" in it for a kernel that sdpa's models have
 NO_FLEX_BACKWARD = ("cpu", "mps")
@@ -232,7 +232,7 @@ def row_trial(config: Any, dtype: torch.dtype, device: torch.device, sizes: Size
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=dense, enable_gqa=heads != kv)
 
     with torch.enable_grad():
-        return timed(
+        return time_kernels(
             "row attention",
             {"dense": [lambda: run(dense_attention)], "flex": [lambda: run(lambda: attend(None, q, k, v, blocks)[0])]},
         )

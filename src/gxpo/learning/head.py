@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gxpo.models.decoder.architecture import are_plain_linears
-from gxpo.models.decoder.choices import Trial, timed
+from gxpo.models.decoder.choices import Trial, time_kernels
 
 NEVER = -1e4  # a log-probability whose probability is 0 in every dtype, and finite: 0 times it is 0
 COLUMNS = (256, 4096)  # least and most ids of a block
@@ -228,4 +228,4 @@ def head_trials(
 
     runs: dict[str, list[Callable[[], object]]] = {"whole": [read_whole], "blocks": [read_blocks]}
     with torch.enable_grad():
-        yield "head", timed("head", runs)
+        yield "head", time_kernels("head", runs)

@@ -100,7 +100,7 @@ class Arguments:
         """The configuration: names as they are, objects by the files that they are going to be in."""
         keys: dict[str, Stated] = {}
         if self.model is not None:
-            keys["model"] = Stated(str(out / MODEL), self.model.described)
+            keys["model"] = Stated(str(out / MODEL), self.model.description)
             # The model's own dtype, or loading it would convert it.
             keys["learner.dtype"] = Stated(self.model.dtype, "the model's")
         elif self.model_name is not None:

@@ -63,12 +63,12 @@ def test_placeholders_are_never_sampled(family, kernels):
     head = model.get_output_embeddings()
     with torch.no_grad():  # the placeholder's logit would be far above all others
         state = torch.randn(head.weight.shape[1], generator=torch.Generator().manual_seed(0))
-        for token in vision.banned:
+        for token in vision.banned_ids:
             head.weight[token] = 50 * state
     request = Request(prompt=(1, *vision.ids(picture(0)), 5), streams=tuple(replace(KEY, attempt=i) for i in range(64)))
     engine = TorchEngine(model, stop_ids=[2], kernels=kernels)
     actual = engine.sample([request], Sampling(temperature=2.0, max_new_tokens=6))
-    assert not {*vision.banned} & {t for said_actual in actual[0] for t in said_actual.tokens}
+    assert not {*vision.banned_ids} & {t for said_actual in actual[0] for t in said_actual.tokens}
 
 
 @pytest.mark.parametrize("key, value", [("learner.images_per_microbatch", 2), ("learner.freeze_vision_tower", True)])

@@ -92,12 +92,12 @@ def test_placeholders_have_no_probability(engine):
     vision = vision_of(engine.model)
     head = engine.model.get_output_embeddings()
     with torch.no_grad():  # their logits would be far above all others, or far below
-        head.weight[list(vision.banned)] = 50 * torch.randn(head.weight.shape[1])
+        head.weight[list(vision.banned_ids)] = 50 * torch.randn(head.weight.shape[1])
     engine.policy_version += 1
     requests = [Request(p, streams(str(i), 8)) for i, p in enumerate(prompts(vision)[1:3])]
     for request, group in zip(requests, engine.sample(requests, SHORT), strict=True):
         for c in group:
-            assert not {*vision.banned} & {*c.tokens} and agrees(engine, request.prompt, c)
+            assert not {*vision.banned_ids} & {*c.tokens} and agrees(engine, request.prompt, c)
 
 
 def test_a_prompt_holds_one_placeholder_for_a_picture_in_order(engine):

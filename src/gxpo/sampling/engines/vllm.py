@@ -303,7 +303,7 @@ class VllmEngine:
         vision, arrays = self._vision, _streams(requests)
         if vision is None:
             return {}, {**_prompts(requests), **arrays}
-        header: dict[str, Any] = {"banned": list(vision.banned)}
+        header: dict[str, Any] = {"banned": list(vision.banned_ids)}
         if all(max(r.prompt) < media.FIRST for r in requests):
             return header, {**_prompts(requests), **arrays}
         picture_header, prompt_arrays = vllm_pictures.message([r.prompt for r in requests], vision)
@@ -335,7 +335,7 @@ class VllmEngine:
             if not self.misread:
                 self._notify(f"{explanation}; such rollouts are unscored, and counted in sampler_misread")
             self.misread += sum(len(requests[i].streams) for i in misread_at)
-        if set(self._vision.banned) & set(reply_arrays["tokens"]):
+        if set(self._vision.banned_ids) & set(reply_arrays["tokens"]):
             raise ModelError(
                 "vLLM sampled a picture's placeholder, which has no probability: set sampling.engine=torch"
             )

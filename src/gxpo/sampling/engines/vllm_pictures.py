@@ -101,7 +101,7 @@ def probe(vision: Vision, ids: Sequence[int]) -> list[int]:
     noise = np.random.default_rng(0).integers(0, 256, (*PROBE, 3))
     ramp = np.linspace(0, 255, PROBE[1])[None, :, None]
     ref = media.PICTURES.put(((noise + 3 * ramp) / 4).astype(np.uint8))
-    text = [i for i in ids if i not in vision.banned]
+    text = [i for i in ids if i not in vision.banned_ids]
     return [*text[: len(text) // 2], *vision.ids(ref), *text[len(text) // 2 :]]
 
 
