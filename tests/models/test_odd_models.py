@@ -15,7 +15,7 @@ from gxpo.models.tiny import character_tokenizer
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines import network
 from gxpo.sampling.engines.torch import TorchEngine
-from gxpo.training.models.check import checked
+from gxpo.training.models.check import check_loaded
 from gxpo.training.models.load import Loaded, load
 
 WIDE = Sizes(128, 32, 48, 2, 4, 2, 12, 256, 4, 4)  # more ids than the tokenizer's 100
@@ -36,7 +36,7 @@ def test_a_padded_vocabulary_and_a_pad_token_that_is_an_end(tmp_path):
     ends = {c.tokens[-1] for c in drawn_value if c.finish == "stop"}
     assert ends == {2, 5} and not any({2, 5} & set(c.tokens[:-1]) for c in drawn_value)
     assert max(max(c.tokens) for c in drawn_value) >= 100
-    actual = checked(loaded)
+    actual = check_loaded(loaded)
     assert (actual.forward, actual.training, actual.tied_head, actual.problems) == ("fast", "packed", True, [])
     assert actual.vocabulary == "128 (tokenizer: 100)" and actual.end_ids == [2, 5]
     assert max(actual.sampler_gap, actual.transformers_gap) < 1e-5
@@ -47,7 +47,7 @@ def test_a_padded_vocabulary_and_a_pad_token_that_is_an_end(tmp_path):
 def test_what_is_wrong_with_a_model_is_a_problem():
     model, tokenizer = made("llama"), character_tokenizer()
     model.generation_config.eos_token_id = tokenizer.eos_token = None
-    actual = checked(Loaded(model, tokenizer, "odd", None))
+    actual = check_loaded(Loaded(model, tokenizer, "odd", None))
     assert actual.end_ids == [] and len(actual.problems) == 2
     assert "the tokenizer has 100 tokens, the model 31" in actual.problems[0]
     assert "no end-of-sequence id is known" in actual.problems[1]
@@ -59,7 +59,7 @@ def test_what_is_wrong_with_a_model_is_a_problem():
     ("qwen3-moe", "fast", "packed"),
 ])  # fmt: skip
 def test_how_a_model_is_run_is_said_with_the_reason(name, forward, training):
-    actual = checked(Loaded(KINDS[name].model(WIDE), character_tokenizer(), name, None))
+    actual = check_loaded(Loaded(KINDS[name].model(WIDE), character_tokenizer(), name, None))
     assert actual.forward.startswith(forward) and actual.training == training and actual.problems == []
     assert any("load-balancing loss" in note for note in actual.notes) == (name == "qwen3-moe")
 

@@ -33,7 +33,7 @@ def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool
     trained_part = (
         "LoRA adapter" if adapter else "LoRA, merged" if settings.learner.lora_rank else "every parameter trained"
     )
-    model, task = _called(settings.model, run), _called(settings.task, run)
+    model, task = _display_name(settings.model, run), _display_name(settings.task, run)
     parts = [
         _header(settings.model, adapter=adapter),
         f"# {model} after {step} steps of {resolved.label} on {task}",
@@ -43,7 +43,7 @@ def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool
         "## Held-out accuracy",
         _evaluation(run, step),
         "## Method",
-        *(_method(d, replaced) for d, replaced in method_by_name.values()),
+        *(_method(d, remainder) for d, remainder in method_by_name.values()),
         "## Settings",
         "`gxpo.yaml` holds the same with the origin of each; `gxpo train gxpo.yaml --out runs/again` repeats the run.",
         _settings(resolved),
@@ -55,7 +55,7 @@ def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool
     return "\n\n".join(parts) + "\n"
 
 
-def _called(name: str, run: Path) -> str:
+def _display_name(name: str, run: Path) -> str:
     """Display name of a model or task. One that was given as an object lies in the run directory: its architecture, or
     the name of its file."""
     path = Path(name)

@@ -134,7 +134,7 @@ def _write_one(
     folder: Path, settings: RunSettings, parameters: Mapping[str, Tensor], *, adapter: bool, dtype: str | None
 ) -> None:
     """Write the files that transformers or peft load."""
-    model, tokenizer = trained(settings, parameters, adapter=adapter, dtype=dtype)
+    model, tokenizer = load_trained(settings, parameters, adapter=adapter, dtype=dtype)
     if adapter:  # not the embeddings: peft would ask a model hub whether they have grown
         model.save_pretrained(folder, save_embedding_layers=False)
     else:
@@ -153,7 +153,7 @@ def _overview(policies: Mapping[str, str], base: str, models: Mapping[str, str])
     return "\n".join(["# The policies of a team", "", *lines, ""])
 
 
-def trained(
+def load_trained(
     settings: RunSettings, parameters: Mapping[str, Tensor], *, adapter: bool = False, dtype: str | None = None
 ) -> tuple[Any, Any]:
     """Load a separate model with these parameters (LoRA: merged in at least float32, or, `adapter`, as peft's), and its

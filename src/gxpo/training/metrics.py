@@ -448,7 +448,7 @@ class MetricsFile:
                 f"{self.path} not written: {error.strerror}; free space or check its directory"
             ) from error
 
-    def cut(self, step: int) -> int:
+    def truncate(self, step: int) -> int:
         """Drop the lines of steps after `step` and a torn last line, in one atomic write; gives how many went."""
         if not self.path.exists():
             return 0

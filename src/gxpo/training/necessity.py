@@ -131,11 +131,11 @@ def _shares(forest: Any, names: Sequence[str]) -> list[float]:
     return [sum(rights[name]) / len(rights[name]) for name in names]
 
 
-def report(trainer: Trainer, n: int, samples: int, delimiter: str, how: str, *, as_json: bool = False) -> str:
+def report(trainer: Trainer, n: int, samples: int, delimiter: str, mode: str, *, as_json: bool = False) -> str:
     """Measure step necessity and format it; in a delimiter \\n stands for the end of a line."""
-    if how not in ("drop", "replace"):
-        raise ConfigError(f"--necessity {how}: give drop or replace")
-    result = necessity(trainer, n, samples, delimiter.replace("\\n", "\n"), how)
+    if mode not in ("drop", "replace"):
+        raise ConfigError(f"--necessity {mode}: give drop or replace")
+    result = necessity(trainer, n, samples, delimiter.replace("\\n", "\n"), mode)
     if not as_json:
         return text(result)
     rows = [vars(s) | {"necessity": s.necessity} for s in result.steps]
@@ -153,9 +153,11 @@ def text(result: Necessity) -> str:
         lines.append(f"necessity {interval[0]:.3f}, 95% interval over tasks {interval[1]:.3f} to {interval[2]:.3f}")
     for number in sorted({s.number for s in result.steps}):
         rows = [s for s in result.steps if s.number == number]
-        with_it = sum(s.share_with for s in rows) / len(rows)
-        without = sum(s.share_without for s in rows) / len(rows)
-        lines.append(f"step {number}: right {with_it:.2f} with it, {without:.2f} without ({len(rows)} attempts)")
+        right_with = sum(s.share_with for s in rows) / len(rows)
+        right_without = sum(s.share_without for s in rows) / len(rows)
+        lines.append(
+            f"step {number}: right {right_with:.2f} with it, {right_without:.2f} without ({len(rows)} attempts)"
+        )
     for s in sorted(result.steps, key=lambda s: -s.necessity)[:5]:
         lines.append(f"  {s.necessity:+.2f}  step {s.number} of {s.steps}, task {s.task}: {s.text.strip()[:100]!r}")
     return "\n".join(lines)

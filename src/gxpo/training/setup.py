@@ -262,10 +262,10 @@ def _text_policy(resolved: Resolved, notify: Notify) -> Policy:
         notify(unread)
     _check_tower(s, loaded.model)
     chat_format = _chat(s, loaded.tokenizer, loaded.model)
-    sharded: dict[str, Any] = {"is_sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
-    learner = (ShardedLearner if sharded else TorchLearner)(
+    shard_options: dict[str, Any] = {"is_sampled": s.sampling.engine != "openai"} if s.cluster.backend == "fsdp" else {}
+    learner = (ShardedLearner if shard_options else TorchLearner)(
         loaded.model,
-        **sharded,
+        **shard_options,
         **_learning(resolved, device),
         images_per_microbatch=s.learner.images_per_microbatch,
         layout="packed" if s.learner.layout == "auto" else "flat",
@@ -417,7 +417,7 @@ def _learning(resolved: Resolved, device: str) -> dict[str, Any]:
     }
 
 
-def fitted(s: RunSettings, method: Method, source: Any, policy: Policy, *, refuses: bool) -> tuple[Any, list[str]]:
+def fit_source(s: RunSettings, method: Method, source: Any, policy: Policy, *, refuses: bool) -> tuple[Any, list[str]]:
     """The source with tasks whose prompts leave room for an answer (`tasks.too_long`), and lines that say what changed.
 
     refuses  whether one that is too long raises TaskError under tasks.too_long=error, or is only told

@@ -86,8 +86,8 @@ def test_sampling_goes_on_under_new_weights(tmp_path: Path, monkeypatch: pytest.
         def until_newer() -> bool:
             if self.stage.engine.policy_version != 1:
                 return False
-            with self._changed:
-                return self._changed.wait_for(lambda: self.schedule.version > 1, 60)
+            with self._condition:
+                return self._condition.wait_for(lambda: self.schedule.version > 1, 60)
 
         begun = self._thread is not None
         start(self)
@@ -121,8 +121,8 @@ def test_the_clock_changes_nothing_in_order_of_dispatch(tmp_path: Path, monkeypa
 
     def early(self: Pipeline, version: int) -> None:
         publish(self, version)
-        with self._changed:
-            self._changed.wait_for(lambda: not self.schedule.unfinished)
+        with self._condition:
+            self._condition.wait_for(lambda: not self.schedule.unfinished_groups)
 
     monkeypatch.setattr(Pipeline, "publish", early)
     one = train(tmp_path / "early", **keys)

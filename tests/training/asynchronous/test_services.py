@@ -49,7 +49,7 @@ def test_a_published_version_keeps_its_weights() -> None:
         policy.use(version)
         assert all(torch.equal(x, weights[name]) for name, x in policy.model.state_dict().items())
     policy.retire({1})
-    assert set(policy.published) == {1}
+    assert set(policy.tensors_by_version) == {1}
     assert not any(p.requires_grad for p in policy.model.parameters())
     with pytest.raises(ModelError, match="no policy 'other'"):
         policy.acting("other")
@@ -61,7 +61,7 @@ def test_with_lora_a_version_has_only_the_adapters() -> None:
     policy.publish(0)
     theirs, own_value = (dict(m.named_parameters()) for m in (learner.model, policy.model))
     trained = {name for name, p in theirs.items() if p.requires_grad}
-    assert trained and set(policy.published[0]) == trained
+    assert trained and set(policy.tensors_by_version[0]) == trained
     assert all((own_value[name] is theirs[name]) == (name not in trained) for name in theirs)
 
 

@@ -202,7 +202,7 @@ class RewardSet:
         return self._component_weights.get(component, 0.0 if component in reward.function.reports else reward.weight)
 
     @property
-    def weighed(self) -> tuple[str, ...]:
+    def weighted_names(self) -> tuple[str, ...]:
         """Names of the components that have a weight by their own name."""
         return tuple(self._component_weights)
 

@@ -236,7 +236,7 @@ class _Play:
     # ------------------------------------------------------------ writing
     def _scored_forest(self, episodes: Sequence[_Episode]) -> Forest:
         self.session.budget.rollouts += len(episodes)
-        agent_is_weighed = COMPONENT in getattr(self.session, "weighed", ())
+        agent_is_weighed = COMPONENT in getattr(self.session, "weighted_names", ())
         forest = Forest.from_records([self._record(e, agent_is_weighed) for e in episodes])
         return self.session.score(forest, [self._text_to_judge(e) for e in episodes])
 
