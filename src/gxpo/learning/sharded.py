@@ -35,7 +35,7 @@ class ShardedLearner(TorchLearner):
     whole copy, which `publish` brings up to date, one parameter at a time; it is the model as it was loaded, so that no
     process ever holds a second one.
 
-    sampled  samplers in this process need that copy
+    is_sampled  samplers in this process need that copy
 
     Needs a process group (`gxpo.base.runtime.start`), of one process at least.
     """

@@ -218,7 +218,7 @@ class Completion:
 
     tokens: list[int]
     logprobs: list[float]
-    finish: str  # "stop" | "length" | "interrupted" (see `TorchEngine.interrupted`) | MISREAD
+    finish: str  # "stop" | "length" | "interrupted" (see `TorchEngine.should_interrupt`) | MISREAD
     support: np.ndarray | None = None  # [len(tokens), K] int64 allowed ids, padded with -1; None = the whole vocabulary
     policy_version: int = 0  # of the first token
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # payload, leading dimension len(tokens)

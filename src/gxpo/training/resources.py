@@ -350,7 +350,7 @@ class Resources:
     def next_phase(self, tracker: PhaseTracker, step: int, budget_share: float, path: Path) -> None:
         """Begin the next phase from the checkpoint of the last step of this one.
 
-        spent  share of the run's budget
+        budget_share  share of the run's budget
         """
         before, updates = self.current, self.learner.optimiser.steps
         source, rewards, counts = self.source.state_dict(), self.rewards.state_dict(), dict(self.rewards.counts)

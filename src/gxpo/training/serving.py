@@ -249,7 +249,7 @@ def _answer(queue: CallQueue, calls: Sequence[Call], session: Session, notify: N
         notify(f"{len(calls)} calls are not answered: {message}")
         for call in calls:
             if not call.answer.done():
-                queue.answered(call)
+                queue.count_answer(call)
                 call.resolve(Refused(message, status=503))
 
 
@@ -305,7 +305,7 @@ class _EpisodeRecorder:
 
 def _record(attempt: Attempt, turns: Sequence[dict[str, Any]], name: str, session: Session) -> dict[str, Any]:
     """Build the record of an episode, with the posted reward as its outcome."""
-    outcome = outcome_of(attempt.posted)
+    outcome = outcome_of(attempt.outcome_body)
     first, *rest = turns
     columns = {"reward": outcome.reward, "success": outcome.success, "rewards": dict(outcome.rewards)}
     info = {**outcome.info, **({} if outcome.answer is None else {"answer": outcome.answer})}

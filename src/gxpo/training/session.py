@@ -46,7 +46,7 @@ from gxpo.parts.protocols import (
     TokenOptions,
 )
 from gxpo.sampling.engines.torch import TorchEngine
-from gxpo.sampling.rollouts.wording import reworded
+from gxpo.sampling.rollouts.wording import reword
 from gxpo.training.completion_bytes import pack, unpack
 
 
@@ -168,11 +168,11 @@ class Session:
             raise TaskError(f"task {task.id!r}: {error}") from error
 
     def reword(self, task: str, template: str, fields: Mapping[str, str]) -> tuple[int, ...] | None:
-        """Token ids of this step's task under another template (`wording.reworded`); None where that can't be done: an
+        """Token ids of this step's task under another template (`wording.reword`); None where that can't be done: an
         episode, an unknown task, a prompt that is neither a text nor a chat with a text of the user's."""
         original = None if self.envs is not None else self._tasks.get(task)
         try:
-            return None if original is None else self.encode(reworded(original, template, **fields))
+            return None if original is None else self.encode(reword(original, template, **fields))
         except TaskError:
             return None
 

@@ -77,7 +77,7 @@ def engine_of(
     )
     choice = choose(engine_name, run, python=s.sampling.engine_python, servers=s.sampling.servers)
     if engine_name == "auto" and not is_builtin_model(s.model):
-        notify(f"sampling with {choice.engine}: {choice.why}")
+        notify(f"sampling with {choice.engine}: {choice.reason}")
     # Engines outside of this process sample one policy, the first; the engine here samples all of them.
     (policy, *_) = learner.policies
     if choice.engine == "openai":

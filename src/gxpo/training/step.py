@@ -313,8 +313,8 @@ class Stages(Resources):
         if moved_shares and self.learner.optimiser.steps == len(moved_shares) and max(moved_shares) < MIN_WEIGHTS_MOVED:
             warnings.warn(
                 f"optim.lr={lr:.3g} changes {max(moved_shares):.1%} of the {self.settings.learner.dtype} weights "
-                "a step: the rest gathers in float32 copies until it shows, and the policy lags behind; raise optim.lr, or set "
-                "learner.dtype=float32",
+                "a step: the rest gathers in float32 copies until it shows, and the policy lags behind; raise "
+                "optim.lr, or set learner.dtype=float32",
                 stacklevel=3,
             )
 

@@ -22,9 +22,9 @@ def no(python):
 def test_auto_takes_vllm_where_it_is_installed():
     assert choose("auto", RUN, installed=yes).engine == "vllm"
     local_choose = choose("auto", RUN, python="/opt/vllm/bin/python", installed=yes)
-    assert (local_choose.engine, local_choose.why) == ("vllm", "it is installed in /opt/vllm/bin/python")
+    assert (local_choose.engine, local_choose.reason) == ("vllm", "it is installed in /opt/vllm/bin/python")
     away = choose("auto", RUN, installed=no)
-    assert (away.engine, away.why) == ("torch", "vllm is not installed")
+    assert (away.engine, away.reason) == ("torch", "vllm is not installed")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_auto_takes_vllm_where_it_is_installed():
 )
 def test_auto_takes_torch_with_a_reason_where_vllm_does_not_fit(change, words):
     choice = choose("auto", replace(RUN, **change), installed=yes)
-    assert choice.engine == "torch" and words in choice.why
+    assert choice.engine == "torch" and words in choice.reason
 
 
 def test_a_configured_engine_is_taken_or_refused():

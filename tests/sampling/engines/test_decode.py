@@ -248,16 +248,16 @@ LETTERS = letters()
 
 def test_stop_ids_end_an_action():
     stopping = Stopping([1, 5], [], None, 27)
-    assert stopping.done(torch.tensor([1, 4, 5]), torch.tensor([[1], [4], [5]])).tolist() == [True, False, True]
+    assert stopping.is_done(torch.tensor([1, 4, 5]), torch.tensor([[1], [4], [5]])).tolist() == [True, False, True]
 
 
 def test_the_token_that_completes_a_stop_string_ends_it():
     a, b, c, ab, bc = LETTERS.convert_tokens_to_ids(["a", "b", "c", "ab", "bc"])
     stopping = Stopping([], ["abc"], LETTERS, len(LETTERS))
-    assert stopping.done(torch.tensor([c]), torch.tensor([[ab, c]])).tolist() == [True]
-    assert stopping.done(torch.tensor([bc]), torch.tensor([[a, bc]])).tolist() == [True]
-    assert stopping.done(torch.tensor([c]), torch.tensor([[b, c]])).tolist() == [False]
-    assert stopping.done(torch.tensor([b]), torch.tensor([[a, b]])).tolist() == [False]
+    assert stopping.is_done(torch.tensor([c]), torch.tensor([[ab, c]])).tolist() == [True]
+    assert stopping.is_done(torch.tensor([bc]), torch.tensor([[a, bc]])).tolist() == [True]
+    assert stopping.is_done(torch.tensor([c]), torch.tensor([[b, c]])).tolist() == [False]
+    assert stopping.is_done(torch.tensor([b]), torch.tensor([[a, b]])).tolist() == [False]
 
 
 @pytest.mark.parametrize("string", ["a", "bc", "abc", "cab", " a", "a a", "q"])
@@ -269,7 +269,7 @@ def test_no_completing_token_is_missed(string):
         texts = [LETTERS.decode(list(sequence[:n])) for n in (1, 2, 3)]
         ended = [string in text for text in texts]
         if not any(ended[:2]):
-            assert stopping.done(torch.tensor(sequence[2:]), torch.tensor([sequence])).tolist() == [ended[2]]
+            assert stopping.is_done(torch.tensor(sequence[2:]), torch.tensor([sequence])).tolist() == [ended[2]]
 
 
 def test_most_tokens_are_never_decoded():

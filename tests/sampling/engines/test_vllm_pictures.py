@@ -103,7 +103,7 @@ def test_placeholders_have_no_probability(engine):
 def test_a_prompt_holds_one_placeholder_for_a_picture_in_order(engine):
     vision = vision_of(engine.model)
     one, two = picture(0), picture(1, 50, 70)
-    ids, refs = vllm_pictures.unexpanded((1, *vision.ids(two), *vision.ids(one), 5, *vision.ids(two)), vision)
+    ids, refs = vllm_pictures.collapse((1, *vision.ids(two), *vision.ids(one), 5, *vision.ids(two)), vision)
     assert ids == [1, vision.placeholder, vision.placeholder, 5, vision.placeholder] and refs == (two, one, two)
     header, arrays = vllm_pictures.message([(1, 5), (1, *vision.ids(two), *vision.ids(one))], vision)
     assert header["pictures"] == [[two, 50, 70], [one, 32, 32]] and header["shown"] == [[1, [0, 1]]]
@@ -178,7 +178,7 @@ def test_missing_ids_around_a_picture_are_named(tmp_path):
     vision = vision_of(loaded.model)
     assert len(vision.around[0]) == 2
     with pytest.raises(ModelError, match=r"without the ids .* around its rows"):
-        vllm_pictures.unexpanded((1, *media.ids(picture(0), 4), 5), vision)
+        vllm_pictures.collapse((1, *media.ids(picture(0), 4), 5), vision)
 
 
 def test_processors_of_gxpo_s_own_are_refused():

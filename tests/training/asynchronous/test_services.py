@@ -82,7 +82,7 @@ def test_each_token_has_the_log_prob_of_the_version_that_drew_it() -> None:
         newest[0] = 2 if len(asked_policy_versions) >= 3 else 1
         return newest[0] > engine.policy_version
 
-    engine.interrupted = interrupted
+    engine.should_interrupt = interrupted
     group = Group(0, 1, [Task("t", "?")], 2)
     prompts = ((1, 2, 3), (4, 5))
     keys = [StreamKey(0, 1, "t", i) for i in range(4)]

@@ -75,7 +75,7 @@ def turns_of(forest: Forest) -> Turns:
 
     A group whose members begin alike parts, where one of them ends there, in that one's last turn; a group of one
     parts in turn 0. Forks are declared in a group of which two share an action, and in one whose rollouts note
-    the `tree` that they grew in (`sampling.rollouts.tree.grown_forest`).
+    the `tree` that they grew in (`sampling.rollouts.tree.grow_forest`).
     """
     owner = forest.step_trajectory
     turns_R = torch.bincount(owner, minlength=forest.n_trajectories)

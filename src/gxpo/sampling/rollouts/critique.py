@@ -21,7 +21,7 @@ from gxpo.sampling.rollouts.build import (
     Limit,
     RolloutPart,
     action,
-    dotted,
+    dotted_name,
     group_of,
     name_draws,
     record,
@@ -99,7 +99,7 @@ class _Call:
 
     @property
     def id(self) -> str:
-        return f"{self.group}/{dotted(self.key)}"
+        return f"{self.group}/{dotted_name(self.key)}"
 
 
 @part("critique", stage="rollout")
@@ -301,8 +301,8 @@ class Critique(RolloutPart):
         room = session.episode.max_context - sampling.max_new_tokens
         fitting = [call for call in calls if len(call.context) <= room]
         requests = [Request(call.context, (call.key,), policy=self._policy(call.role)) for call in fitting]
-        sampled = session.sample(requests, sampling) if requests else []
-        for call, (completion,) in zip(fitting, sampled, strict=True):
+        completions = session.sample(requests, sampling) if requests else []
+        for call, (completion,) in zip(fitting, completions, strict=True):
             call.completion, call.text = completion, session.decode(completion.tokens)
 
     def _policy(self, role: str) -> str:

@@ -27,8 +27,8 @@ class Plans(Planning):
         """Return the rollout for held-out tasks; plan and execution are both sampled by `session.sampling`."""
         if not self.plan_tokens:
             return Independent(samples)
-        shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(Planning)}
-        return Planned(**shared, plans=samples, executions=1)
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(Planning)}
+        return Planned(**options, plans=samples, executions=1)
 
 
 @part("plan_execute", stage="rollout")

@@ -217,7 +217,7 @@ class Pipeline:
             else:
                 engine.move_to(policy.model, policy.acting)
                 # Asked between two tokens; vLLM and servers change versions between two actions.
-                engine.interrupted = (lambda: newest_version() > engine.policy_version) if self.partial else None
+                engine.should_interrupt = (lambda: newest_version() > engine.policy_version) if self.partial else None
         self._sampler = Sampler(engine, policy, newest_version if self.partial else None)
         self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
         self._thread.start()
