@@ -237,7 +237,7 @@ def speed(engine: VllmEngine, python: str, folder: str, dtype: str, rounds: int,
             "new": new,
             "seeds": [seed_of(k) for row in keys for k in row],
         }
-        engine._sent = None  # an update outside the clock empties the cache, as `alone` empties its own
+        engine._sent_versions = None  # an update outside the clock empties the cache, as `alone` empties its own
         engine._send()
         start = time.perf_counter()
         answered = engine.sample(requests, Sampling(max_new_tokens=new))

@@ -46,7 +46,7 @@ def chosen(method: str, **changes: Any) -> int:
         children[i].visits, children[i].value = visits, value
     part = gxpo.method(method).rollout
     assert isinstance(part, (Search, TeamSearch))
-    return children.index(part._chosen(children, above, random.Random(0)))
+    return children.index(part._choose(children, above, random.Random(0)))
 
 
 def scores(method: str) -> list[float]:

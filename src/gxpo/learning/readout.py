@@ -379,7 +379,7 @@ def _chunks(
     if support is not None:
         has_support = (support >= 0).any(1)
     if changes is not None:
-        is_changed = changes.changed.to(device)
+        is_changed = changes.is_changed.to(device)
     chunks: list[tuple[Tensor, Tensor | None, LogitChanges | None]] = []
     for kind in range(4 if changes is not None else 2):
         of_kind = (has_support == bool(kind % 2)) & (is_changed == bool(kind // 2))

@@ -414,7 +414,7 @@ class Trainer(Stages):
             "nonfinite_steps": self.nonfinite_steps,
             "trouble": self.skip_reasons,
             "budget": vars(self.budget),
-            "unscored": self.unscored,
+            "unscored": self.unscored_counts,
             **({"rewards": rewards} if (rewards := self.rewards.state_dict()) else {}),
             **({"seconds": self.seconds} if self.settings.trainer.max_seconds is not None else {}),
             **({"best": self.best.state_dict()} if self.best is not None else {}),

@@ -55,7 +55,7 @@ class Weights:
     def __init__(self, run: Path, resolved: config.Resolved, notify: Callable[[str], None] = lambda line: None) -> None:
         self.run, self.settings, self.notes = run, resolved.settings, list[str]()
         self.learner: Any = setup.policy_of(resolved, notify).learner
-        self.recorded = {row["step"]: row.get("weights_fingerprint") for row in read_metrics(run / METRICS)}
+        self.fingerprint_by_step = {row["step"]: row.get("weights_fingerprint") for row in read_metrics(run / METRICS)}
         self.gaps = {row["step"]: row.get("sampler_gap") for row in read_metrics(run / METRICS)}
         self.versions = set(checkpoint.steps(run))
         self._version: int | None = None
@@ -83,7 +83,7 @@ class Weights:
                 parameters = parameters_of(self.run, version)
                 self.learner.restore({name: parameters[name] for name in parameters})
             self._version = version
-        fingerprint = self.recorded.get(version)
+        fingerprint = self.fingerprint_by_step.get(version)
         if fingerprint is None or (number := self.learner.fingerprint()) == fingerprint:
             return ""
         return (

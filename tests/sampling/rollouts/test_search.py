@@ -106,7 +106,7 @@ def test_children_are_drawn_by_softmax():
     part, tree = Search(), SearchTree(A, "a", "g", random.Random(0))
     children = [Node(tree.root, (k,), visits=2, value=v) for k, v in enumerate((1.0, 0.0, -1.0))]
     tree.root.visits = 1  # ln 1 = 0: no bonus
-    drawn_paths = [part._chosen(children, tree.root, tree.draws).path[0] for _ in range(2000)]
+    drawn_paths = [part._choose(children, tree.root, tree.draws).path[0] for _ in range(2000)]
     total = sum(math.exp(q) for q in (0.5, 0.0, -0.5))
     for k, q in enumerate((0.5, 0.0, -0.5)):
         p = math.exp(q) / total

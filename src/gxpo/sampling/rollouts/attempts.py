@@ -184,7 +184,7 @@ class Episode:
             turn["sampled_under"] = list(self.context.ids)
         if self.spec is not None and self.spec.policy != "main":
             turn["policy"] = self.spec.policy
-        if self.spec is not None and self.spec.measured:
+        if self.spec is not None and self.spec.is_measurement:
             turn["trainable"] = False
         # a summary is an action that the environment never sees: it takes no move and acts in no state
         is_summary = self.context.summarising

@@ -496,7 +496,7 @@ class Play:
                 "policy": forest.policy.index_copy(0, forest.last_action, policy_index_R),
             }
         # measured attempts give scores and nothing else: no gradient, no comparison, no weight
-        measured_R = torch.tensor([a.measured for a in specs], dtype=torch.bool)
+        measured_R = torch.tensor([a.is_measurement for a in specs], dtype=torch.bool)
         if bool(measured_R.any()):
             trainable_T = forest.trainable.clone()
             trainable_T[forest.path_token[forest.to_path(measured_R, "R")]] = False

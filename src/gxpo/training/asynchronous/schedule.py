@@ -92,7 +92,9 @@ class Schedule:
                 by_task[task.id] = Group((step - 1) * self.per_step + i, step, [task], 0)
         # A draw that is repeated after a resume includes groups that an earlier step has trained or dropped.
         entries = self.ledger.entries
-        self._backlog += [g for g in by_task.values() if g.place not in entries or entries[g.place].used is None]
+        self._backlog += [
+            g for g in by_task.values() if g.place not in entries or entries[g.place].consumed_step is None
+        ]
 
     def _admit(self) -> None:
         """Dispatch as many groups as there is room for."""

@@ -174,7 +174,7 @@ class FittingTasks:
         return [fitting for t in self._inner.held_out(n) if (fitting := self._lengths.fit(t)) is not None]
 
     def _fit(self, task: Task) -> Task | None:
-        """Treat a drawn task by `PromptLengths.fitted`, with a warning for the first one that is too long."""
+        """Treat a drawn task by `PromptLengths.fit`, with a warning for the first one that is too long."""
         fitted_task = self._lengths.fit(task)
         if fitted_task is not task and not self._has_warned:
             self._has_warned = True
