@@ -11,7 +11,7 @@ from typing import Any
 
 from gxpo.base.errors import ConfigError
 from gxpo.environments.rewards.rubric import is_rubric
-from gxpo.environments.rewards.spec import weighted
+from gxpo.environments.rewards.spec import with_weights
 from gxpo.environments.tasks.in_memory import json_lines
 from gxpo.environments.tasks.rows import Columns
 from gxpo.environments.tasks.user_source import is_source
@@ -159,7 +159,7 @@ class Arguments:
         """Rewards with their weights."""
         if self._one_reward:
             return {} if self.reward is None else {self.reward: 1.0}
-        return dict(self.reward) if isinstance(self.reward, Mapping) else weighted(self.reward)
+        return dict(self.reward) if isinstance(self.reward, Mapping) else with_weights(self.reward)
 
     @property
     def _has_objects(self) -> bool:

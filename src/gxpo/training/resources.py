@@ -14,7 +14,7 @@ from torch import Tensor
 from gxpo.algorithms.signals import SignalTools
 from gxpo.base import runtime
 from gxpo.base.runtime import give_back
-from gxpo.environments.envs.checked import checked, from_fields
+from gxpo.environments.envs.checked import check_step, from_fields
 from gxpo.environments.rewards import RewardSet
 from gxpo.environments.tasks.epochs import FIRST_STEP, count_from
 from gxpo.environments.tasks.sampled import SampledTasks
@@ -175,7 +175,7 @@ class SharedEnvs:
 
 def _pack(answer: Any) -> tuple[str, Any]:
     if isinstance(answer, TimeStep):
-        return "TimeStep", checked(answer)
+        return "TimeStep", check_step(answer)
     if isinstance(answer, EnvFailure):
         return "EnvFailure", asdict(answer)
     return "plain", answer

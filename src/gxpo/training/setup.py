@@ -15,7 +15,7 @@ from gxpo.base.errors import ConfigError, ModelError
 from gxpo.environments import worlds
 from gxpo.environments.envs.corrupted import Corruption
 from gxpo.environments.mcp.settings import servers_of
-from gxpo.environments.tasks.sampled import SampledTasks, sampled
+from gxpo.environments.tasks.sampled import SampledTasks, sample_by_rates
 from gxpo.environments.worlds import World
 from gxpo.learning.base import steps_of
 from gxpo.learning.flow import FlowLearner
@@ -182,7 +182,7 @@ def world_of(s: RunSettings, source: Any = None) -> World:
         workers=s.env.workers,
         timeout=s.env.timeout,
         concurrency=s.env.concurrency,
-        given=source,
+        source_object=source,
         corruption=Corruption(s.env.corrupt, s.env.corrupt_by) if s.env.corrupt else None,
         mcp=servers_of(s.env.mcp, s.env.mcp_timeout, s.env.mcp_chars),
         max_turns=s.env.max_turns,
@@ -197,7 +197,7 @@ def sampled_of(s: RunSettings, sampler: Any, world: World) -> SampledTasks:
         return worlds.make(s.task, seed=s.seed, options=options, per_step=s.tasks.per_step).source
 
     has_listed_tasks = world.envs is None or getattr(world.envs, "of_tasks", False)
-    return sampled(world.source, sampler, s.seed, s.task, at_level if has_listed_tasks else None)
+    return sample_by_rates(world.source, sampler, s.seed, s.task, at_level if has_listed_tasks else None)
 
 
 def sampling_of(s: RunSettings) -> Sampling:

@@ -119,7 +119,7 @@ def reading_otherwise(patched, vision, *prompts):
         full_placeholders = [vision.placeholder if media.is_row(token) else token for token in prompt]
         return [*full_placeholders[:-1], full_placeholders[-1] + (prompt in prompts)]
 
-    patched.setattr(vllm_pictures, "expanded", other)
+    patched.setattr(vllm_pictures, "expand", other)
 
 
 def test_a_misread_prompt_loses_its_own_samples_alone(engine, monkeypatch):

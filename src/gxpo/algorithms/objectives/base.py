@@ -184,8 +184,8 @@ class TermSum(TermPart):
             values.append(value)
             # two terms of one kind have metrics of one name: neither may overwrite the other's
             for name, x in term_figures.items():
-                numbered = (f"{name}_{k}" for k in count(2))
-                figures[next(n for n in chain((name,), numbered) if n not in figures)] = x
+                numbered_names = (f"{name}_{k}" for k in count(2))
+                figures[next(n for n in chain((name,), numbered_names) if n not in figures)] = x
         return torch.stack(values).sum(), figures
 
     def active(self, forest: Forest, credit: Tensor, weight: Tensor, signals: Signals | None = None) -> Tensor:
@@ -375,7 +375,7 @@ class PolicyGradient(TermPart):
         return places, self._entries(forest, policy, credit, weight).inputs
 
     @torch.no_grad()
-    def cut(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> Tensor:
+    def is_cut(self, forest: Forest, policy: PolicyTokens, credit: Tensor, weight: Tensor) -> Tensor:
         """Tokens whose gradient the surrogate cuts, [P] bool: the clipped ones that have a ratio."""
         x = self._entries(forest, policy, credit, weight)
         places = self.active(forest, credit, weight).nonzero().squeeze(1)
@@ -400,9 +400,9 @@ class PolicyGradient(TermPart):
         log_ratio = x.inputs.log_ratio[x.has_ratio]
         if not log_ratio.numel():
             return {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "on_policy": 1.0, **shares}
-        clipped = self.surrogate.clipped(x.inputs) & x.has_ratio
+        is_clipped_P = self.surrogate.clipped(x.inputs) & x.has_ratio
         return {
-            "clip_fraction": float(clipped.sum()) / int(forest.path_trainable.sum()),
+            "clip_fraction": float(is_clipped_P.sum()) / int(forest.path_trainable.sum()),
             "approx_kl": float((log_ratio.expm1() - log_ratio).mean()),
             "ratio_max": float(x.inputs.ratio[x.has_ratio].max()),
             "on_policy": float(bool((log_ratio == 0).all())),
