@@ -23,8 +23,8 @@ def divide_by_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def is_one(temperature: Tensor) -> bool:
-    """True if all temperatures are known to be 1; asked of CPUs alone, as the host would wait for another device's
-    answer, and a division by 1 changes no bit."""
+    """Return True if all temperatures are 1; False on other devices than CPUs, whose answer the host would wait for. A
+    division by 1 changes no bit."""
     return temperature.device.type == "cpu" and bool((temperature == 1).all())
 
 

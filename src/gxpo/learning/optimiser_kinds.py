@@ -163,7 +163,7 @@ class Cautious:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take one optimiser step, and undo what of it is against -gradient."""
+        """Take one optimiser step, and undo its components that point against -gradient."""
         pairs = list(_with_gradient(self.inner))
         origins = [p.detach().clone().mul_(1 - group["lr"] * group["weight_decay"]) for group, p in pairs]
         gradients = [p.grad.clone() for _, p in pairs]  # Muon changes them

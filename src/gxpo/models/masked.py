@@ -93,7 +93,7 @@ class Row:
     temperature: float = 1.0
 
     def with_views(self, policy: MaskedPolicy, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-        """Inputs [V, prompt + room] of the estimator's views, and the weights [V, n] of what is read there."""
+        """Inputs [V, prompt + room] of the estimator's views, and the weights [V, n] of their readings."""
         is_hidden, weight = likelihood.views(Answer(len(self.prompt), self.unmasked_at, self.seed))
         tokens = torch.tensor([*self.prompt, *self.answer]).expand(len(is_hidden), -1)
         visible = torch.where(is_hidden, policy.mask, tokens)

@@ -106,7 +106,7 @@ class Definition:
 
     @property
     def choices(self) -> str:
-        """One-line note of what the sources leave open and was chosen here."""
+        """One-line note of the choices made where the sources leave something open."""
         return " ".join(self._read(_CHOICES).split()).removesuffix(".")
 
     def _read(self, pattern: re.Pattern[str]) -> str:
@@ -115,7 +115,7 @@ class Definition:
 
     @property
     def paper(self) -> Paper:
-        """Its bibliography, which is read when it is first asked for. KeyError for a key that the file has not."""
+        """Bibliography entry, read on first access. KeyError for a key that the file does not have."""
         if isinstance(self.cite, Paper):
             return self.cite
         return self.papers[self.cite] if self.cite else Paper()
@@ -186,7 +186,7 @@ def stage_of(key: str) -> str | None:
 
 
 def kind_of(value: Any) -> Any:
-    """The part that a pure function is, where it states a part's name; any other value as it is."""
+    """Part that a pure function implements, if it states a part's name; any other value is returned unchanged."""
     return vars(value).get("__kind__", value) if inspect.isfunction(value) else value
 
 

@@ -26,7 +26,7 @@ _SYNONYMS = {  # words for the same settings
 
 
 def canonical(key: str) -> str:
-    """The key that a stated key is a synonym of: "credit.scale" for "advantage.scale"; every other as it is."""
+    """Replace a synonym by its key: "credit.scale" for "advantage.scale"; other keys are returned unchanged."""
     head, dot, rest = key.partition(".")
     return f"credit{dot}{rest}" if head == "advantage" else _SYNONYMS.get(key, key)
 
@@ -192,7 +192,7 @@ class Keys:
         )
 
     def parts(self, stage: str, table: Mapping[str, Any], role: str) -> dict[str, Any]:
-        """The parts under `stage.NAME`, each by its NAME, which is also what it is unless it says otherwise."""
+        """Parts under `stage.NAME` by NAME, which is also the part's name unless another is stated."""
         slots = {name: f"{stage}.{name}" for name in self.names(stage)}
         return {name: self.part(slot, self.take(slot, name), table, role=role) for name, slot in slots.items()}
 
@@ -417,7 +417,7 @@ PROTOCOL = {  # what a part must have, where it is more than being callable
 
 
 def check_protocol(label: str, part: Any, role: str) -> None:
-    """Refuse an object that lacks what the protocol of its stage asks for, before a step of a run finds out."""
+    """Refuse an object that lacks attributes of its stage's protocol, before the first step of a run."""
     # of a class by its own and inherited attributes: `hasattr` would find `__call__` on every class
     attributes = PROTOCOL.get(role, ("__call__",))
     if isinstance(part, type):

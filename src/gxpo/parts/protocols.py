@@ -70,7 +70,7 @@ SAME_AS = "same_as"  # in the info of tasks that are one task in several wording
 
 @dataclass(frozen=True)
 class Task:
-    """A task: the prompt, and what is needed to score answers to it.
+    """Task: the prompt, and the data needed to score answers to it.
 
     prompt  a text, messages of a chat, or token ids; of an environment: a name for its instance
     """

@@ -191,7 +191,7 @@ class BoundLearner:
         proximal: Tensor | None,
         trajectories: Tensor | None = None,
     ) -> Batch:
-        """Cut what the loss reads to these trajectories."""
+        """Select the loss's inputs of these trajectories."""
         # A method that reads whole steps needs no copy of the forest.
         if trajectories is None:
             return Batch(self.method, forest, credit, weight, self.signals, proximal, self.step_number)

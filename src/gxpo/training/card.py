@@ -110,7 +110,7 @@ def _verdicts(run: Path, step: int) -> Mapping[str, float]:
 
 
 def _method(definition: Any, remains: str) -> str:
-    """Section of one method: idea, formula, evidence; or what the run's settings changed of it."""
+    """Section of one method: idea, formula, evidence; or the keys of it that the run's settings changed."""
     lines = [
         f"**{definition.name}** ({definition.title}"
         + (f", [arXiv {definition.arxiv}](https://arxiv.org/abs/{definition.arxiv})" if definition.arxiv else "")

@@ -146,7 +146,7 @@ PLACED = frozenset({"train.nodes", "train.gpus_per_node"})  # what says how many
 
 
 def check_cluster(s: RunSettings, method: Method) -> None:
-    """Refuse what the chosen training engine can't train, in one line, before anything runs."""
+    """Refuse methods and settings that the chosen training engine can't train, before anything runs."""
     backend = s.cluster.backend
     # Fields that only a plan reads must not look as if a run obeyed them.
     read = PLACED if backend == "verl" and s.cluster.address is not None else frozenset[str]()

@@ -26,7 +26,7 @@ JUDGE = "judge"  # the reward whose options may name a model
 
 @dataclass(frozen=True)
 class External:
-    """A frozen model: what it is for, and where it comes from.
+    """Frozen model: its role, and its source.
 
     role    "teacher": scores the policy's tokens, so it is a checkpoint with the policy's tokenizer | "judge": answers
             questions in words, or gives the log-probs of a text

@@ -1,4 +1,4 @@
-"""How much of a step's gradient is signal, for methods and group sizes, before anything is trained.
+"""Share of signal in a step's gradient, by method and group size, measured before training.
 
 Each group of rollouts adds its own part to the gradient of a step. If the parts are independent with mean m and
 covariance C, then two halves of n groups each agree with an expected cosine of about n S / (1 + n S), S = |m|^2 / tr C
@@ -262,7 +262,7 @@ def _sketch(gradient: Mapping[str, Tensor]) -> Tensor:
 
 
 def recommend(rows: Sequence[SizeMeasurement]) -> tuple[SizeMeasurement | None, bool]:
-    """The one that needs the fewest tokens to agree, and whether errors leave no doubt that it beats the second."""
+    """Find the row that needs the fewest tokens to agree, and whether it beats the second beyond their errors."""
     ranking = sorted((m for m in rows if m.tokens_to_agree is not None), key=lambda m: m.tokens_to_agree or 0.0)
     if not ranking:
         return None, False

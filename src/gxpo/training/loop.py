@@ -488,7 +488,7 @@ class Trainer(Stages):
             self._cut_files()
 
     def _cut_files(self) -> None:
-        """Delete what was written after the checkpoint."""
+        """Truncate the run's files to the checkpoint."""
         self.metrics_file.truncate(self.step_number)
         self.evaluations.truncate(self.step_number)
         for path in (p for name in ("rollouts", "evaluations") for p in (self.out / name).glob("step-*")):

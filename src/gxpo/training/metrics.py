@@ -419,7 +419,7 @@ def meaning(name: str) -> str | None:
 
 
 def comparable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row without what depends on the clock or the machine: equal between equal runs."""
+    """Drop metrics that depend on the clock or the machine; equal runs have equal rows."""
     return {k: v for k, v in row.items() if not k.startswith(("time_", "memory_"))}
 
 

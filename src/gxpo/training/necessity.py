@@ -123,7 +123,7 @@ def necessity(
 
 
 def _shares(forest: Any, names: Sequence[str]) -> list[float]:
-    """Share of right attempts at each task; what could not be scored counts as wrong."""
+    """Share of right attempts at each task; an unscored attempt counts as wrong."""
     verdict = forest.success if bool(forest.success.isfinite().any()) else forest.outcome
     rights: dict[str, list[bool]] = {name: [] for name in names}
     for task, value in zip(forest.task, verdict.tolist(), strict=True):

@@ -124,7 +124,7 @@ def check_likelihood(s: RunSettings, method: Method) -> None:
 
 
 def check_optimiser(s: RunSettings, method: Method) -> None:
-    """Refuse an optimiser that can't step what the run trains."""
+    """Refuse an optimiser that can't train the run's parameters."""
     kind = s.learner.optimiser
     Rule(s.optim.direction, s.optim.threshold, s.optim.caution).check(kind, is_rounded=s.learner.states != "float32")
     if kind == "igt" and getattr(method.update, "sets_parameters", False):
@@ -140,7 +140,7 @@ def check_optimiser(s: RunSettings, method: Method) -> None:
 
 
 def check_rendered(s: RunSettings) -> None:
-    """Refuse what can't be put into prompts that are rendered already."""
+    """Refuse settings that would change prompts that are already rendered."""
     if s.chat.template != RENDERED:
         return
     for setting, is_set in (("chat.system", s.chat.system is not None), ("chat.kwargs", bool(s.chat.kwargs))):
@@ -158,7 +158,7 @@ def warn_of_prompts(world: World, template: str, chat: Any = None) -> None:
 
 
 def check_ratios(method: Method) -> None:
-    """Refuse importance ratios over rollouts of which nobody knows with what probability they were sampled."""
+    """Refuse importance ratios over rollouts whose sampling probabilities are unknown."""
     if RolloutPart.hook(method.rollout, "has_behaviour"):
         return
     reading = [show(term) for term in method.terms.values() if reads_ratio(term)]
@@ -244,7 +244,7 @@ def learns_from_one(method: Method) -> bool:
 
 
 def check_world(method: Method, world: World, task: str, held_out: int = 0, template: str = "auto") -> None:
-    """Refuse a method that requires what neither rollout nor task provides.
+    """Refuse a method whose requirements neither rollout nor task provides.
 
     held_out   number of tasks that evaluations sample
     template   of the chat

@@ -51,7 +51,7 @@ from gxpo.training.completion_bytes import pack, unpack
 
 
 class Session:
-    """What a rollout part may use in one step: tasks, sampling, environments, scoring, tokenising.
+    """Services of one step for rollout parts: tasks, sampling, environments, scoring, tokenising.
 
     Implements `gxpo.parts.protocols.Session`.
 
@@ -119,7 +119,7 @@ class Session:
         self._tasks |= {t.id: t for t in tasks}
 
     def solution(self, task: Task) -> str | None:
-        """A worked solution: the task's own `info["solution"]`, or what its source can write; None without."""
+        """Worked solution: the task's own `info["solution"]`, or one that its source writes; None without."""
         return solution_of(self.source, task)
 
     def answers(self, forest: Forest) -> list[str | None]:
@@ -230,7 +230,7 @@ class Session:
         cast("Any", self.engine).check_options(options, self.sampling)
 
     def release(self, names: Sequence[str]) -> None:
-        """Let the engine forget what it kept under these names."""
+        """Release the engine's caches under these names."""
         for engine in (self.engine, *self.players.values()):
             engine.release(names)
 

@@ -1,4 +1,4 @@
-"""Figures of one training step for metrics.jsonl: of its rollouts, episodes and updates, and what they add up to.
+"""Figures of one training step for metrics.jsonl: of its rollouts, episodes and updates, and their totals.
 
 `metrics.py` says what each figure means. A figure is None where there is nothing to take it over.
 """

@@ -102,7 +102,7 @@ def _future(comparison: Comparison) -> Cause | None:
 
 
 def _edits(comparison: Comparison) -> Cause | None:
-    """Few rollouts differ, and the others are the policy's: what differs was changed after sampling."""
+    """Check for edited records: few rollouts differ, and all others are the policy's."""
     forest = comparison.forest
     is_different_R = torch.zeros(forest.n_trajectories, dtype=torch.bool)
     is_different_R[forest.path_trajectory[comparison.is_different]] = True

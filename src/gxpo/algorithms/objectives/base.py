@@ -224,7 +224,7 @@ def credit_above_median(forest: Forest, credit_P: Tensor) -> Tensor:
 
 
 class _ActiveTokens(NamedTuple):
-    """Surrogate inputs of the active tokens, with what the aggregation makes of each.
+    """Surrogate inputs of the active tokens, with the aggregation's weight of each.
 
     coefficient  [n] factor of the token's loss: aggregation times weight
     inputs       columns [n] that the surrogate reads

@@ -1,4 +1,4 @@
-"""Validate what environments return, and convert it to and from JSON."""
+"""Validate the time steps of environments, and convert them to and from JSON."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Joint:
         }
 
     def _play(self, agent: str, player: str | None, draw: int) -> str:
-        """Return what a random or an expert player does for an agent; an expert at a loss plays at random."""
+        """Return an agent's action by a random or an expert player; an expert without advice plays at random."""
         if player not in ("random", "expert"):
             raise Nonsense(f"no action of {agent!r}, whose turn it is")
         action = self.world.expert(agent) if player == "expert" else None
@@ -130,7 +130,7 @@ class Joint:
         return random.Random("/".join(map(str, (self._seed, self._turn, *names))))
 
     def _overridden(self, actions: Mapping[str, str], order: Mapping[str, Any]) -> list[str]:
-        """Return the agents that don't get what they claim."""
+        """Return the agents whose claims are rejected."""
         claims, rule = self.world.claims(actions), order["conflict"]
         places = {agent: -i for i, agent in enumerate(actions)}
         ranks: dict[str, Any] = {
@@ -143,7 +143,7 @@ class Joint:
 
     # ------------------------------------------------------------ answers
     def _answer(self, news: object, overridden: Sequence[str] = (), *, first: bool = False) -> TimeStep:
-        """Join what the world tells each agent; raise `Nonsense` where that contradicts itself."""
+        """Join the world's observations by agent; raise `Nonsense` if they contradict one another."""
         if not isinstance(news, Mapping) or not all(isinstance(agent, str) for agent in news):
             raise Nonsense("a world of several agents gives a TimeStep for each agent, by its name")
         fields_by_agent = {}

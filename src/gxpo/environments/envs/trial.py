@@ -178,7 +178,7 @@ def _success(episodes: Sequence[_Episode]) -> float | None:
 
 
 def _warnings(episodes: Sequence[_Episode]) -> list[str]:
-    """Warnings about what is allowed, though some methods won't work with it."""
+    """Warnings about properties that some methods can't work with."""
     places = [place for e in episodes for place in e.places]
     ends = [e.steps[-1] for e in episodes if e.over]
     silent = sum(isinstance(step, TimeStep) and step.success is None and not step.truncated for step in ends)

@@ -138,7 +138,7 @@ def task_functions(
 # ---------------------------------------------------------------- entries of a set
 @dataclass(eq=False)
 class Entry:
-    """Reward of a `RewardSet`, with its weight and what is learnt of it in a run.
+    """Reward of a `RewardSet`, with its weight and its state in a run.
 
     weight          of components that have none by their own names
     from_task       it is the task source's own: it gives way to another that computes a component of the same name

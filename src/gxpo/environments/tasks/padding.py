@@ -96,7 +96,7 @@ class _Place:
 
 
 def without_even_padding(rows: Rows, columns: Sequence[str]) -> Rows:
-    """Remove what looks like Arrow's padding from rows without a schema, as pandas gives them."""
+    """Remove nulls that look like Arrow's padding from rows without a schema, as pandas gives them."""
     places = {name: _Place() for name in columns}
     for row in rows:
         for name, place in places.items():

@@ -1,4 +1,4 @@
-"""Load an environment of verifiers with its tasks; refuse one that needs what is not here, and say what."""
+"""Load an environment of verifiers with its tasks; refuse one whose requirements are missing, by name."""
 
 from __future__ import annotations
 

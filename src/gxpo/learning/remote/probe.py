@@ -65,7 +65,7 @@ class Probe:
     fixed_eps: float | None = None
 
     def trouble(self, tolerance: float) -> str | None:
-        """Description of what is wrong, in one line; None if nothing is."""
+        """One-line description of the mismatches; None if there are none."""
         expected = {"scale": 1.0, "twice": 2.0, "apart": 2.0, "cancelled": 0.0}
         mismatches = [
             f"{k} {getattr(self, k):.4g} instead of {v:g}"

@@ -74,7 +74,7 @@ class Vision:
         self.placeholder: int = next(i for name in PLACEHOLDERS if (i := getattr(config, name, None)) is not None)
 
     def freeze(self) -> None:
-        """Train neither the tower nor what projects its rows."""
+        """Freeze the tower and the projection of its rows."""
         parts = [getattr(self.model, name) for name in TEXT_PARTS if hasattr(self.model, name)]
         text = {id(p) for part in parts for p in part.parameters()}
         for p in self.model.parameters():

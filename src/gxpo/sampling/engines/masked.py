@@ -71,7 +71,7 @@ class Unmasking(Part):
 
 
 class MaskedEngine:
-    """Batched decoding by unmasking with keyed uniforms, and the log-probs that the estimator gives to what was drawn.
+    """Batched decoding by unmasking with keyed uniforms, and the estimator's log-probs of the samples.
 
     policy      the masked model with its special ids
     likelihood  the method's estimator: log-probs are its estimates, so that the learner's agree with them; the
@@ -113,7 +113,7 @@ class MaskedEngine:
         return [[next(remaining) for _ in request.streams] for request in requests]
 
     def _check(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Raise ModelError for what a masked model can't sample."""
+        """Raise ModelError for sampling settings that a masked model can't follow."""
         if sampling.truncated_support or sampling.stop or sampling.temperature < 0 or sampling.max_new_tokens < 1:
             raise ModelError(
                 "a masked model is sampled from its whole vocabulary to its end token: set top_k=0, top_p=1 and no "
@@ -195,7 +195,7 @@ class MaskedEngine:
     def _scores(
         self, logits: Tensor, token: Tensor, row: Tensor, column: Tensor, share: Tensor, uniform: Tensor
     ) -> Tensor:
-        """What the candidates [K] are ranked by; `share` [A] of each row's block that is unmasked."""
+        """Scores [K] by which candidates are ranked; `share` [A]: unmasked part of each row's block."""
         if self.unmasking.order == "random":
             return uniform[row, column]
         if self.unmasking.order == "left_to_right":

@@ -61,7 +61,7 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Attempts:
-    """Request for new attempts at a draw of a task: how many, under which streams, and what the policy is shown.
+    """Request for new attempts at a draw of a task: number, random streams, and prompt of the policy.
 
     task, draw  the task, and the name of this draw of it (`Play.draws`)
     numbers     numbers of the attempts; number i has the stream (seed, step, draw, i, path)

@@ -228,7 +228,7 @@ class Bank(Rollout):
             self.banks["current"] = candidate
 
     def _contrasts(self, round: Round, play: Play) -> dict[str, Contrast]:
-        """Return what a writer reads of each group that has a success and a failure."""
+        """Return the writer's input for each group that has a success and a failure."""
         forest, out = round.scored, dict[str, Contrast]()
         rows_by_group: dict[str, list[int]] = {}
         for r, group in enumerate(forest.group):
@@ -283,7 +283,7 @@ class Bank(Rollout):
 
 
 def _text_of_task(episode: Episode, play: Play) -> str:
-    """Return what an attempt's task says; of an episode its first observation."""
+    """Return the text of an attempt's task, or an episode's first observation."""
     if play.world:
         return str(episode.turns[0].get("observation_text") or "")
     prompt = episode.spec.task.prompt if episode.spec is not None else episode.task.prompt

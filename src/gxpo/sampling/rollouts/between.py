@@ -115,7 +115,7 @@ class Between:
         raise NotImplementedError
 
     def observe(self, observation: str, action: str, answer: Answer) -> None:
-        """Notice what the environment itself answered."""
+        """Record an answer of the environment itself."""
 
     def failure_of(self, kind: str, message: str) -> EnvFailure:
         """Return a failure, counted among the environment's."""

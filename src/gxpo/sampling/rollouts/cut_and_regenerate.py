@@ -266,7 +266,7 @@ class CutAndRegenerate(RolloutPart):
         return self.only == "failed" or self.keep == "right" or self.where == "continuations"
 
     def _failed_episodes(self, episodes: Sequence[Episode], play: Play) -> set[Episode]:
-        """Return those of these attempts whose verdict is known and wrong."""
+        """Return the attempts whose verdict is known and wrong."""
         return {e for e, success in zip(episodes, self._verdicts(episodes, play), strict=True) if success < 1}
 
     @staticmethod
@@ -277,7 +277,7 @@ class CutAndRegenerate(RolloutPart):
         return forest.success.tolist()
 
     def _undo_failures(self, revisions: Sequence[_Attempt], play: Play) -> None:
-        """Take each attempt whose newest version is not right back to what it was before its cuts."""
+        """Restore the version before its cuts of each attempt whose newest version is not right."""
         if not revisions:
             return
         # the forest has its episodes in the order in which they were begun

@@ -148,7 +148,7 @@ def continue_request(prompt: tuple[int, ...], latents: np.ndarray, streams: tupl
 
 
 def concatenate(head: Completion, tail: Completion) -> Completion:
-    """Join the beginning of a sample and what was sampled from it on."""
+    """Join the beginning of a sample and its continuation."""
     extras = {name: np.concatenate([x, tail.extras[name]]) for name, x in head.extras.items()}
     tokens, logprobs = head.tokens + tail.tokens, head.logprobs + tail.logprobs
     return dataclasses.replace(tail, tokens=tokens, logprobs=logprobs, extras=extras)
@@ -271,7 +271,7 @@ def cut(sample: Completion, begin: int, end: int) -> Completion:
 
 
 def segment_begins(tokens: int, chunks: Sequence[int]) -> list[int]:
-    """Tokens at which segments begin: the initial noise, each chunk of steps and what follows them; [] each token.
+    """Tokens at which segments begin: the initial noise, each chunk of steps, the rest; [] for each token.
 
     >>> segment_begins(7, [2, 3]), segment_begins(3, [])
     ([0, 1, 3, 6], [0, 1, 2])

@@ -317,7 +317,7 @@ class Play:
         return min(1, len(episode.action_prefix)) if self.at_once else len(episode.action_prefix)
 
     def _sample(self, episodes: Sequence[Episode], sampling: Sampling | None) -> list[Completion]:
-        """Sample an action of each episode, or what follows its prefix."""
+        """Sample an action of each episode, or the rest of one that has a prefix."""
         requests, limit = self._requests(episodes), (sampling or self.session.sampling).max_new_tokens
         # the limit is of the whole action: the call gives room to the shortest prefix, `truncate` cuts the others
         if shortest_prefix := min(len(e.action_prefix) for e in episodes):

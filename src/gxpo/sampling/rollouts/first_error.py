@@ -50,7 +50,7 @@ def call_each(function: Callable[..., Any], key: str, arguments: Sequence[tuple[
 
 
 def step_scores(answer: Any, n_steps: int) -> list[float | None]:
-    """Check what a judge of steps returned: a number, or None, for each; [] if it did not.
+    """Validate a step judge's answer: a number or None for each step; [] if it is anything else.
 
     >>> step_scores([1, None, 0.5], 3), step_scores("good", 3)
     ([1.0, None, 0.5], [])

@@ -31,7 +31,7 @@ class Partners:
     sums: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # "a b" -> "own\\tother" -> sum and count
 
     def note(self, agent: str, partner: str, actions: tuple[str, str], payoff: float) -> None:
-        """Add what a pair was paid when it did this."""
+        """Add the payoff of a pair's actions."""
         table = self.sums.setdefault(f"{agent} {partner}", {})
         key = "\t".join(actions)
         row = table.setdefault(key if key in table or len(table) < MOST else "\t", [0.0, 0.0])

@@ -126,7 +126,7 @@ class SearchTree:
 
 
 class Grower:
-    """Base class of what samples and records pieces.
+    """Base class of growers, which sample and record the pieces of a tree.
 
     Answers and episodes are in `gxpo.sampling.rollouts.search`, calls of teams in `gxpo.sampling.rollouts.team_search`.
     """

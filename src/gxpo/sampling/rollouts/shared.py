@@ -74,7 +74,7 @@ class Shared(RolloutPart):
         return Forest.concat([own_forest, foreign.select(rows)]) if bool(rows.any()) else own_forest
 
     def _read_publication(self, number: int, tasks: Sequence[Task], session: Session) -> list[dict[str, Any]]:
-        """Records of what a run has published of these tasks, encoded anew."""
+        """Published records of a run for these tasks, encoded anew."""
         texts_by_task = self._texts(self.folders[number])
         sampling, lines = dataclasses.asdict(lift_restrictions(session.sampling)), []
         for task, draw in zip(tasks, name_draws(tasks), strict=True):

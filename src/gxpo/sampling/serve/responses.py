@@ -66,7 +66,7 @@ def read(body: Any) -> CallRequest:
 
 
 def _check_names(fields: Mapping[str, Any]) -> None:
-    """Refuse unknown parameters, and values that need what OpenAI's servers keep."""
+    """Refuse unknown parameters, and values that refer to state on OpenAI's servers."""
     for name, value in fields.items():
         if name in NEUTRAL and not any(value == x and type(value) is type(x) for x in NEUTRAL[name]):
             remedy = WHY.get(name, "leave it out")

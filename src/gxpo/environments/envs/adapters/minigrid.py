@@ -45,7 +45,7 @@ def describe(view: Any, names: tuple[dict[int, str], dict[int, str], dict[int, s
     middle, last = columns // 2, rows - 1
 
     def thing(column: int, row: int) -> str:
-        """Name of what a cell holds, with its colour and a door's state."""
+        """Name of a cell's object, with its colour and a door's state."""
         kind, colour, state = (int(x) for x in view[column][row])
         name = objects[kind]
         if name in (*EMPTY, "wall", "lava"):

@@ -129,7 +129,7 @@ class PettingZoo:
         return news
 
     def _end(self, agent: str, reward: float, is_terminated: bool, is_truncated: bool) -> TimeStep:
-        """Tell an agent what its action led to."""
+        """Time step of an agent after its action."""
         self._totals[agent] += reward
         if done := is_terminated or is_truncated:
             self._over.add(agent)
