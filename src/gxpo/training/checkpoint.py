@@ -262,7 +262,7 @@ def _no_checkpoint(run: Path, damage: list[CheckpointError]) -> CheckpointError:
 
 
 def clean(run: Path) -> None:
-    """Remove partial files of a killed `save`. For the run's writer only: a save in progress looks the same to readers."""
+    """Remove partial files of a killed `save`. For the run's writer only: a save in progress looks like one."""
     folder = Path(run) / FOLDER
     for path in folder.glob(f"{_REPLACED}step-*"):
         original = folder / path.name.removeprefix(_REPLACED)
