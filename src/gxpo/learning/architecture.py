@@ -55,10 +55,10 @@ def pad(sheet: Sheet) -> PaddedRows:
     token_mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
     index = torch.zeros(token_mask.shape, dtype=torch.int64)
     index[token_mask] = sheet.index
-    packed, (enter, leave) = sheet.packing.packed, sheet.packing.spans
-    node = packed.node_of_token[index]
+    tree, (enter, leave) = sheet.packing.packed, sheet.packing.spans
+    node = tree.node_of_token[index]
     return PaddedRows(
-        tokens=torch.where(token_mask, packed.token[index], 0),
+        tokens=torch.where(token_mask, tree.token[index], 0),
         position=torch.where(token_mask, sheet.packing.position[..., index], 0),
         is_token=token_mask,
         enter=enter[node],

@@ -219,7 +219,7 @@ def merge(
         else:
             values[key] = override
     # methods merge without an order: two different values of one key are an error with a remedy, never the last one
-    merged: dict[str, Stated] = {}
+    merged_keys: dict[str, Stated] = {}
     for label, _, keys in definitions:
         for key, value in keys.items():
             # options of rewards are joined by reward and name: a method states those of its own rewards only
@@ -231,24 +231,24 @@ def merge(
             if any(key.startswith(f"{stage}.add.") and stage in keys for stage in values):
                 continue
             # values are compared and not texts, so that 1 and 1.0 from two files are no conflict
-            if key in merged and not same(merged[key].value, value):
-                first = merged[key]
+            if key in merged_keys and not same(merged_keys[key].value, value):
+                first = merged_keys[key]
                 raise MethodConflict(
                     f"{first.origin} sets {key}={show(first.value)} and {label} sets {key}={show(value)}: decide with "
                     f"--set {key}={first.origin.split('@')[0]} (or ={label.split('@')[0]}, or a value), "
                     f"in Python {{{key!r}: {first.origin.split('@')[0]!r}}}"
                 )
-            merged.setdefault(key, Stated(value, label))
+            merged_keys.setdefault(key, Stated(value, label))
     for key, override in stage_sources.items():
         # a stage is borrowed with its parameters: half of another method's stage would be a method that nobody has
         # published
         source = methods[override.value]
         stage_keys = {k: v for k, v in source.keys.items() if _governs(key, k, source.keys)}
-        merged |= {k: Stated(v, f"{override.origin} (as in {source.name})") for k, v in stage_keys.items()}
+        merged_keys |= {k: Stated(v, f"{override.origin} (as in {source.name})") for k, v in stage_keys.items()}
         # a method that has nothing at this stage: the stage is as in the base, which has to be said and not dropped
         if not stage_keys and not any(_governs(key, k, keys) for _, _, keys in definitions for k in keys):
-            merged[key] = dataclasses.replace(override, by_method=True)
-    return merged | values
+            merged_keys[key] = dataclasses.replace(override, by_method=True)
+    return merged_keys | values
 
 
 def join_reward_options(override: Stated, below: Any) -> Stated:
@@ -270,13 +270,13 @@ def _added_to_any(stage: str, key: str, keys: Mapping[str, Any]) -> bool:
 
 
 def check_refusals(
-    definitions: Sequence[tuple[str, Definition, Mapping[str, Any]]], resolved: Mapping[str, Any]
+    definitions: Sequence[tuple[str, Definition, Mapping[str, Any]]], key_values: Mapping[str, Any]
 ) -> None:
     """Raise where a method of the composition can't work with a value that came out."""
     for label, definition, _ in definitions:
         for key, values in definition.refuses.items():
-            if key in resolved and any(same(resolved[key], v) for v in values):
-                raise ConfigError(f"{label} can't work with {key}={show(resolved[key])}: set {key} to another value")
+            if key in key_values and any(same(key_values[key], v) for v in values):
+                raise ConfigError(f"{label} can't work with {key}={show(key_values[key])}: set {key} to another value")
 
 
 def check_allowed(part: Any, keys: Mapping[str, Stated]) -> None:

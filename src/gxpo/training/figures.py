@@ -94,8 +94,8 @@ class Latest:
     @property
     def time_left(self) -> str:
         """Time left, "" where it is not known yet."""
-        elapsed, progress = time.monotonic() - self._start, self.share - self._share_before
-        return f"{clock(elapsed * (1 - self.share) / progress)} left" if progress > 0 and self.share < 1 else ""
+        seconds, progress = time.monotonic() - self._start, self.share - self._share_before
+        return f"{clock(seconds * (1 - self.share) / progress)} left" if progress > 0 and self.share < 1 else ""
 
     def text(self, width: int | None = None) -> str:
         """One line: the step, the time that is left, and as many figures as fit `width` columns."""

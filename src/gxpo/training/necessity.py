@@ -65,13 +65,13 @@ class Necessity:
 
 
 def necessity(
-    trainer: Trainer, n: int = 32, samples: int = 8, delimiter: str = "\n", how: Literal["drop", "replace"] = "drop"
+    trainer: Trainer, n: int = 32, samples: int = 8, delimiter: str = "\n", mode: Literal["drop", "replace"] = "drop"
 ) -> Necessity:
     """Measure the necessity of the steps of right attempts at held-out tasks, one attempt at each.
 
     samples    continuations with the step, and as many without
     delimiter  what ends a step
-    how        "drop": the text goes on where the step began; "replace": the step of that number of the next right
+    mode       "drop": the text goes on where the step began; "replace": the step of that number of the next right
                attempt stands there (attempts without one are left out)
 
     The last step, the answer, is not taken away. The continuation is judged with what precedes it.
@@ -98,11 +98,11 @@ def necessity(
     for i, (task, prompt, pieces) in enumerate(attempts):
         others = attempts[(i + 1) % len(attempts)][2]
         for k in range(len(pieces) - 1):
-            if how == "replace" and (len(attempts) < 2 or k >= len(others) - 1):
+            if mode == "replace" and (len(attempts) < 2 or k >= len(others) - 1):
                 continue
             before = [token for piece in pieces[:k] for token in piece]
             cases.append((task, k, len(pieces), pieces[k]))
-            for name, middle in (("with", pieces[k]), ("without", [] if how == "drop" else others[k])):
+            for name, middle in (("with", pieces[k]), ("without", [] if mode == "drop" else others[k])):
                 prefix = session.decode([*before, *middle])
                 case = dataclasses.replace(task, id=f"{task.id}/{k}/{name}", prompt=(*prompt, *before, *middle))
                 prompts.append((case, prefix))
@@ -113,8 +113,8 @@ def necessity(
     continuations = Independent(samples).grow([task for task, _ in prompts], session)
     prefix_by_task = {task.id: prefix for task, prefix in prompts}
     texts = [prefix_by_task[t] + x for t, x in zip(continuations.task, session.texts(continuations), strict=True)]
-    scored = session.score(continuations, texts)
-    share = _shares(scored, [task.id for task, _ in prompts])
+    scored_forest = session.score(continuations, texts)
+    share = _shares(scored_forest, [task.id for task, _ in prompts])
     steps = [
         StepNecessity(task.id, k + 1, count, session.decode(piece), share[2 * i], share[2 * i + 1])
         for i, (task, k, count, piece) in enumerate(cases)

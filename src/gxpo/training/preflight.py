@@ -237,8 +237,8 @@ def learns_from_one(method: Method) -> bool:
     # A horizon and lengths as a run fills them in, for parts that scale by them.
     concrete = method.fill(horizon=2.0, max_length=2, total_steps=1)
     try:
-        shaped = concrete.shaped(forest.with_rewards(forest.outcome, success=forest.outcome))
-        return bool(concrete.advantages(shaped).any())
+        shaped_forest = concrete.shaped(forest.with_rewards(forest.outcome, success=forest.outcome))
+        return bool(concrete.advantages(shaped_forest).any())
     except GxpoError:  # it reads what these rollouts lack
         return True
 

@@ -165,8 +165,8 @@ def resume(
     keys, text = read_verified_config(out, allow_changed_data=allow_changed_data)
     resolved = config.resolve(keys)
     # More steps change config.yaml; where a schedule or phases depend on the total, that would change the past too.
-    extended = steps is not None and steps != resolved.settings.trainer.steps
-    if extended:
+    is_extended = steps is not None and steps != resolved.settings.trainer.steps
+    if is_extended:
         if resolved.phases:
             raise ConfigError("trainer.steps can't change where phases share it: start another run with --from")
         if resolved.settings.optim.schedule != "constant":
@@ -181,7 +181,7 @@ def resume(
         trainer = Trainer(resolved, out=out, resume=True, objects=objects, callbacks=[*callbacks, screen])
     try:
         trainer.resume(text, allow_changed_data=allow_changed_data)
-        if extended:
+        if is_extended:
             # More steps were asked for: patience that had run out begins anew.
             if trainer.early is not None:
                 trainer.early.reset()

@@ -187,8 +187,8 @@ class Modelled(Between):
         answer = self.rules.check(self.first[name], prediction, reply.content)
         if isinstance(answer, str):
             failure = self.failure_of("nonsense", answer)
-            lost = TimeStep(self.newest[name], None, done=True, success=False, info={"unknown": answer})
-            return failure if self.rules.unknown == "unscored" else lost
+            lost_step = TimeStep(self.newest[name], None, done=True, success=False, info={"unknown": answer})
+            return failure if self.rules.unknown == "unscored" else lost_step
         self.newest[name] = answer.observation
         return answer.step()
 
@@ -255,10 +255,10 @@ class Guarded(Between):
         if not reason:
             return None
         self.refusals[name] += 1
-        paid = 0.0 if "step_rewards" in self.provides else None
+        reward = 0.0 if "step_rewards" in self.provides else None
         if self.on_refusal == "end":
-            return TimeStep(f"Refused: {reason}", observation, paid, True, False, "illegal")
-        return TimeStep(f"Refused: {reason}\n{observation}", observation, paid, action_error="illegal")
+            return TimeStep(f"Refused: {reason}", observation, reward, True, False, "illegal")
+        return TimeStep(f"Refused: {reason}\n{observation}", observation, reward, action_error="illegal")
 
 
 def with_component(forest: Forest, name: str, values: Sequence[float]) -> Forest:

@@ -109,11 +109,11 @@ class Play:
         # a prompt is encoded once for all attempts of its spec: a `Prompt` holds no state that they could disturb
         task_by_spec = {a: a.task if a.wording is None else a.wording.of_task(a.task) for a in specs}
         sampled_contexts = {a: Prompt(self.session.encode(task)) for a, task in task_by_spec.items()}
-        trained_contexts = {a: Prompt(self.session.encode(a.task)) for a in specs if a.hidden}
+        trained_contexts = {a: Prompt(self.session.encode(a.task)) for a in specs if a.hides_wording}
         openings = {a: ContextUpdate(trained_contexts.get(a, sampled_contexts[a]).ids, rebuilt=True) for a in specs}
         return [
             Episode(
-                name, a.task if a.hidden else task_by_spec[a], a.group, key, sampled_contexts[a], openings[a],
+                name, a.task if a.hides_wording else task_by_spec[a], a.group, key, sampled_contexts[a], openings[a],
                 TimeStep("", a.task.id), spec=a, label=label, trained_context=trained_contexts.get(a),
                 info=dict(a.info),
             )
@@ -149,7 +149,7 @@ class Play:
         new_context = functools.partial(
             Context, self.session.chat, self.rules, self.envs.instructions, self.envs.tools, self.session.system
         )
-        context, trained_context = new_context(wording=spec.wording), new_context() if spec.hidden else None
+        context, trained_context = new_context(wording=spec.wording), new_context() if spec.hides_wording else None
         # a broken environment has shown nothing; its attempt still needs a context for its empty action
         observation = "" if isinstance(answer, EnvFailure) else answer.observation
         opening = context.open(observation)

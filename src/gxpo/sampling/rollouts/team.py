@@ -85,13 +85,13 @@ class Walk:
         """
         if not role.at_once:
             self._read_texts = self.texts
-        again = role.again if role.name in self._speakers else None
-        self.read = fill_text(role.prompt if again is None else again, self._read_texts)
-        if replies and role.active:
+        later_prompt = role.again if role.name in self._speakers else None
+        self.read = fill_text(role.prompt if later_prompt is None else later_prompt, self._read_texts)
+        if replies and role.running:
             self.read = "\n".join(replies)
         if role.name == self.traitor:
             self.read = self.cast.traitor_prompt.format(prompt=self.read)
-        if not role.active:
+        if not role.running:
             return ContextUpdate(self.session.encode(dataclasses.replace(self.task, prompt=self.read)), rebuilt=True)
         if role.name in self._running_contexts:
             return self._running_contexts[role.name].observe(self.read)
@@ -103,7 +103,7 @@ class Walk:
     def context(self) -> tuple[int, ...]:
         """Token ids that the next action is sampled under."""
         assert self.role is not None
-        return self._running_contexts[self.role.name].ids if self.role.active else self.opening.ids
+        return self._running_contexts[self.role.name].ids if self.role.running else self.opening.ids
 
     def texts_after(self, completion: Completion) -> dict[str, str]:
         """Return the texts as they would be after this action."""
@@ -160,7 +160,7 @@ class Walk:
         self.texts, self.calls = texts, self.calls + 1
         self.is_cut |= completion.finish == "length"
         self._speakers = (*self._speakers, role.name)
-        if role.active:
+        if role.running:
             self._running_contexts[role.name].act(completion.tokens)
         replies = self._take_calls(role)
         if not replies and not self.callers:
@@ -225,7 +225,7 @@ class TeamAttempt(Walk):
     ) -> None:
         worded_task = spec.task if spec.wording is None else spec.wording.of_task(spec.task)
         super().__init__(cast, worded_task, session)
-        self.trained_walk = Walk(cast, spec.task, session) if spec.hidden else None
+        self.trained_walk = Walk(cast, spec.task, session) if spec.hides_wording else None
         self.spec, self.key, self.group = spec, key, spec.group
         self.id, self.name = label or f"{spec.group}/{dotted_name(key)}", name
         self.info: dict[str, Any] = dict(spec.info)
@@ -236,7 +236,7 @@ class TeamAttempt(Walk):
     def request(self) -> Request:
         """Build the request for the next action; the engine keeps a running context for the role's next turn."""
         assert self.role is not None
-        keep = (f"{self.name}/{self.role.name}",) if self.role.active else ()
+        keep = (f"{self.name}/{self.role.name}",) if self.role.running else ()
         self.engine_names += keep
         key = dataclasses.replace(self.key, turn=self.calls)
         return Request(self.context, (key,), keep=keep, policy=self.cast.of(self.role))
