@@ -34,7 +34,7 @@ CHILDREN = [
 def grown() -> tuple[Node, list[Node]]:
     above = Node(visits=ABOVE)
     for visits, value, logprobs in CHILDREN:
-        child = above.add("", logprobs, terminal=False, cut=False)
+        child = above.add("", logprobs, terminal=False, is_cut=False)
         child.visits, child.value = visits, value
     return above, above.children
 

@@ -32,11 +32,11 @@ def test_remote_engines_run_vision_models_if_they_show_pictures():
     run = Run("d", "LlavaForConditionalGeneration", "float32", "cpu", 1, 1, Sampling(), sees=True)
     with pytest.raises(ConfigError, match=r"sampling.engine=openai can't be used here: .*/v1/completions takes"):
         choose("openai", run, servers=["http://localhost:8000/v1"])
-    assert choose("vllm", run, installed=lambda where: True).engine == "vllm"
-    assert choose("auto", run, installed=lambda where: True).engine == "torch"
+    assert choose("vllm", run, has_vllm=lambda where: True).engine == "vllm"
+    assert choose("auto", run, has_vllm=lambda where: True).engine == "torch"
     own_text = replace(run, own_pictures="NearestProcessor")
     with pytest.raises(ConfigError, match=r"sampling.engine=vllm can't be used here: .* gxpo's own NearestProcessor"):
-        choose("vllm", own_text, installed=lambda where: True)
+        choose("vllm", own_text, has_vllm=lambda where: True)
 
 
 def test_training_engines_refuse_forests_with_pictures():
