@@ -216,7 +216,7 @@ def function_part(function: Callable[..., Any], base: type[FunctionPart], **fact
     space = {
         **{name: value for name, value in attributes.items() if name not in by_options},
         **{f"_{name}": staticmethod(value) for name, value in by_options.items()},
-        "_settled": tuple(by_options),
+        "_option_facts": tuple(by_options),
         "function": staticmethod(function),
         "__doc__": function.__doc__,
         "__module__": function.__module__,
