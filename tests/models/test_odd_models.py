@@ -93,7 +93,7 @@ def test_a_subclass_is_fast_only_where_it_computes_the_same():
     forest = sampled(TorchEngine(odd, stop_ids=[]), False)
     assert torch.allclose(forest.path_behaviour_logprob, alone(odd, forest)["logprob"], rtol=0, atol=1e-5)
     own_learner = learner(odd)
-    assert not own_learner._readout.split and own_learner._readout.decoder is None
+    assert not own_learner._readout.is_split and own_learner._readout.decoder is None
     assert torch.allclose(own_learner.outputs(forest)["logprob"], forest.path_behaviour_logprob, rtol=0, atol=1e-5)
 
 
