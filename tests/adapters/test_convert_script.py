@@ -31,7 +31,8 @@ def test_a_notebook_is_read_by_cells(here):
     assert (actual.keys["learner.lora_rank"], actual.keys["learner.lora_alpha"]) == (8, 16.0)
     where = {message: at for at, message in actual.notes}
     assert where["optim='adamw_8bit': gxpo steps with AdamW"] == "cell 3 line 3"
-    assert where["load_in_4bit: gxpo trains adapters on float32 or bfloat16 weights"] == "cell 3 line 1"
+    note = "load_in_4bit: gxpo trains adapters on float32 or bfloat16 weights, or over NF4: set learner.base=nf4"
+    assert where[note] == "cell 3 line 1"
 
 
 def test_a_name_that_is_given_again_has_the_value_it_had_then(here):

@@ -1,6 +1,7 @@
 """Whether a run fits a GPU that is not there, and the settings by which it does."""
 
 import json
+import re
 
 import pytest
 from tests import command_line
@@ -57,6 +58,26 @@ def test_advice_makes_it_fit():
     ]
 
 
+def test_nf4_takes_half_a_byte_of_a_linear_weight_and_a_128th_part_more():
+    shape = KNOWN["qwen2.5-7b"]
+    # 28 layers: queries and output 3584 x 3584, keys and values 512 x 3584, three matrices of 18944 x 3584
+    linear = 28 * (2 * 3584 * 3584 + 2 * 512 * 3584 + 3 * 18944 * 3584)
+    keys = {"model": "qwen2.5-7b", "learner__dtype": "bfloat16", "learner__lora_rank": 16}
+    dense, quantised = (plan_of("4090", **keys, **more)["update"] for more in ({}, {"learner__base": "nf4"}))
+    assert dense["parameters"] == 2 * shape.parameters
+    # half a byte; a byte for 64 weights; 4 bytes for 256 of those
+    expected = 2 * (shape.parameters - linear) + linear // 2 + linear // 64 + linear // 4096
+    assert quantised["parameters"] == pytest.approx(expected, rel=1e-6)
+    # 70 billion weights of 2 bytes fit no h100, and of half a byte they do
+    large = plan_of("h100", **{**keys, "model": "llama-3.1-70b"})
+    (line,) = [x for x in large["advice"] if x.startswith("set ")]
+    assert re.fullmatch(
+        r"set (learner.tokens_per_microbatch=\d+ and )?learner.base=nf4: then it takes .* at most", line
+    )
+    with pytest.raises(ConfigError, match="experts are not: leave it out"):
+        plan_of("h200", model="gpt-oss-20b", learner__lora_rank=16, learner__base="nf4")
+
+
 def test_a_t4_has_no_bfloat16():
     advice = plan_of("t4", learner__dtype="bfloat16")["advice"]
     assert "a t4 has no bfloat16 in hardware: set learner.dtype=float32" in advice
@@ -65,7 +86,7 @@ def test_a_t4_has_no_bfloat16():
 
 
 def test_what_fits_nowhere_names_a_larger_gpu_and_shards():
-    (line,) = [x for x in plan_of("t4", model="qwen2.5-7b")["advice"] if "no settings" in x]
+    (line,) = [x for x in plan_of("t4", model="llama-3.1-70b")["advice"] if "no settings" in x]
     assert (
         "cluster.backend=fsdp" in line and "h100" in line and "l4" not in line.partition(";")[2].partition("would")[0]
     )

@@ -14,11 +14,13 @@ from gxpo.explain.memory import Training
 from gxpo.forest.forest import Forest
 from gxpo.learning.lora import LoraSettings, with_lora
 from gxpo.learning.torch import TorchLearner
+from gxpo.models import nf4
 from gxpo.models.shape import shape_of_model
 from gxpo.models.smollm2 import NAME
-from gxpo.models.tiny import tiny_model
+from gxpo.models.tiny import character_tokenizer, tiny_model
 from gxpo.parts.protocols import Request, Sampling, StreamKey
 from gxpo.sampling.engines.torch import TorchEngine
+from gxpo.training.models import load
 
 GROUP = 4
 UPDATE, SAMPLING = 0.1, 0.1  # tolerances: of what a step needs beside the states, of what sampling needs
@@ -130,6 +132,32 @@ def test_sampling_takes_what_was_foretold(dtype):
     assert parts["caches"] == 2 * 3 * 160 * (4 if dtype == "float32" else 2) * samples * (prompt + new)
     actual = parts["caches"] + parts["caches of prompts"] + parts["drawing"]
     assert actual == pytest.approx(live.peak, rel=SAMPLING), f"{actual / live.peak:.3f}: {parts}"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_base_in_nf4_takes_what_was_foretold(dtype, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    smollm2(**SMALLER[NAME]).save_pretrained(tmp_path)
+    character_tokenizer().save_pretrained(tmp_path)
+    model = load(str(tmp_path), task="arithmetic", dtype=dtype, base="nf4").model
+    codes = nf4.tensors_of(model)
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 8192}
+    shape = shape_of_model(smollm2(**sizes))
+    learner = TorchLearner(model, lr=1e-4, kernels="transformers", attention="dense", tokens_per_microbatch=416,
+                           lora=LoraSettings(rank=8))  # fmt: skip
+    forest = forest_of(shape.vocabulary, 32, 96)
+    weight = torch.linspace(-1, 1, forest.n_entries, dtype=torch.float64)
+    learner.step(forest, lambda x: (weight * x["logprob"]).sum())
+    with LiveBytes() as live:
+        learner.step(forest, lambda x: (weight * x["logprob"]).sum())
+    t = Training(microbatch=416, row=416, samples=1, prompts=1, prompt=32, context=128, dtype=dtype, lora_rank=8,
+                 base="nf4")  # fmt: skip
+    parts = memory.update(shape, t)
+    others = sum(p.nbytes for n, p in learner.model.named_parameters() if "lora_" not in n and not nf4.is_nf4(p))
+    assert parts["parameters"] == pytest.approx(others + sum(x.nbytes for x in codes.values()), rel=1e-4)
+    rest = sum(n for k, n in parts.items() if k not in HELD)
+    assert rest == pytest.approx(live.peak, rel=UPDATE), f"{rest / live.peak:.3f}: {parts}"
 
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -422,7 +422,7 @@ class Conversion:
             self._lora(peft)
         for name in ("load_in_4bit", "load_in_8bit"):
             if name in parts and parts[name].value:
-                self._note(name, f"{name}: gxpo trains adapters on float32 or bfloat16 weights")
+                self._note(name, f"{name}: {convert_script.LOADING[name]}")
 
     def _lora(self, peft: Value) -> None:
         if peft.is_open:

@@ -411,7 +411,7 @@ ARGUMENTS = {
     "callbacks": "state it in gxpo's keys (trainer.callbacks)", "overrides": "state it in gxpo's keys",
     "success_at": "state it in gxpo's keys", "answers": "state it in gxpo's keys",
     "optimizers": "an optimiser or schedule of its own: gxpo steps with learner.optimiser and optim.*",
-    "quantization_config": "gxpo trains adapters on float32 or bfloat16 weights",
+    "quantization_config": "gxpo trains adapters on float32 or bfloat16 weights, or over NF4: set learner.base=nf4",
     "tools": "an environment of gxpo", "rollout_func": "an environment of gxpo",
     "environment_factory": "an environment of gxpo",
     "reward_processing_classes": "tokenizers of reward models, which are judges in gxpo (teacher.models)",
@@ -427,8 +427,9 @@ MODEL_ARGUMENTS = frozenset({
 })  # fmt: skip
 LOADING = {
     "trust_remote_code": "gxpo runs no code of a model: it needs a type that transformers knows",
-    "quantization_config": "gxpo trains adapters on float32 or bfloat16 weights",
+    "quantization_config": "gxpo trains adapters on float32 or bfloat16 weights, or over NF4: set learner.base=nf4",
     "revision": "a revision of the hub: download it and name its directory",
+    "load_in_4bit": "gxpo trains adapters on float32 or bfloat16 weights, or over NF4: set learner.base=nf4",
     "load_in_8bit": "gxpo trains adapters on float32 or bfloat16 weights",
 }
 STEPS = {

@@ -65,6 +65,7 @@ def training_of(resolved: Resolved, context: int | None) -> Training:
         states=s.learner.states,
         optimiser_states=numbers,
         lora_rank=s.learner.lora_rank,
+        base=s.learner.base,
         recompute=s.learner.recompute,
         has_reference="reference_logprob" in method.needs,
         is_flat=is_flat,
@@ -77,6 +78,8 @@ def device_plan(shape: ModelShape, resolved: Resolved, t: Training, gpu: str) ->
 
     t  the run's memory settings, from `training_of(resolved, context)`
     """
+    if t.base and shape.experts:
+        raise ConfigError(f"learner.base={t.base} stores linear layers, and experts are not: leave it out")
     device = gpu_of(gpu)
     limit = SHARE * device.memory
     peaks = {"update": memory.update(shape, t), "sampling": memory.sampling(shape, t)}
@@ -109,9 +112,9 @@ def _advice(shape: ModelShape, t: Training, name: str, gpu: Gpu, limit: float, r
     if _fits(shape, t, limit):
         return lines
     # the fewest changes first, and of as many those that cost least
-    levers = [lever for lever in LEVERS if lever.is_possible(t, gpu, resolved)]
+    levers = [lever for lever in LEVERS if lever.is_possible(t, gpu, resolved, has_experts=bool(shape.experts))]
     for number in range(1, len(levers) + 1):
-        for chosen in filter(_are_compatible, combinations(levers, number)):
+        for chosen in (x for x in combinations(levers, number) if _are_compatible(x, t)):
             for changed in _settings(t, list(chosen)):
                 if _fits(shape, changed, limit):
                     keys = " and ".join(lever.text(changed, shape) for lever in chosen)
@@ -144,7 +147,7 @@ class Lever:
     field: str
     key: str
 
-    def is_possible(self, t: Training, gpu: Gpu, resolved: Resolved) -> bool:
+    def is_possible(self, t: Training, gpu: Gpu, resolved: Resolved, *, has_experts: bool = False) -> bool:
         """Return True if the setting can be changed in this run."""
         s = resolved.settings
         is_full = not t.lora_rank
@@ -156,6 +159,7 @@ class Lever:
             "dtype": can_be_16,
             "states": is_full and gpu.has_bfloat16 and t.states == "float32" and s.learner.optimiser == "adamw",
             "lora_rank": is_full and s.cluster.backend != "verl",
+            "base": not t.base and not has_experts and t.dtype != "float64" and s.cluster.backend == "local",
         }[self.field]
 
     def values(self, t: Training) -> Iterator[Training]:
@@ -171,7 +175,7 @@ class Lever:
         elif self.field == "states":  # stochastic rounding needs 16-bit parameters
             yield replace(t, states="bfloat16", dtype="bfloat16")
         else:
-            value = {"recompute": True, "dtype": "bfloat16", "lora_rank": RANK}[self.field]
+            value = {"recompute": True, "dtype": "bfloat16", "lora_rank": RANK, "base": "nf4"}[self.field]
             yield replace(t, **{self.field: value})
 
     def text(self, t: Training, shape: ModelShape) -> str:
@@ -190,12 +194,16 @@ LEVERS = (  # by what they cost: speed, then precision, then what is trained
     Lever("dtype", "learner.dtype"),
     Lever("states", "learner.states"),
     Lever("lora_rank", "learner.lora_rank"),
+    Lever("base", "learner.base"),
 )
 
 
-def _are_compatible(levers: Sequence[Lever]) -> bool:
-    """Return False for 16-bit states of adapters, which are float32, and for states beside a dtype that they imply."""
+def _are_compatible(levers: Sequence[Lever], t: Training) -> bool:
+    """Return False for 16-bit states of adapters, which are float32, for states beside a dtype that they imply, and for
+    4-bit weights without adapters."""
     fields = {lever.field for lever in levers}
+    if "base" in fields and not (t.lora_rank or "lora_rank" in fields):
+        return False
     return not ("states" in fields and fields & {"dtype", "lora_rank"})
 
 
@@ -219,10 +227,11 @@ def device_text(plan: dict[str, Any], source: str | None = None, *, is_assumed: 
     mixture = f", {model['experts']} experts, {model['active_experts']} of them active" if model["experts"] else ""
     prompts = f"prompts of {t['prompt']:,} tokens{' (assumed: --context)' if is_assumed else ''}"
     adapters = f", adapters of rank {t['lora_rank']}" if t["lora_rank"] else ""
+    storage = f"{t['base']} beside {t['dtype']}" if t["base"] else t["dtype"]
     lines = [
         (
             "model",
-            f"{model['parameters'] / 1e9:.3g} billion parameters in {t['dtype']}{adapters}, {model['layers']} layers "
+            f"{model['parameters'] / 1e9:.3g} billion parameters in {storage}{adapters}, {model['layers']} layers "
             f"of {model['hidden']:,}, {model['vocabulary']:,} ids{mixture}{f' (sizes of {source})' if source else ''}",
         ),
         ("device", f"{plan['gpu']}: {_gb(plan['memory_of_the_gpu'])} GB, {_gb(plan['limit'])} of them for the run"),

@@ -4,7 +4,8 @@ Formulas are for models that transformers runs, as on every GPU, with dense or n
 hidden, A = heads x head_dim, K = kv_heads x head_dim, I intermediate, L layers, V vocabulary, b bytes of a number.
 
 parameters    b N; with LoRA 4 bytes of each adapter parameter besides; a frozen reference, where a method needs one and
-              no adapter can be taken off, b N
+              no adapter can be taken off, b N. In NF4 a weight of a linear layer takes 1/2 byte, its block of 64 one
+              byte more (the scale), and 256 blocks four (the scale of scales)
 gradients     4 bytes of each trained parameter; b under states=bfloat16. A pass over 16-bit parameters holds 2 more,
               which fill up as its activations are freed: only what exceeds these is counted
 optimiser     states of 4 bytes (2 under states=bfloat16) of each trained parameter, and 4 for a copy of a 16-bit one
@@ -29,6 +30,7 @@ LOGITS_AT_ONCE = 2**23  # of the learner: held in their own dtype, with two copi
 PREFILL_TOKENS = 2**14  # prompt tokens of an engine's forward pass
 KEEP_UNTIL = 7 / 8  # share of a batch's samples at which the others are removed, by a copy of the caches
 MODULES = 7  # linear maps of a layer: four of attention, three of an MLP
+NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # bytes of a weight
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ GPUS = {
 class Training:
     """Settings and sizes that decide the memory of a process.
 
-    dtype, states, recompute, lora_rank   as `learner.*`;   optimiser_states: numbers that it keeps of a parameter
+    dtype, states, recompute, lora_rank, base   as `learner.*`;   optimiser_states: numbers that it keeps of a parameter
     has_reference   a frozen policy is held beside the trained one
     microbatch, row   tokens that go through the model together, and those of its longest row
     samples, prompts  decoded together, and the prompts that they share
@@ -75,6 +77,7 @@ class Training:
     states: str = "float32"
     optimiser_states: int = 2
     lora_rank: int = 0
+    base: str | None = None
     recompute: bool = False
     has_reference: bool = False
     is_flat: bool = False
@@ -101,10 +104,27 @@ def adapter_parameters(shape: ModelShape, rank: int) -> int:
     return rank * shape.layers * sides
 
 
+def linear_parameters(shape: ModelShape) -> int:
+    """Parameters of the linear layers that NF4 stores: all but the head, of a model without experts.
+
+    >>> from gxpo.models.shape import KNOWN
+    >>> linear_parameters(KNOWN["smollm2-135m"]) == 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
+    True
+    """
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    return shape.layers * shape.hidden * (2 * query + 2 * key + 3 * shape.intermediate)
+
+
+def weight_in_use(shape: ModelShape, t: Training) -> float:
+    """Bytes of the largest matrix of a layer in NF4, which is there in b bytes while it is multiplied."""
+    return float(t.width * shape.hidden * shape.intermediate) if t.base else 0.0
+
+
 def states(shape: ModelShape, t: Training) -> dict[str, float]:
     """Return the bytes that a process holds between steps: parameters, adapters, reference, optimiser."""
     trained = adapter_parameters(shape, t.lora_rank) if t.lora_rank else shape.parameters
-    parts: dict[str, float] = {"parameters": t.width * shape.parameters}
+    quantised = linear_parameters(shape) if t.base else 0
+    parts: dict[str, float] = {"parameters": t.width * (shape.parameters - quantised) + NF4 * quantised}
     if t.lora_rank:
         parts["adapters"] = 4 * trained
     elif t.has_reference:
@@ -170,7 +190,7 @@ def update(shape: ModelShape, t: Training) -> dict[str, float]:
     # then come layers, recomputed or not, while the gradient of a tied head waits for that of the embedding
     by_token = t.width * (3 if is_full else 2) * shape.intermediate + 4 * 3 * shape.hidden
     by_token += saved - t.width * shape.hidden if t.recompute else 0
-    second = float(t.microbatch * by_token)
+    second = float(t.microbatch * by_token) + weight_in_use(shape, t)
     waiting = t.width * shape.vocabulary * shape.hidden if is_full and shape.has_tied_head else 0
     is_first = first + first_logits >= second + waiting
     parts = states(shape, t) | {
@@ -204,6 +224,7 @@ def sampling(shape: ModelShape, t: Training) -> dict[str, float]:
     drawing_bytes = t.samples * shape.vocabulary * (2 * t.width if t.width >= 4 else t.width + 8)
     prefill = min(PREFILL_TOKENS, t.prompts * t.prompt)
     layer = prefill * t.width * (3 * shape.intermediate + 4 * shape.hidden + 4 * shape.heads * shape.head_dim)
+    layer += weight_in_use(shape, t)
     # a prefill comes before the samples' own caches are there
     parts["drawing"] = float(max(drawing_bytes, layer - caches - parts["caches moved"]))
     return parts

@@ -20,6 +20,7 @@ from gxpo.forest.grouped import dense
 from gxpo.learning.optimiser import Optimiser, local
 from gxpo.learning.packing import MicroBatch
 from gxpo.learning.parameter_checks import fingerprint
+from gxpo.models import nf4
 from gxpo.parts.definition import show
 from gxpo.parts.functions import place_of
 from gxpo.parts.protocols import LossFunction, StepInfo, StepRunner
@@ -127,6 +128,7 @@ class InProcess:
     `stored`, the number of stored tokens), and the named outputs of one of them, live (`_live`).
     """
 
+    model: Any
     optimiser: Optimiser
     tokens_per_microbatch: int
     lockstep = False  # True if every process must make equally many passes: parameters are sharded over them
@@ -281,14 +283,23 @@ class InProcess:
         return {name: x.cpu() for name, x in self.optimiser.tensors().items()}
 
     def meta(self) -> dict[str, Any]:
-        """State of a checkpoint besides its tensors, as JSON."""
-        return {"steps": self.optimiser.steps}
+        """State of a checkpoint besides its tensors, as JSON; of a base in NF4, which no checkpoint holds, the checksum
+        of its codes and scales."""
+        base = nf4.tensors_of(self.model)
+        return {"steps": self.optimiser.steps, **({"base_fingerprint": fingerprint(base)} if base else {})}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Load a checkpoint's state from what `tensors` and `meta` returned."""
         steps = meta.get("steps")
         if not isinstance(steps, int) or steps < 0:
             raise CheckpointError(f"the learner's part of the checkpoint has steps {steps!r}; it must be a number >= 0")
+        # 4-bit weights are made anew from the model's files; another version may round another way
+        recorded = meta.get("base_fingerprint")
+        if recorded is not None and recorded != (number := fingerprint(nf4.tensors_of(self.model))):
+            raise CheckpointError(
+                f"the model's 4-bit weights have fingerprint {number}, and the checkpoint's adapters were trained over "
+                f"{recorded}: take the model's files and the bitsandbytes of the run (config.yaml names its version)"
+            )
         self.optimiser.load_tensors(tensors, steps)
 
     def checksum(self) -> dict[str, int]:

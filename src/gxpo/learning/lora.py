@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from gxpo.base.errors import ConfigError, ModelError, need
+from gxpo.learning.parameter_checks import refuse_float16
+from gxpo.models import nf4
 
 ALONE = "main"  # the policy of a run that has one
 DEFAULT = "default"  # its adapter, by the name that peft gives it
@@ -38,6 +40,8 @@ def with_lora(model: Any, settings: LoraSettings, base: str | None = None, adapt
     base      base model to note in saved adapters: a directory or an id on the hub
     adapters  their names; the first is active. Each has random numbers of its own
     """
+    refuse_float16(model.parameters())
+    nf4.quiet()
     peft: Any = need("peft", "train")
     config = peft.LoraConfig(
         r=settings.rank,

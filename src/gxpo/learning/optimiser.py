@@ -23,6 +23,7 @@ from gxpo.learning.optimiser_kinds import (
     norm_in,
     states_of,
 )
+from gxpo.learning.parameter_checks import refuse_float16
 
 SHAPES = ("constant", "cosine", "linear")
 
@@ -89,6 +90,8 @@ class Optimiser:
     ) -> None:
         if not parameter_by_name:
             raise ModelError("the model has no trainable parameters: every one has requires_grad=False")
+        if lr > 0:
+            refuse_float16(parameter_by_name.values())
         # sorted by name: the order of the states in a checkpoint must not depend on the model's
         self.parameter_by_name = dict(sorted(parameter_by_name.items()))
         self.lr, self.schedule, self.max_grad_norm = lr, schedule or Schedule(), max_grad_norm

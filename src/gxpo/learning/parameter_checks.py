@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gxpo.base import runtime
+from gxpo.base.errors import ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 COLUMNS = 1 << 14  # words of a row of the sum: few enough for a processor's cache
+FLOAT16 = (
+    "float16 needs a scale of the loss, which gxpo does not have: set learner.dtype=bfloat16, or float32 on a device "
+    "without it (a T4); a model object: model.bfloat16() or model.float()"
+)
 FACTOR = 6364136223846793005  # between rows, modulo 2^64; 5 modulo 8, so that no two rows have the same power
 ODD, OTHER = -7046029254386353131, -4658895280553007687  # multipliers of splitmix64, as signed numbers
 
@@ -128,6 +133,13 @@ def _factors(device: torch.device) -> Tensor:
     z = (z ^ (z >> 30)) * OTHER
     z = (z ^ (z >> 27)) * ODD
     return (z ^ (z >> 31)) | 1
+
+
+def refuse_float16(parameters: Iterable[Tensor]) -> None:
+    """Raise `ModelError` for parameters in float16 that a gradient would pass: its least number is 6e-8, below which
+    gradients become 0 without a loss scale, and gxpo has none."""
+    if any(p.dtype == torch.float16 for p in parameters):
+        raise ModelError(FLOAT16)
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gxpo.base import yamltext
 from gxpo.base.errors import ModelError, need
 from gxpo.models.cache import cache_directory, put
 
@@ -96,6 +97,11 @@ def merged_directory(path: Path, kind_of: Callable[[Any], Any]) -> Path:
     base = base_of(path)
     if is_adapter(base):
         raise ModelError(f"{path}: the base {base} is an adapter itself: merge that first")
+    if (storage := _base_storage(path)) is not None:
+        raise ModelError(
+            f"{path}: its adapter was trained over {base} in {storage}, and merged into the weights in its files it "
+            "would be another policy: gxpo export RUN DIR, without --adapter, writes the merged model"
+        )
     # the cache is keyed by the adapter's content and the base's files, so that a changed base is merged anew
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(base.iterdir())]
     digest = hashlib.sha256(json.dumps([str(base.resolve()), files]).encode())
@@ -103,6 +109,13 @@ def merged_directory(path: Path, kind_of: Callable[[Any], Any]) -> Path:
         digest.update((path / name).read_bytes() if (path / name).is_file() else b"-")
     target = cache_directory() / "merged" / digest.hexdigest()[:24]
     return target if target.is_dir() else put(target, lambda place: _merge(path, base, place, kind_of))
+
+
+def _base_storage(path: Path) -> str | None:
+    """`learner.base` of the run that exported an adapter, from the configuration beside it; None: as in the files."""
+    file = path / "gxpo.yaml"
+    settings = yamltext.load(file.read_text(encoding="utf-8"), str(file)) if file.is_file() else {}
+    return settings.get("learner.base")
 
 
 def _merge(path: Path, base: Path, place: Path, kind_of: Callable[[Any], Any]) -> None:

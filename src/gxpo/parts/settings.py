@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 Positive = Annotated[int, Field(ge=1)]
 Products = Literal["auto", "native", "float32"]
@@ -181,6 +182,23 @@ class LearnerSettings(_Section):
         "pass on CPU); auto: on CUDA as measured, see docs/scale.md",
     )
     lora_rank: Annotated[int, Field(ge=0)] = Field(default=0, description="rank of LoRA; 0 trains every parameter")
+    base: Literal["nf4"] | None = Field(
+        default=None,
+        description="storage of the frozen linear layers under LoRA; nf4: 4 bits (QLoRA), computed with in "
+        "learner.dtype; null: learner.dtype",
+    )
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _without_float16(cls, dtype: Any) -> Any:
+        if dtype in ("float16", "fp16", "half"):
+            raise PydanticCustomError(
+                "float16",
+                "float16 needs a scale of the loss, which gxpo does not have: set bfloat16, or float32 on a device "
+                "without it, as a t4",
+            )
+        return dtype
+
     lora_alpha: Annotated[float, Field(gt=0)] = Field(default=16.0, description="scale of LoRA: alpha / rank")
     lora_targets: str | list[str] = Field(default="all-linear", description="modules that get LoRA adapters")
 

@@ -33,6 +33,13 @@ def model_card(resolved: config.Resolved, run: Path, step: int, *, adapter: bool
     trained_part = (
         "LoRA adapter" if adapter else "LoRA, merged" if settings.learner.lora_rank else "every parameter trained"
     )
+    if settings.learner.base is not None:  # the numbers under the adapter are others than the model's own
+        trained_part += (
+            f" trained over linear layers in {settings.learner.base} (double quantisation, bitsandbytes): load it over "
+            "those"
+            if adapter
+            else f" into what its linear layers in {settings.learner.base} compute with"
+        )
     model, task = _display_name(settings.model, run), _display_name(settings.task, run)
     parts = [
         _header(settings.model, adapter=adapter),

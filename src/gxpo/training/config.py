@@ -41,7 +41,7 @@ from gxpo.training.task_player import with_player
 
 _INSTEAD = {"reward": "scoring.weights", "scoring.weights": "reward"}  # one reward, or several: never both
 _OTHER = ("method", "compat", "versions")
-_RECORDED = ("torch", "transformers", "numpy", "gxpo")
+_RECORDED = ("torch", "transformers", "numpy", "bitsandbytes", "gxpo")
 DATA = (".jsonl", ".json", ".csv", ".parquet")
 # What other trainers (TRL, verl) call our keys.
 ELSEWHERE = {

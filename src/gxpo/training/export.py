@@ -14,6 +14,7 @@ from torch import Tensor
 from gxpo.base.errors import CheckpointError, ConfigError, GxpoError, ModelError
 from gxpo.learning.lora import ALONE, LoraSettings, merge_adapters, parameters_of_policy, trained_policies, with_lora
 from gxpo.learning.torch import VALUE_HEAD
+from gxpo.models import nf4
 from gxpo.models.chat.render import source
 from gxpo.models.chat.rendered import RENDERED
 from gxpo.models.processors import save_processor
@@ -158,7 +159,11 @@ def load_trained(
 ) -> tuple[Any, Any]:
     """Load a separate model with these parameters (LoRA: merged in at least float32, or, `adapter`, as peft's), and its
     tokenizer. Nothing of a live trainer is touched."""
-    loaded = models.load(settings.model, task=settings.task, dtype=settings.learner.dtype)
+    base = settings.learner.base
+    # An adapter is the same whatever its base is stored in.
+    loaded = models.load(
+        settings.model, task=settings.task, dtype=settings.learner.dtype, base=None if adapter else base
+    )
     # The template that the policy was trained with has to go with it.
     if settings.chat.template not in ("auto", "none", RENDERED):
         loaded.tokenizer.chat_template = source(loaded.tokenizer, settings.chat.template)
@@ -168,6 +173,8 @@ def load_trained(
     if adapter and dtype is None:  # adapters are float32 beside a bfloat16 base too
         kind = full
     model: Any = loaded.model
+    if base is not None and not adapter:  # merged into the numbers that it was trained over, not into the model's own
+        model = nf4.as_dense(model, getattr(torch, settings.learner.dtype))
     lora = lora_settings(settings)
     if lora is None:
         _load_parameters(model, parameters, full)

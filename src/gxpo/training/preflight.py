@@ -90,6 +90,7 @@ def check_settings(s: RunSettings, method: Method) -> None:
     check_ratios(method)
     check_rendered(s)
     check_optimiser(s, method)
+    check_base(s)
     check_cluster(s, method)
     check_externals(s, method)
     check_players(s, method)
@@ -137,6 +138,23 @@ def check_optimiser(s: RunSettings, method: Method) -> None:
         raise ConfigError(f"learner.optimiser=muon moves whole hidden matrices, and not {obstacle}: use another")
     if kind != "adamw" and s.learner.states != "float32":
         raise ConfigError(f"learner.optimiser={kind} holds float32 states: leave out learner.states={s.learner.states}")
+
+
+def check_base(s: RunSettings) -> None:
+    """Refuse 4-bit weights where they would be trained, sharded or sent to another program."""
+    if s.learner.base is None:
+        return
+    unfit = {
+        "learner.lora_rank=0, which trains every weight: set learner.lora_rank=16": not s.learner.lora_rank,
+        f"learner.dtype={s.learner.dtype}: set bfloat16 or float32": s.learner.dtype == "float64",
+        f"model {s.model}, which denoises: leave it out": pipelines.denoises(s.model),
+        f"cluster.backend={s.cluster.backend}: set cluster.backend=local": s.cluster.backend != "local",
+        f"sampling.engine={s.sampling.engine}, which is sent merged weights: set sampling.engine=torch": (
+            s.sampling.engine in ("vllm", "openai")
+        ),
+    }
+    for obstacle in (name for name, is_set in unfit.items() if is_set):
+        raise ConfigError(f"learner.base={s.learner.base} can't have {obstacle}")
 
 
 def check_rendered(s: RunSettings) -> None:

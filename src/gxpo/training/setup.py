@@ -69,6 +69,7 @@ def engine_of(
         model=s.model,
         architecture=type(causal).__name__,
         dtype=s.learner.dtype,
+        base=s.learner.base,
         device=device,
         policies=len(learner.policies),
         processes=runtime.world(),
@@ -257,7 +258,15 @@ def _load(s: RunSettings, device: str, notify: Notify) -> models.Loaded:
             f"warm-up of the tiny model (once, then cached): step {check.step}, loss {check.loss:.2f}{accuracy_text}"
         )
 
-    return models.load(s.model, task=s.task, device=device, dtype=s.learner.dtype, progress=warming, notify=notify)
+    return models.load(
+        s.model,
+        task=s.task,
+        device=device,
+        dtype=s.learner.dtype,
+        base=s.learner.base,
+        progress=warming,
+        notify=notify,
+    )
 
 
 def _text_policy(resolved: Resolved, notify: Notify) -> Policy:

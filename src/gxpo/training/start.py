@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gxpo.base.errors import CheckpointError
 from gxpo.learning.torch import VALUE_HEAD
+from gxpo.models import nf4
 from gxpo.parts.definition import Stated, stage_of
 from gxpo.parts.protocols import WritesFiles
 from gxpo.parts.settings import RUN_KEYS
@@ -100,6 +101,12 @@ def start_from(learner: Any, path: str | Path) -> None:
 
     A value head is taken over where both have one, and stays as it is or behind where one has none.
     """
+    keys = config.read(config_of(run_of(Path(path))))
+    # over other numbers the same adapters are another policy
+    base, is_nf4 = getattr(keys.get("learner.base"), "value", None), bool(nf4.layers_of(learner.model))
+    if (base == "nf4") != is_nf4:
+        remedy = "leave learner.base out" if base is None else f"set learner.base={base}"
+        raise CheckpointError(f"init_from {path}: its adapters were trained over learner.base={base}: {remedy}")
     parameters = parameters_of(Path(path))
     heads = {name: x for name, x in learner.snapshot().items() if name.startswith(VALUE_HEAD)}
     parameters = {name: parameters[name] for name in parameters if name in heads or not name.startswith(VALUE_HEAD)}

@@ -36,6 +36,7 @@ class Run:
     processes     number of processes of torch.distributed
     sees          True if the model reads pictures
     own_pictures  name of gxpo's own processor of pictures; None: one of transformers
+    base          storage of the weights under adapters (`learner.base`); None: as `dtype`
     """
 
     model: str
@@ -47,6 +48,7 @@ class Run:
     sampling: Sampling
     sees: bool = False
     own_pictures: str | None = None
+    base: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,9 @@ def is_builtin_model(model: str) -> bool:
 
 
 def policies_reason(run: Run) -> str | None:
-    """Reason why only an engine in this process can sample (several policies); None if there is none."""
+    """Reason why only an engine in this process can sample (several policies, 4-bit weights); None if there is none."""
+    if run.base is not None:
+        return f"other engines are sent merged weights, and learner.base={run.base} has them in 4 bits"
     return f"the run has {run.policies} policies, adapters of one model" if run.policies > 1 else None
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gxpo.base.errors import ModelError, did_you_mean, need
+from gxpo.base.errors import GxpoError, ModelError, did_you_mean, need
 from gxpo.learning.parameter_checks import first_not_finite
-from gxpo.models import peft_directory, smollm2
+from gxpo.models import nf4, peft_directory, smollm2
 from gxpo.models.decoder.vision import READ, install
 from gxpo.models.masked import SUFFIX
 from gxpo.models.processors import NearestProcessor, ids_around, load_processor, rows_of
@@ -67,6 +67,7 @@ def load(
     task: str,
     device: str = "cpu",
     dtype: str = "float32",
+    base: str | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: Callable[[Check], None] | None = None,
     notify: Callable[[str], None] = lambda line: None,
@@ -85,10 +86,10 @@ def load(
     otherwise    a directory that transformers loads, or an id on the hub; a PEFT directory with only an adapter is
                  merged with its base, which must be on this machine (`gxpo.models.peft_directory`)
 
-    `dtype` is one of float32, bfloat16, float16, float64. Code that comes with a model is never run. Raises
-    `ModelError` for files that are missing or can't be used, for weights that are missing (transformers would draw
-    them at random) and for values that are not finite. Weights that the model has no place for are skipped with a
-    warning.
+    `dtype` is one of float32, bfloat16, float16, float64; `base` None, or "nf4" for linear layers in 4 bits
+    (`gxpo.models.nf4`). Code that comes with a model is never run. Raises `ModelError` for files that are missing or
+    can't be used, for weights that are missing (transformers would draw them at random) and for values that are not
+    finite. Weights that the model has no place for are skipped with a warning.
     """
     import torch
 
@@ -96,8 +97,10 @@ def load(
         raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}{did_you_mean(dtype, DTYPES)}")
     if (warm_start_task := warm_task(name, task)) is not None:
         path = warm_start(warm_start_task, cache=cache, progress=progress)
-        loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
+        loaded = Loaded(*_from_pretrained(str(path), dtype, base, device), name=name, path=path)
     elif name in COLD:
+        if base is not None:
+            raise ModelError(f"learner.base={base}: {name} is read from no files: take a directory or another model")
         # A task without a warm-up trains the default architecture.
         recipe = WARMUPS.get(task, Recipe())
         recipe = replace(recipe, sees=recipe.sees or name == COLD[1], masked=recipe.masked or name == COLD[2])
@@ -105,7 +108,7 @@ def load(
         loaded = Loaded(model, tokenizer_of(recipe), name, None)
     elif name == smollm2.NAME:
         path = smollm2.smollm2(cache, notify)
-        loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
+        loaded = Loaded(*_from_pretrained(str(path), dtype, base, device), name=name, path=path)
     elif name.startswith(TINY):
         raise _no_such_tiny(name)
     elif is_path(name):
@@ -113,9 +116,9 @@ def load(
         path = Path(name).expanduser()
         check_directory(path)
         path = peft_directory.merged_directory(path, _model_class)
-        loaded = Loaded(*_from_pretrained(str(path), dtype), name=name, path=path)
+        loaded = Loaded(*_from_pretrained(str(path), dtype, base, device), name=name, path=path)
     else:
-        loaded = Loaded(*_from_pretrained(name, dtype), name=name, path=None)
+        loaded = Loaded(*_from_pretrained(name, dtype, base, device), name=name, path=None)
     _set_pad_token(name, loaded.tokenizer)
     _remove_dropout(loaded.model)
     try:
@@ -337,8 +340,11 @@ def check_directory(path: Path) -> None:
         raise ModelError(f"{path}: no tokenizer (none of {', '.join(TOKENIZER_FILES)})")
 
 
-def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
-    """Load model and tokenizer by transformers, with pictures installed for a model that gxpo can show them."""
+def _from_pretrained(name: str, dtype: str, base: str | None = None, device: str = "cpu") -> tuple[Any, Any]:
+    """Load model and tokenizer by transformers, with pictures installed for a model that gxpo can show them.
+
+    base  as of `load`; a quantised model is put on `device`, others are moved later
+    """
     import torch
 
     # By its own defaults transformers draws weights that are missing at random; the loading info shows them.
@@ -346,17 +352,26 @@ def _from_pretrained(name: str, dtype: str) -> tuple[Any, Any]:
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         sees = config.model_type in READ
+        if base is not None and sees:
+            raise ModelError(f"model {name!r}: learner.base={base} has not been tried on models that see: leave it out")
+        if base is None and nf4.quantised_by(config) == "bitsandbytes":
+            raise ModelError(f"model {name!r}: its files are quantised (bitsandbytes): {nf4.UNQUANTISED}")
         model, loading_info = _model_class(config).from_pretrained(
             name,
+            **({} if base is None else nf4.loading(config, name, dtype, device)),
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # listed in `loading_info`, and refused by `_check_weights`
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except GxpoError:
+        raise
     except Exception as error:  # transformers, safetensors, tokenizers and the hub raise some twenty types here
         raise ModelError(f"model {name!r} can't be loaded: {_one_line(error)}") from error
     _check_weights(name, model, loading_info)
+    if base is not None:
+        nf4.settle(model, name)
     if not sees and getattr(config, "vision_config", None) is not None:
         warnings.warn(
             f"model {name!r}: {type(model).__name__} is trained on texts alone: gxpo knows pictures of "
